@@ -1,0 +1,110 @@
+"""kvtier: offloading the KV cache of large language models through tiers of memory and storage.
+
+Everything public is here; the modules behind it are not part of the interface.
+"""
+
+from kvtier_sdk.blocking import run_blocking
+from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.config import RunnerOptions, TierConfig, TierURL
+from kvtier_sdk.contract import (
+    CONTRACT_VERSION,
+    ChunkTierManager,
+    EvictionPolicy,
+    SecondaryTierManager,
+    TierContext,
+)
+from kvtier_sdk.errors import (
+    BackendError,
+    BackendLoadError,
+    ChunkNotFoundError,
+    ConfigError,
+    CorruptChunkError,
+    DuplicateBackendError,
+    KVTierError,
+    MissingExtraError,
+    ReplayError,
+    TierAuthError,
+    TierCapacityError,
+    TierContractError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+    UnknownBackendError,
+    map_exceptions,
+)
+from kvtier_sdk.memory import MemoryTier, MemoryTierConfig
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.registry import BackendInfo, available_backends, load_backend, load_policy
+from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.types import (
+    Capability,
+    Entry,
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadKey,
+    RequestContext,
+    Transfer,
+    Usage,
+    make_offload_key,
+    split_offload_key,
+)
+from kvtier_sdk.units import Bytes, BytesOrShare, Flag, Seconds, Share, format_bytes
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "BackendError",
+    "BackendInfo",
+    "BackendLoadError",
+    "Bytes",
+    "BytesOrShare",
+    "Capability",
+    "ChunkNotFoundError",
+    "ChunkTierManager",
+    "Clock",
+    "ConfigError",
+    "CorruptChunkError",
+    "DuplicateBackendError",
+    "Entry",
+    "EvictionPolicy",
+    "Flag",
+    "KVTierError",
+    "Locality",
+    "LookupResult",
+    "Medium",
+    "MemoryTier",
+    "MemoryTierConfig",
+    "MissingExtraError",
+    "Namespace",
+    "OffloadKey",
+    "ReplayError",
+    "RequestContext",
+    "RunnerOptions",
+    "SecondaryTierManager",
+    "Seconds",
+    "Share",
+    "SystemClock",
+    "TierAuthError",
+    "TierCapacityError",
+    "TierConfig",
+    "TierContext",
+    "TierContractError",
+    "TierError",
+    "TierSpec",
+    "TierTimeoutError",
+    "TierURL",
+    "TierUnavailableError",
+    "Transfer",
+    "UnknownBackendError",
+    "Usage",
+    "available_backends",
+    "format_bytes",
+    "load_backend",
+    "load_policy",
+    "make_offload_key",
+    "map_exceptions",
+    "run_blocking",
+    "split_offload_key",
+]

@@ -1,0 +1,204 @@
+"""Strict options: what a tier is configured with, as a dictionary or as a URL."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.units import Bytes, Seconds
+
+
+class StrictModel(BaseModel):
+    """Options in which a misspelt name is an error. Build one with :func:`validate_options`.
+
+    A quantity's option is written with its unit (``capacity: "4GiB"``), its attribute names the
+    unit: declare ``capacity_bytes: Bytes = Field(alias="capacity")``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def option_names(cls) -> list[str]:
+        """The names under which options are given, in the order of their declaration."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class TierURL:
+    """A tier's URL, taken apart: ``scheme://username:password@host:port/path?options``.
+
+    Attributes:
+        scheme: names the backend.
+        host: or ``None``.
+        port: or ``None``.
+        username: percent-decoded, or ``None``.
+        password: percent-decoded, or ``None``.
+        path: percent-decoded; begins with ``/`` where there is a host.
+        options: the query; every value is text.
+    """
+
+    scheme: str
+    host: str | None
+    port: int | None
+    username: str | None
+    password: str | None
+    path: str
+    options: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Take a URL apart.
+
+        Args:
+            url: for example ``file:///data/kv?capacity=1GiB``.
+
+        Returns:
+            Its parts.
+
+        Raises:
+            ConfigError: there is no scheme, the port is no number, or an option is given twice.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"tier URL {url!r}: {error}") from None
+        scheme = url.partition(":")[0] if ":" in url else ""
+        if not scheme or not parts.scheme:
+            raise ConfigError(
+                f"tier URL {url!r} names no backend; write for example "
+                "'file:///data/kv' or 'memory:'"
+            )
+        options: dict[str, str] = {}
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if name in options:
+                raise ConfigError(f"tier URL {url!r}: option {name!r} is given twice")
+            options[name] = value
+        return cls(
+            scheme=scheme,
+            host=parts.hostname,
+            port=port,
+            username=unquote(parts.username) if parts.username is not None else None,
+            password=unquote(parts.password) if parts.password is not None else None,
+            path=unquote(parts.path),
+            options=options,
+        )
+
+
+class TierConfig(StrictModel):
+    """The base of every backend's options."""
+
+    @classmethod
+    def options_from_url(cls, url: TierURL) -> dict[str, Any]:
+        """Turn a URL's parts into options of this model.
+
+        The default takes the query and refuses a host or a path; a backend that gives them a
+        meaning overrides it.
+
+        Args:
+            url: the parts.
+
+        Returns:
+            Options, not yet validated.
+
+        Raises:
+            ConfigError: a part has no meaning for this backend.
+        """
+        if url.host or url.path.strip("/"):
+            raise ConfigError(
+                f"{url.scheme}: takes no host and no path; write '{url.scheme}:?option=value'"
+            )
+        return dict(url.options)
+
+
+class RunnerOptions(StrictModel):
+    """Options that every tier has, whatever its backend: how its runner treats it.
+
+    Attributes:
+        lookup_deadline_s: a lookup that takes longer is a miss.
+        load_deadline_s: a load that takes longer, queueing included, has failed.
+        store_deadline_s: a store that takes longer, queueing included, has failed.
+        retries: how often a retryable failure is tried again, inside the deadline.
+        retry_delay_s: mean pause before the first retry; it doubles, and is jittered.
+        concurrency: calls of ``load`` and ``store`` that run at once.
+        max_batch_bytes: payload that one call carries at most (one chunk at the least).
+        max_queue_bytes: payload that may be under way in each direction; stores beyond it are
+            dropped, loads are misses.
+    """
+
+    lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
+    load_deadline_s: Seconds = Field(5.0, alias="load_deadline")
+    store_deadline_s: Seconds = Field(30.0, alias="store_deadline")
+    retries: int = Field(2, ge=0, le=100)
+    retry_delay_s: Seconds = Field(0.02, alias="retry_delay")
+    concurrency: int = Field(8, ge=1, le=1024)
+    max_batch_bytes: Bytes = Field(8 * 2**20, alias="max_batch", gt=0)
+    max_queue_bytes: Bytes = Field(256 * 2**20, alias="max_queue", gt=0)
+
+
+Model = TypeVar("Model", bound=StrictModel)
+
+
+def validate_options(
+    model: type[Model],
+    options: Mapping[str, Any],
+    *,
+    where: str,
+    also_known: Iterable[str] = (),
+) -> Model:
+    """Build a model from options, or say what is wrong with them.
+
+    Args:
+        model: the class to build.
+        options: option name to value.
+        where: the path of these options, with which each complaint begins.
+        also_known: names that are allowed beside the model's own, to be suggested too.
+
+    Returns:
+        The validated model.
+
+    Raises:
+        ConfigError: one line a fault: an unknown name with the closest known one, a missing
+            option, a value of the wrong kind.
+    """
+    try:
+        return model.model_validate(dict(options))
+    except ValidationError as error:
+        known = [*model.option_names(), *also_known]
+        complaints = [_complaint(dict(fault), where, known) for fault in error.errors()]
+        raise ConfigError("\n".join(complaints)) from None
+
+
+def _complaint(fault: Mapping[str, Any], where: str, known: list[str]) -> str:
+    path = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"{where}: unknown option {path!r}; {nearest(path, known, 'allowed')}"
+    if fault["type"] == "missing":
+        return f"{where}: option {path!r} is missing"
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if fault["type"] == "value_error":
+        return f"{where}: option {path!r}: {message}"
+    return f"{where}: option {path!r} is {fault['input']!r} but should be {message}"
+
+
+def nearest(word: str, known: Iterable[str], label: str) -> str:
+    """Finish a complaint about an unknown word: what is known, and the closest of it.
+
+    Args:
+        word: what was written.
+        known: what could have been written.
+        label: what to call the known ones: "allowed", "installed".
+
+    Returns:
+        For example ``did you mean 'capacity'? allowed: capacity, root``.
+    """
+    names = sorted(known)
+    listing = f"{label}: {', '.join(names) if names else 'none'}"
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {close[0]!r}? {listing}" if close else listing

@@ -1,0 +1,115 @@
+"""The integrity header that every chunk travels with.
+
+Layout, little-endian, 64 bytes::
+
+    offset  length  field
+    0       4       magic, b"KVTC"
+    4       2       format version
+    6       2       flags, 0
+    8       8       header length: 64, or 64 padded with zeros to the tier's alignment
+    16      8       payload length, before padding
+    24      16      binding: xxh3-128 of the namespace's fingerprint and the key
+    40      16      payload digest: xxh3-128
+    56      8       header check: xxh3-64 of the 56 bytes before it
+
+The binding tells a chunk that was stored under another key or by another model, the digest one
+that was damaged. xxh3 is not cryptographic: the header guards against faults, not against an
+adversary who can write to the store.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
+
+from kvtier_sdk.errors import CorruptChunkError
+from kvtier_sdk.types import OffloadKey
+
+FRAME_VERSION = 1
+_MAGIC = b"KVTC"
+_FIELDS = struct.Struct("<4sHHQQ16s16s")
+_CHECK = struct.Struct("<Q")
+_HEADER_BYTES = _FIELDS.size + _CHECK.size
+
+
+def header_bytes(alignment: int) -> int:
+    """Length in bytes of a header in a tier of this alignment.
+
+    Args:
+        alignment: in bytes, a power of two.
+
+    Returns:
+        64, rounded up to ``alignment``.
+    """
+    return round_up(_HEADER_BYTES, alignment)
+
+
+def round_up(size_bytes: int, alignment: int) -> int:
+    """The least multiple of ``alignment`` that is not below ``size_bytes``."""
+    return -(-size_bytes // alignment) * alignment
+
+
+class Frame:
+    """Fills and checks the headers of one tier's chunks. Stateless; callable from any thread.
+
+    Args:
+        fingerprint: the namespace's.
+        chunk_bytes: length of a payload; what lies behind it in a padded view is not looked at.
+        verify: ``False`` switches digests off, for measurements and tests only.
+    """
+
+    def __init__(self, fingerprint: str, chunk_bytes: int, *, verify: bool = True) -> None:
+        self._fingerprint = fingerprint.encode()
+        self._chunk_bytes = chunk_bytes
+        self._verify = verify
+
+    def seal(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
+        """Write the header that fits a payload.
+
+        Args:
+            key: the chunk's name.
+            header: where to write, at least 64 bytes; the rest is zeroed.
+            payload: ``chunk_bytes`` of content, possibly padded.
+        """
+        digest = xxh3_128_digest(payload[: self._chunk_bytes]) if self._verify else bytes(16)
+        fields = _FIELDS.pack(
+            _MAGIC, FRAME_VERSION, 0, len(header), self._chunk_bytes, self._binding(key), digest
+        )
+        header[:_HEADER_BYTES] = fields + _CHECK.pack(xxh3_64_intdigest(fields))
+        header[_HEADER_BYTES:] = bytes(len(header) - _HEADER_BYTES)
+
+    def check(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
+        """Compare what was read with its header.
+
+        Args:
+            key: the chunk that was asked for.
+            header: as read.
+            payload: as read, ``chunk_bytes`` of content, possibly padded.
+
+        Raises:
+            CorruptChunkError: they do not belong together; the message says in what.
+        """
+        if not self._verify:
+            return
+        fields = bytes(header[: _FIELDS.size])
+        (check,) = _CHECK.unpack(header[_FIELDS.size : _HEADER_BYTES])
+        magic, version, _, length, chunk_bytes, binding, digest = _FIELDS.unpack(fields)
+        if magic != _MAGIC:
+            raise CorruptChunkError("no kvtier header where one should be")
+        if check != xxh3_64_intdigest(fields):
+            raise CorruptChunkError("the header is damaged")
+        if version != FRAME_VERSION:
+            raise CorruptChunkError(f"format version {version}; this release reads {FRAME_VERSION}")
+        if length != len(header):
+            raise CorruptChunkError(f"header of {length} bytes; expected {len(header)}")
+        if chunk_bytes != self._chunk_bytes:
+            raise CorruptChunkError(f"payload of {chunk_bytes} bytes; expected {self._chunk_bytes}")
+        if binding != self._binding(key):
+            raise CorruptChunkError("the chunk belongs to another key or namespace")
+        if digest != xxh3_128_digest(payload[: self._chunk_bytes]):
+            raise CorruptChunkError("the payload does not match its digest")
+
+    def _binding(self, key: OffloadKey) -> bytes:
+        # The fingerprint has a fixed length, so that no two pairs join to the same bytes.
+        return xxh3_128_digest(self._fingerprint + key)

@@ -1,0 +1,61 @@
+"""The namespace: everything that must match for stored bytes to be reusable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvtier_sdk.frame import FRAME_VERSION
+
+_FINGERPRINT_HEX = 32
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One fingerprint of all that decides whether a chunk's bytes can be reused.
+
+    Attributes:
+        facts: name to value: engine, model and revision, dtype, KV layout, parallelism, tokens
+            per block and per chunk, groups, hash algorithm and seed. Plain JSON values. The
+            format version of the frame is added by itself.
+    """
+
+    facts: Mapping[str, object]
+
+    @cached_property
+    def manifest(self) -> dict[str, object]:
+        """The facts, as a tier writes them beside its chunks for people to read."""
+        return {**self.facts, "frame_version": FRAME_VERSION}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits: SHA-256 of the manifest as canonical JSON, cut to 128 bits."""
+        canonical = json.dumps(self.manifest, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:_FINGERPRINT_HEX]
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def manifest_json(self) -> str:
+        """The text of a ``manifest.json``: the facts and their fingerprint, a line each."""
+        document = {"fingerprint": self.fingerprint, "facts": self.manifest}
+        return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+    def differences(self, facts: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+        """Compare with the facts of another manifest: why is nothing hit?
+
+        Args:
+            facts: the ``facts`` of a manifest that was read back.
+
+        Returns:
+            Name to (ours, theirs), only where they differ; an absent one is ``None``.
+        """
+        ours = json.loads(json.dumps(self.manifest))
+        return {
+            name: (ours.get(name), facts.get(name))
+            for name in sorted(ours.keys() | facts.keys())
+            if ours.get(name) != facts.get(name)
+        }

@@ -1,0 +1,172 @@
+"""Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+_BYTES = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)\s*")
+
+
+def _split(value: object, example: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a quantity; write for example {example}")
+    return float(match[1]), match[2]
+
+
+def parse_bytes(value: object) -> int:
+    """Read a size in bytes.
+
+    Args:
+        value: an ``int`` (bytes) or a string such as ``"64KiB"``, ``"4 GiB"``, ``"1.5GB"``. The
+            units KiB, MiB, GiB, TiB are powers of 1,024; KB, MB, GB, TB of 1,000.
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        ValueError: it is no size, is negative, or is not a whole number of bytes.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ValueError(f"{value} is negative; write for example '4GiB'")
+        return value
+    number, unit = _split(value, "'64KiB' or '4GiB'")
+    factor = _BYTES.get(unit.upper())
+    if factor is None:
+        raise ValueError(
+            f"{value!r}: unit {unit!r} is none of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+        )
+    size = number * factor
+    if size != int(size):
+        raise ValueError(f"{value!r} is not a whole number of bytes")
+    return int(size)
+
+
+def parse_seconds(value: object) -> float:
+    """Read a duration in seconds.
+
+    Args:
+        value: a number (seconds) or a string such as ``"250ms"``, ``"5s"``, ``"1h"``; the units
+            are us, ms, s, m, h, d.
+
+    Returns:
+        The duration in seconds.
+
+    Raises:
+        ValueError: it is no duration, is negative, or has no unit.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{value} is not a duration; write for example '250ms'")
+        return float(value)
+    number, unit = _split(value, "'250ms' or '5s'")
+    factor = _SECONDS.get(unit.lower())
+    if factor is None:
+        raise ValueError(f"{value!r}: unit {unit!r} is none of us, ms, s, m, h, d")
+    return number * factor
+
+
+def parse_share(value: object) -> float:
+    """Read a share of a whole.
+
+    Args:
+        value: a number from 0 to 1, or a string such as ``"5%"``.
+
+    Returns:
+        The share, from 0.0 to 1.0.
+
+    Raises:
+        ValueError: it is no share, or is outside 0 to 1.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        share = float(value)
+    else:
+        number, unit = _split(value, "'5%' or 0.05")
+        if unit not in ("", "%"):
+            raise ValueError(f"{value!r}: write a percentage such as '5%'")
+        share = number / 100 if unit else number
+    if not 0 <= share <= 1:
+        raise ValueError(f"{value!r} is outside 0% to 100%")
+    return share
+
+
+def parse_bytes_or_share(value: object) -> int | float:
+    """Read a size (``int``, bytes) or a share of a whole (``float``, 0.0 to 1.0): ``"5%"``.
+
+    Args:
+        value: as for :func:`parse_bytes`; a string that ends in ``%`` as for :func:`parse_share`.
+
+    Returns:
+        An ``int`` for a size, a ``float`` for a share.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, float) or (isinstance(value, str) and value.strip().endswith("%")):
+        return parse_share(value)
+    return parse_bytes(value)
+
+
+def parse_flag(value: object) -> bool:
+    """Read a yes or no, which in a URL's query is text.
+
+    Args:
+        value: a ``bool`` or one of ``true``, ``false``, ``yes``, ``no``, ``on``, ``off``, ``1``,
+            ``0`` in any case.
+
+    Returns:
+        The truth value.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text in ("true", "yes", "on", "1"):
+        return True
+    if text in ("false", "no", "off", "0"):
+        return False
+    raise ValueError(f"{value!r} is neither true nor false")
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Write a size for people: ``1536`` is ``"1.5 KiB"``.
+
+    Args:
+        size_bytes: the size.
+
+    Returns:
+        At most four digits and a unit.
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.4g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.4g} TiB"
+
+
+#: Annotations for the fields of a config model: the option is written with its unit, the
+#: attribute holds a number.
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+Share = Annotated[float, BeforeValidator(parse_share)]
+BytesOrShare = Annotated[Any, BeforeValidator(parse_bytes_or_share)]
+Flag = Annotated[bool, BeforeValidator(parse_flag)]
