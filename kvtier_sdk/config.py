@@ -62,7 +62,8 @@ class TierURL:
             Its parts.
 
         Raises:
-            ConfigError: there is no scheme, the port is no number, or an option is given twice.
+            ConfigError: there is no scheme, the port is no number, there is a fragment, or an
+                option is given twice.
         """
         try:
             parts = urlsplit(url)
@@ -75,6 +76,8 @@ class TierURL:
                 f"tier URL {url!r} names no backend; write for example "
                 "'file:///data/kv' or 'memory:'"
             )
+        if parts.fragment:
+            raise ConfigError(f"tier URL {url!r}: write '#' as %23")
         options: dict[str, str] = {}
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name in options:
@@ -182,6 +185,8 @@ def _complaint(fault: Mapping[str, Any], where: str, known: list[str]) -> str:
     if fault["type"] == "missing":
         return f"{where}: option {path!r} is missing"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not path:
+        return f"{where}: {message}"
     if fault["type"] == "value_error":
         return f"{where}: option {path!r}: {message}"
     return f"{where}: option {path!r} is {fault['input']!r} but should be {message}"

@@ -299,7 +299,13 @@ class EvictionPolicy(ABC):
 
     It is told of every readable chunk and of nothing else; a chunk that is being written is not
     its business yet.
+
+    Attributes:
+        uses_prefix: whether the policy wants ``parent`` and ``position``; where it does not,
+            the engine's thread is spared finding them out, and they are ``None`` and 0.
     """
+
+    uses_prefix: ClassVar[bool] = True
 
     @abstractmethod
     def on_insert(

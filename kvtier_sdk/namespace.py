@@ -13,7 +13,7 @@ from kvtier_sdk.frame import FRAME_VERSION
 _FINGERPRINT_HEX = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Namespace:
     """One fingerprint of all that decides whether a chunk's bytes can be reused.
 
@@ -33,8 +33,12 @@ class Namespace:
     @cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits: SHA-256 of the manifest as canonical JSON, cut to 128 bits."""
-        canonical = json.dumps(self.manifest, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:_FINGERPRINT_HEX]
+        return hashlib.sha256(_canonical(self.manifest).encode()).hexdigest()[:_FINGERPRINT_HEX]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Namespace):
+            return NotImplemented
+        return self.fingerprint == other.fingerprint
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -57,5 +61,11 @@ class Namespace:
         return {
             name: (ours.get(name), facts.get(name))
             for name in sorted(ours.keys() | facts.keys())
-            if ours.get(name) != facts.get(name)
+            if (name in ours) != (name in facts)
+            or _canonical(ours.get(name)) != _canonical(facts.get(name))
         }
+
+
+def _canonical(value: object) -> str:
+    # In Python 1, 1.0 and True are equal; in JSON, and so in a fingerprint, they are not.
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -19,15 +20,29 @@ _BYTES = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {
+    "us": Fraction(1, 10**6),
+    "ms": Fraction(1, 10**3),
+    "s": 1,
+    "m": 60,
+    "h": 3600,
+    "d": 86400,
+}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)\s*")
 
 
-def _split(value: object, example: str) -> tuple[float, str]:
+def _split(value: object, example: str) -> tuple[Fraction, str]:
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"{value!r} is not a quantity; write for example {example}")
-    return float(match[1]), match[2]
+    return Fraction(match[1]), match[2]
+
+
+def _to_float(number: Fraction | float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError("the number is too large") from None
 
 
 def parse_bytes(value: object) -> int:
@@ -75,12 +90,12 @@ def parse_seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{value} is not a duration; write for example '250ms'")
-        return float(value)
+        return _to_float(value)
     number, unit = _split(value, "'250ms' or '5s'")
     factor = _SECONDS.get(unit.lower())
     if factor is None:
         raise ValueError(f"{value!r}: unit {unit!r} is none of us, ms, s, m, h, d")
-    return number * factor
+    return _to_float(number * factor)
 
 
 def parse_share(value: object) -> float:
@@ -96,12 +111,12 @@ def parse_share(value: object) -> float:
         ValueError: it is no share, or is outside 0 to 1.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        share = float(value)
+        share = _to_float(value)
     else:
         number, unit = _split(value, "'5%' or 0.05")
         if unit not in ("", "%"):
             raise ValueError(f"{value!r}: write a percentage such as '5%'")
-        share = number / 100 if unit else number
+        share = _to_float(number / 100 if unit else number)
     if not 0 <= share <= 1:
         raise ValueError(f"{value!r} is outside 0% to 100%")
     return share

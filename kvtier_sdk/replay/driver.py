@@ -1,0 +1,279 @@
+"""The stand-in for an engine: plays requests through the manager, step by step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.config import TierURL
+from kvtier_sdk.errors import ReplayError
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.pool import HostPool
+from kvtier_sdk.replay.content import ChunkContent
+from kvtier_sdk.replay.report import ReplayReport, distribution
+from kvtier_sdk.replay.workload import ReplayRequest
+from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.tiering import TieringManager, open_manager
+from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
+
+# What a request waits for may need no report of a tier (another request's store): look again.
+_IDLE_WAIT_S = 0.01
+# A closed loop waits where an engine would go on, so nothing may give up before it is done.
+_PATIENT_S = 600.0
+_CONTENT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How a workload is played.
+
+    Attributes:
+        slots: of the host pool.
+        chunk_bytes: of a chunk.
+        tiers: URLs of the secondary tiers, in the order in which they are asked.
+        policy: name of the eviction policy.
+        concurrency: requests that overlap; 1 is the closed loop, which waits where an engine
+            would skip, so that nothing is dropped and the hit rate is exact.
+        verify: ``False`` switches digests off, for measurements and tests only.
+    """
+
+    slots: int = 2000
+    chunk_bytes: int = 64 * 1024
+    tiers: Sequence[str] = ()
+    policy: str = "lru"
+    concurrency: int = 1
+    verify: bool = True
+
+
+def replay(
+    workload: Sequence[ReplayRequest],
+    options: ReplayOptions,
+    *,
+    on_progress: Callable[[int], None] | None = None,
+    clock: Clock | None = None,
+) -> ReplayReport:
+    """Play a workload through the manager, moving real bytes.
+
+    Args:
+        workload: the requests, in order of arrival.
+        options: how.
+        on_progress: called with the number of requests that are done.
+        clock: time and tasks; the system's where absent.
+
+    Returns:
+        The figures.
+
+    Raises:
+        ReplayError: the geometry does not fit.
+        ConfigError: an option is wrong.
+        BackendError: a backend or the policy cannot be found or loaded.
+        TierError: a tier cannot be reached.
+    """
+    if options.concurrency < 1:
+        raise ReplayError(f"--concurrency {options.concurrency}: at least 1 request must run")
+    clock = clock or SystemClock()
+    closed = options.concurrency == 1
+    patience = dict.fromkeys(("lookup_deadline", "load_deadline", "store_deadline"), _PATIENT_S)
+    specs = [_spec(url, patience if closed else {}) for url in options.tiers]
+    namespace = Namespace(
+        {
+            "engine": "kvtier replay",
+            "content_version": _CONTENT_VERSION,
+            "chunk_bytes": options.chunk_bytes,
+        }
+    )
+    pool = HostPool(options.slots, options.chunk_bytes)
+    reported = threading.Event()
+    try:
+        with open_manager(
+            pool,
+            specs,
+            namespace,
+            policy=options.policy,
+            clock=clock,
+            verify=options.verify,
+            notify=reported.set,
+        ) as manager:
+            driver = _Driver(manager, pool, specs, closed=closed)
+            started_s = clock.now_s()
+            driver.play(workload, options.concurrency, reported, on_progress)
+            elapsed_s = clock.now_s() - started_s
+            return ReplayReport(
+                requests=len(workload),
+                chunks=sum(len(request.keys) for request in workload),
+                hit_chunks=driver.hit_chunks,
+                wrong_bytes=driver.wrong_bytes,
+                elapsed_s=elapsed_s,
+                scheduler_us=distribution(driver.us_per_chunk, driver.chunks),
+                tiers=manager.stats,
+            )
+    finally:
+        pool.close()
+
+
+def _spec(url: str, patience: Mapping[str, float]) -> TierSpec:
+    """A tier's spec; the closed loop's deadlines hold where the URL names none."""
+    named = TierURL.parse(url).options
+    return TierSpec.from_url(
+        url, **{name: value for name, value in patience.items() if name not in named}
+    )
+
+
+class _Driver:
+    """Plays requests; each is a generator that yields where its step ends."""
+
+    def __init__(
+        self, manager: TieringManager, pool: HostPool, specs: Sequence[TierSpec], *, closed: bool
+    ) -> None:
+        self._manager = manager
+        self._pool = pool
+        self._closed = closed
+        self._content = ChunkContent(pool.chunk_bytes)
+        # What one step may ask for without meeting a limit of the pool or of a queue.
+        queues = [spec.runner.max_queue_bytes // pool.chunk_bytes for spec in specs]
+        self._window = max(1, min([pool.slots // 2, *queues]))
+        # The ends of steps, charged to the request that finishes next.
+        self._step_meter = _Meter()
+        self.hit_chunks = 0
+        self.wrong_bytes = 0
+        self.us_per_chunk: list[float] = []
+        self.chunks: list[int] = []
+
+    def play(
+        self,
+        workload: Sequence[ReplayRequest],
+        concurrency: int,
+        reported: threading.Event,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        """Play all requests, ``concurrency`` at a time, and let the last stores finish."""
+        arrivals = iter(workload)
+        active: list[Iterator[bool]] = []
+        done = 0
+        quiet_steps = 0
+        while True:
+            while len(active) < concurrency:
+                request = next(arrivals, None)
+                if request is None:
+                    break
+                active.append(self._serve(request))
+            if not active and not self._manager.has_pending_work():
+                return
+            if reported.is_set():
+                reported.clear()
+                quiet_steps = 0
+            moved = False
+            for serving in list(active):
+                progressed = next(serving, None)
+                if progressed is None:
+                    active.remove(serving)
+                    done += 1
+                    if on_progress is not None:
+                        on_progress(done)
+                moved = moved or progressed is not False
+            with self._step_meter:
+                self._manager.on_schedule_end()
+            # What the end of a step has collected is seen in the next, so one is not enough.
+            quiet_steps = 0 if moved else quiet_steps + 1
+            if quiet_steps > 1:
+                reported.wait(_IDLE_WAIT_S)
+
+    def _serve(self, request: ReplayRequest) -> Iterator[bool]:
+        """One request. Yields at the end of each of its steps whether it got anywhere."""
+        context = RequestContext(request.request_id)
+        meter = _Meter()
+        with meter:
+            self._manager.on_new_request(context)
+        hits = 0
+        for window in self._windows(request.keys):
+            found = yield from self._find(window, context, meter)
+            self._load(window[:found], context, meter)
+            hits += found
+            if found < len(window):
+                break
+        self.hit_chunks += hits
+        for window in self._windows(request.keys[hits:]):
+            yield from self._store(window, context, meter)
+        with meter:
+            self._manager.on_request_finished(context)
+        if request.keys:
+            spent_ns = meter.take() + self._step_meter.take()
+            self.us_per_chunk.append(spent_ns / 1e3 / len(request.keys))
+            self.chunks.append(len(request.keys))
+
+    def _windows(self, keys: Sequence[OffloadKey]) -> Iterator[Sequence[OffloadKey]]:
+        step = self._window if self._closed else max(1, len(keys))
+        for start in range(0, len(keys), step):
+            yield keys[start : start + step]
+
+    def _find(
+        self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
+    ) -> Generator[bool, None, int]:
+        """Scan as vLLM's connector does, a step at a time, until nothing is pending."""
+        lookup = self._manager.lookup
+        while True:
+            hits = 0
+            pending = False
+            with meter:
+                for key in keys:
+                    result = lookup(key, context)
+                    if result is LookupResult.HIT:
+                        hits += 1
+                    elif result is LookupResult.MISS:
+                        break
+                    else:
+                        pending = True
+            if not pending:
+                return hits
+            yield False
+
+    def _load(self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter) -> None:
+        if not keys:
+            return
+        with meter:
+            spec = self._manager.prepare_load(keys, context)
+        for key, slot in zip(keys, spec.slots, strict=True):
+            self.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
+        with meter:
+            self._manager.complete_load(keys, context)
+
+    def _store(
+        self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
+    ) -> Iterator[bool]:
+        while True:
+            with meter:
+                output = self._manager.prepare_store(keys, context)
+            for key, slot in zip(output.keys_to_store, output.slots, strict=True):
+                self._content.write(key, self._pool.view(slot))
+            with meter:
+                self._manager.complete_store(output.keys_to_store, context)
+            yield True
+            if not self._closed:
+                return
+            while self._manager.has_pending_work():
+                yield False
+            if not output.rejected_keys:
+                return
+            keys = output.rejected_keys
+
+
+class _Meter:
+    """Adds up the calling thread's CPU time inside ``with`` blocks."""
+
+    def __init__(self) -> None:
+        self._total_ns = 0
+        self._started_ns = 0
+
+    def take(self) -> int:
+        """The nanoseconds since the last call."""
+        taken, self._total_ns = self._total_ns, 0
+        return taken
+
+    def __enter__(self) -> None:
+        self._started_ns = time.thread_time_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._total_ns += time.thread_time_ns() - self._started_ns

@@ -1,0 +1,105 @@
+"""What a replay found out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvtier_sdk.metrics import TierStats
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """The figures of one replay. A trace's blocks are chunks.
+
+    Attributes:
+        requests: played.
+        chunks: named by them.
+        hit_chunks: of these, those that did not have to be computed.
+        wrong_bytes: bytes that came back other than they were stored.
+        elapsed_s: wall time of the loop.
+        scheduler_us: the scheduler thread's CPU time per chunk, in microseconds: for each
+            request what its calls of the manager took, divided by its chunks.
+        tiers: the primary tier's figures, then each secondary tier's.
+    """
+
+    requests: int
+    chunks: int
+    hit_chunks: int
+    wrong_bytes: int
+    elapsed_s: float
+    scheduler_us: dict[str, float]
+    tiers: list[TierStats]
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit chunks as a share of all, 0.0 to 1.0."""
+        return self.hit_chunks / self.chunks if self.chunks else 0.0
+
+    @property
+    def dropped(self) -> int:
+        """Chunks that were not stored, or were found and not loaded, for want of room."""
+        return sum(sum(tier.dropped.values()) for tier in self.tiers)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Failed chunks by ``tier.operation.reason``."""
+        return {
+            f"{tier.name}.{reason}": count
+            for tier in self.tiers
+            for reason, count in sorted(tier.failures.items())
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain values; a chunk is called block, as in the traces' format."""
+        return {
+            "requests": self.requests,
+            "blocks": self.chunks,
+            "hit_blocks": self.hit_chunks,
+            "hit_rate": self.hit_rate,
+            "wrong_bytes": self.wrong_bytes,
+            "dropped": self.dropped,
+            "failures": self.failures,
+            "elapsed_s": self.elapsed_s,
+            "scheduler_us_per_block": self.scheduler_us,
+            "tiers": [
+                {
+                    "name": tier.name,
+                    "type": tier.backend,
+                    "hit_blocks": tier.hit_chunks,
+                    "stored_blocks": tier.stored_chunks,
+                    "loaded_blocks": tier.loaded_chunks,
+                    "evicted_blocks": tier.evicted_chunks,
+                    "bytes_stored": tier.stored_bytes,
+                    "bytes_loaded": tier.loaded_bytes,
+                    "store_s": tier.store_s,
+                    "load_s": tier.load_s,
+                    "failures": dict(tier.failures),
+                    "dropped": dict(tier.dropped),
+                    "errors": tier.errors,
+                }
+                for tier in self.tiers
+            ],
+        }
+
+
+def distribution(samples: list[float], weights: list[int]) -> dict[str, float]:
+    """Mean over all chunks, and percentiles over requests.
+
+    Args:
+        samples: time per chunk of each request.
+        weights: chunks of each request.
+
+    Returns:
+        ``mean``, ``p50``, ``p99``, ``max``; all 0 where there are no samples.
+    """
+    if not samples:
+        return dict.fromkeys(("mean", "p50", "p99", "max"), 0.0)
+    ordered = sorted(samples)
+    total = sum(sample * weight for sample, weight in zip(samples, weights, strict=True))
+    return {
+        "mean": total / sum(weights),
+        "p50": ordered[len(ordered) // 2],
+        "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
+        "max": ordered[-1],
+    }

@@ -1,0 +1,115 @@
+"""What is played: a block-hash trace, or a generated chat."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtier_sdk.errors import ReplayError
+from kvtier_sdk.types import OffloadKey, make_offload_key
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """One request of a workload.
+
+    Attributes:
+        request_id: unique in the workload.
+        keys: its chunks, in prefix order.
+    """
+
+    request_id: str
+    keys: tuple[OffloadKey, ...]
+
+
+def _key(*parts: object) -> OffloadKey:
+    return make_offload_key(hashlib.sha256(repr(parts).encode()).digest())
+
+
+def read_trace(path: Path) -> list[ReplayRequest]:
+    """Read a block-hash trace.
+
+    The format is the one published with Mooncake (FAST '25): a JSON object a line, whose
+    ``hash_ids`` name the blocks of the prompt, equal ids for equal prefixes. A block is a chunk
+    here; other fields are not needed.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The requests, in the order of their lines; empty lines are skipped.
+
+    Raises:
+        ReplayError: the file cannot be read, or a line is malformed; the message names it.
+    """
+    requests = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    requests.append(_parse_line(line, f"{path}, line {number}", number))
+    except OSError as error:
+        raise ReplayError(f"trace {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ReplayError(f"trace {path} is not UTF-8 text") from None
+    if not requests:
+        raise ReplayError(f"trace {path} holds no request")
+    return requests
+
+
+def _parse_line(line: str, where: str, number: int) -> ReplayRequest:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ReplayError(f"{where}: not JSON: {error}") from None
+    ids = record.get("hash_ids") if isinstance(record, dict) else None
+    if not isinstance(ids, list) or not all(type(block_id) is int for block_id in ids):
+        raise ReplayError(f"{where}: 'hash_ids' should be a list of integers")
+    return ReplayRequest(f"line-{number}", tuple(_key("trace", block_id) for block_id in ids))
+
+
+def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
+    """Generate multi-turn chats: a few shared system prompts, conversations that take turns.
+
+    Each turn's prompt is the whole conversation so far, so it shares all but its end with the
+    turn before.
+
+    Args:
+        requests: how many, at least 1.
+        seed: the same seed gives the same workload.
+
+    Returns:
+        The requests, in order of arrival.
+
+    Raises:
+        ReplayError: there are none to generate.
+    """
+    if requests < 1:
+        raise ReplayError(f"{requests} requests: a workload needs at least 1")
+    rng = random.Random(seed)
+    arrivals = _chat_turns(rng, seed)
+    return [ReplayRequest(f"chat-{n}", next(arrivals)) for n in range(requests)]
+
+
+def _chat_turns(rng: random.Random, seed: int) -> Iterator[tuple[OffloadKey, ...]]:
+    systems = [
+        [_key("system", seed, prompt, n) for n in range(rng.randint(4, 16))] for prompt in range(4)
+    ]
+    open_chats: list[tuple[int, list[OffloadKey], int]] = []
+    started = 0
+    while True:
+        if len(open_chats) < 8 or rng.random() < 0.2:
+            # A few prompts serve most conversations.
+            system = systems[min(int(rng.expovariate(1.0)), len(systems) - 1)]
+            open_chats.append((started, list(system), rng.randint(1, 10)))
+            started += 1
+        chat, keys, turns = open_chats.pop(rng.randrange(len(open_chats)))
+        for _ in range(rng.randint(1, 6)):
+            keys.append(_key("chat", seed, chat, len(keys)))
+        yield tuple(keys)
+        if turns > 1:
+            open_chats.append((chat, keys, turns - 1))

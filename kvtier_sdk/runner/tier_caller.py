@@ -1,0 +1,103 @@
+"""Calls into a tier, holding it to the contract."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from kvtier_sdk.contract import SecondaryTierManager
+from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.jobs import Operation
+from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
+
+T = TypeVar("T")
+E = TypeVar("E", bound=TierError)
+
+
+class TierCaller:
+    """Turns whatever a tier does into results of the right shape or a :class:`TierError`.
+
+    A tier that returns a wrong number of results cannot be believed about any of them: it is
+    quarantined, and every later call fails with the same message. An exception that is no
+    :class:`TierError` fails its call only.
+
+    Attributes:
+        quarantine: why no further call is made, once that is so.
+    """
+
+    def __init__(self, tier: SecondaryTierManager) -> None:
+        self._tier = tier
+        self._name = tier.context.name
+        self.quarantine: TierContractError | None = None
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        """As the tier's; raises only :class:`TierError`."""
+        return await self._batched(
+            Operation.LOOKUP.value, len(keys), lambda: self._tier.lookup(keys, request)
+        )
+
+    async def transfer(
+        self, operation: Operation, batch: Sequence[Transfer]
+    ) -> Sequence[TierError | None]:
+        """The tier's ``load`` or ``store``; an error of the whole batch becomes one for each."""
+        method = self._tier.load if operation is Operation.LOAD else self._tier.store
+        try:
+            results = await self._batched(operation.value, len(batch), lambda: method(batch))
+        except TierError as error:
+            return [error] * len(batch)
+        for result in results:
+            if result is not None:
+                self._sign(result, operation.value)
+        return results
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """As the tier's; raises only :class:`TierError`."""
+        await self._guarded("touch", lambda: self._tier.touch(keys))
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """As the tier's; raises only :class:`TierError`."""
+        await self._guarded("delete", lambda: self._tier.delete(keys))
+
+    async def _batched(
+        self, operation: str, count: int, call: Callable[[], Awaitable[Sequence[T]]]
+    ) -> Sequence[T]:
+        results = await self._guarded(operation, call)
+        try:
+            given = len(results)
+        except TypeError:
+            given = -1
+        if given != count:
+            what = f"{given} results" if given >= 0 else f"a {type(results).__name__}"
+            self.quarantine = self._sign(
+                TierContractError(
+                    f"returned {what} for a batch of {count}; the tier is not used any more"
+                ),
+                operation,
+            )
+            raise self.quarantine
+        return results
+
+    async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+        if self.quarantine is not None:
+            raise self.quarantine
+        try:
+            return await call()
+        except TierError as error:
+            raise self._sign(error, operation) from error.__cause__
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._sign(
+                TierContractError("raised CancelledError without being cancelled"), operation
+            ) from None
+        except Exception as error:
+            raise self._sign(
+                TierContractError(f"raised {type(error).__name__}: {error}"), operation
+            ) from error
+
+    def _sign(self, error: E, operation: str) -> E:
+        error.tier = self._name
+        error.operation = operation
+        return error

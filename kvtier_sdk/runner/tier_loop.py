@@ -1,0 +1,371 @@
+"""One tier's loop: takes jobs, calls the tier, and ends each job in exactly one result."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvtier_sdk.clock import Clock, TimerHandle
+from kvtier_sdk.contract import SecondaryTierManager, TierContext
+from kvtier_sdk.errors import ConfigError, CorruptChunkError, TierError
+from kvtier_sdk.frame import Frame, header_bytes, round_up
+from kvtier_sdk.jobs import (
+    ChunksRemoved,
+    IoEnded,
+    Job,
+    JobResult,
+    Operation,
+    Report,
+    Verdict,
+    verdict_of,
+)
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.headers import HeaderPool
+from kvtier_sdk.runner.tier_caller import TierCaller
+from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.types import Capability, Transfer
+
+#: The largest alignment that slots can offer: that of their rows.
+_MAX_ALIGNMENT = 4096
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """A job under way."""
+
+    job: Job
+    started_s: float
+    verdicts: list[Verdict]
+    # Batches whose verdicts are still to come, and the tasks that may touch slots right now.
+    open_batches: int
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    timer: TimerHandle | None = None
+    error: str | None = None
+    concluded: bool = False
+
+
+class TierLoop:
+    """Runs one tier on the event loop it is called on; knows nothing of threads.
+
+    Loads go before stores, and before other loads of a lower priority. At the deadline a job is
+    concluded at once; what it has running is cancelled, and ``IoEnded`` follows when that has
+    ended.
+
+    Args:
+        spec: the tier.
+        namespace: of its chunks.
+        memory: the slots.
+        clock: time and tasks.
+        report: takes each report, on this loop or, for removed chunks, on any thread.
+        verify: ``False`` switches digests off, for measurements and tests only.
+        rng: jitters the pauses before retries.
+    """
+
+    def __init__(
+        self,
+        spec: TierSpec,
+        *,
+        namespace: Namespace,
+        memory: SlotMemory,
+        clock: Clock,
+        report: Callable[[Report], None],
+        verify: bool = True,
+        rng: random.Random | None = None,
+    ) -> None:
+        alignment = spec.tier_class.alignment
+        if not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise ConfigError(
+                f"tier {spec.name!r}: alignment {alignment} is not a power of two up to "
+                f"{_MAX_ALIGNMENT}"
+            )
+        self._options = spec.runner
+        self._memory = memory
+        self._alignment = alignment
+        self._clock = clock
+        self._report = report
+        self._rng = rng or random.Random()
+        self._log = logging.getLogger(f"kvtier.tier.{spec.name}")
+        context = TierContext(
+            name=spec.name,
+            namespace=namespace,
+            chunk_bytes=memory.chunk_bytes,
+            header_bytes=header_bytes(alignment),
+            payload_bytes=round_up(memory.chunk_bytes, alignment),
+            clock=clock,
+            logger=self._log,
+            report_removed=lambda keys: report(ChunksRemoved(list(keys))),
+        )
+        self._tier: SecondaryTierManager = spec.tier_class(spec.config, context)
+        self._call = TierCaller(self._tier)
+        self._frame = Frame(namespace.fingerprint, memory.chunk_bytes, verify=verify)
+        self._headers = HeaderPool(context.header_bytes)
+        self._batch_chunks = max(1, self._options.max_batch_bytes // context.payload_bytes)
+        # (loads first, priority, arrival), the batch, its run.
+        self._queue: list[tuple[tuple[bool, int, int], range, _Run]] = []
+        self._arrivals = itertools.count()
+        self._running_transfers = 0
+        self._runs: set[_Run] = set()
+        self._progress = asyncio.Event()
+
+    async def open(self) -> None:
+        """Open the tier.
+
+        Raises:
+            ConfigError: a setting cannot work.
+            TierError: the store cannot be reached.
+        """
+        try:
+            await self._tier.open()
+        except ConfigError as error:
+            raise ConfigError(f"tier {self._tier.context.name!r}: {error}") from error
+        except TierError as error:
+            error.tier, error.operation = self._tier.context.name, "open"
+            raise
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Take jobs. Call it on the loop's thread."""
+        now_s = self._clock.now_s()
+        for job in jobs:
+            self._start(job, now_s)
+        self._fill()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Conclude what is queued as cancelled, and wait for what runs.
+
+        Args:
+            timeout_s: how long to wait before what runs is cancelled, and again after that.
+
+        Returns:
+            Whether everything has ended; if not, some I/O hangs.
+        """
+        for _, batch, run in self._queue:
+            run.open_batches -= 1
+            for index in batch:
+                run.verdicts[index] = Verdict.CANCELLED
+        self._queue.clear()
+        for run in list(self._runs):
+            if not run.tasks:
+                self._conclude(run)
+        if not await self._idle_within(timeout_s):
+            for run in list(self._runs):
+                self._conclude(run, Verdict.CANCELLED)
+            return await self._idle_within(timeout_s)
+        return True
+
+    async def close(self) -> None:
+        """Close the tier; drain first."""
+        await self._tier.close()
+
+    async def _idle_within(self, timeout_s: float) -> bool:
+        try:
+            async with self._clock.timeout(timeout_s):
+                while self._runs:
+                    self._progress.clear()
+                    await self._progress.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _start(self, job: Job, now_s: float) -> None:
+        moves = job.operation in (Operation.LOAD, Operation.STORE)
+        step = self._batch_chunks if moves else max(1, len(job.keys))
+        batches = [
+            range(start, min(start + step, len(job.keys)))
+            for start in range(0, len(job.keys), step)
+        ]
+        run = _Run(job, now_s, [Verdict.TIMEOUT] * len(job.keys), len(batches))
+        self._runs.add(run)
+        if not batches:
+            self._conclude(run)
+            return
+        run.timer = self._clock.call_at(job.deadline_s, self._expire, run)
+        for batch in batches:
+            if moves:
+                order = (job.operation is Operation.STORE, job.request.priority)
+                heapq.heappush(self._queue, ((*order, next(self._arrivals)), batch, run))
+            else:
+                self._spawn(run, batch)
+
+    def _fill(self) -> None:
+        """Start queued batches while there is room for them."""
+        while self._queue and self._running_transfers < self._options.concurrency:
+            _, batch, run = heapq.heappop(self._queue)
+            if not run.concluded:
+                self._running_transfers += 1
+                self._spawn(run, batch)
+
+    def _spawn(self, run: _Run, batch: range) -> None:
+        work = {
+            Operation.LOOKUP: self._lookup,
+            Operation.TOUCH: self._touch,
+            Operation.LOAD: self._transfer,
+            Operation.STORE: self._transfer,
+        }[run.job.operation]
+        task = self._clock.spawn(work(run, batch), name=f"{run.job.operation.value} job")
+        run.tasks.add(task)
+        task.add_done_callback(lambda task: self._ended(run, task))
+
+    def _ended(self, run: _Run, task: asyncio.Task[None]) -> None:
+        """A batch's task is over, however: no task dies unseen."""
+        run.tasks.discard(task)
+        if run.job.operation in (Operation.LOAD, Operation.STORE):
+            self._running_transfers -= 1
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            self._log.error("a batch failed inside the SDK", exc_info=failure)
+            self._conclude(run, Verdict.FAILED)
+        run.open_batches -= 1
+        if not run.concluded and run.open_batches == 0:
+            self._conclude(run)
+        elif run.concluded and not run.tasks and run in self._runs:
+            self._runs.discard(run)
+            self._report(IoEnded(run.job.job_id))
+        self._progress.set()
+        self._fill()
+
+    def _expire(self, run: _Run) -> None:
+        self._log.warning(
+            "%s of %d chunks was not done by its deadline",
+            run.job.operation.value,
+            len(run.verdicts),
+        )
+        self._conclude(run)
+
+    def _conclude(self, run: _Run, verdict: Verdict | None = None) -> None:
+        """Report the job's one result; with a verdict given, for every chunk that had none."""
+        if run.concluded:
+            return
+        run.concluded = True
+        if run.timer is not None:
+            run.timer.cancel()
+        if verdict is not None:
+            run.verdicts = [verdict if v is Verdict.TIMEOUT else v for v in run.verdicts]
+        for task in run.tasks:
+            task.cancel()
+        moved = 0
+        if run.job.operation in (Operation.LOAD, Operation.STORE):
+            moved = run.verdicts.count(Verdict.OK) * self._memory.chunk_bytes
+        released = not run.tasks
+        if released:
+            self._runs.discard(run)
+        if run.error is not None:
+            self._log.warning("%s", run.error)
+        self._report(
+            JobResult(
+                job_id=run.job.job_id,
+                verdicts=run.verdicts,
+                moved_bytes=moved,
+                duration_s=self._clock.now_s() - run.started_s,
+                error=run.error,
+                released=released,
+            )
+        )
+        self._progress.set()
+
+    def _settle(self, run: _Run, index: int, error: TierError | None) -> None:
+        """Note one chunk's verdict, unless the job was concluded meanwhile."""
+        if run.concluded:
+            return
+        run.verdicts[index] = verdict_of(error)
+        if error is not None and run.error is None:
+            run.error = str(error)
+
+    async def _lookup(self, run: _Run, batch: range) -> None:
+        attempt = 0
+        while True:
+            try:
+                found = await self._call.lookup(run.job.keys, run.job.request)
+            except TierError as error:
+                if error.retryable and await self._pause(run, attempt):
+                    attempt += 1
+                    continue
+                for index in batch:
+                    self._settle(run, index, error)
+                return
+            if not run.concluded:
+                run.verdicts = [Verdict.OK if there else Verdict.NOT_FOUND for there in found]
+            return
+
+    async def _touch(self, run: _Run, batch: range) -> None:
+        error: TierError | None = None
+        try:
+            await self._call.touch(run.job.keys)
+        except TierError as raised:
+            error = raised
+        for index in batch:
+            self._settle(run, index, error)
+
+    async def _transfer(self, run: _Run, batch: range) -> None:
+        """Move a batch, trying again what may succeed, and note each chunk's verdict."""
+        headers = self._headers.take(len(batch))
+        try:
+            pending = {
+                index: Transfer(
+                    run.job.keys[index],
+                    run.job.request,
+                    header,
+                    self._memory.padded_view(run.job.slots[index], self._alignment),
+                )
+                for index, header in zip(batch, headers, strict=True)
+            }
+            if run.job.operation is Operation.STORE:
+                for transfer in pending.values():
+                    self._frame.seal(transfer.key, transfer.header, transfer.payload)
+            attempt = 0
+            while True:
+                errors = await self._attempt(run.job.operation, pending)
+                again = {index for index, error in errors.items() if error and error.retryable}
+                if not again or not await self._pause(run, attempt):
+                    break
+                for index in errors.keys() - again:
+                    self._settle(run, index, errors[index])
+                pending = {index: pending[index] for index in sorted(again)}
+                attempt += 1
+            for index, error in errors.items():
+                self._settle(run, index, error)
+        finally:
+            self._headers.give_back(headers)
+
+    async def _attempt(
+        self, operation: Operation, pending: dict[int, Transfer]
+    ) -> dict[int, TierError | None]:
+        """Call the tier once and check what it brought."""
+        results = await self._call.transfer(operation, list(pending.values()))
+        errors = dict(zip(pending, results, strict=True))
+        if operation is Operation.STORE:
+            return errors
+        for index, error in errors.items():
+            if error is None:
+                transfer = pending[index]
+                try:
+                    self._frame.check(transfer.key, transfer.header, transfer.payload)
+                except CorruptChunkError as damage:
+                    damage.tier, damage.operation = self._tier.context.name, operation.value
+                    errors[index] = damage
+        damaged = [
+            pending[index].key
+            for index, error in errors.items()
+            if isinstance(error, CorruptChunkError)
+        ]
+        if damaged and Capability.DELETE in self._tier.capabilities:
+            try:
+                await self._call.delete(damaged)
+            except TierError as error:
+                self._log.warning("%s", error)
+        return errors
+
+    async def _pause(self, run: _Run, attempt: int) -> bool:
+        """Wait before a retry; false where there is none, by count or by deadline."""
+        if attempt >= self._options.retries or run.concluded:
+            return False
+        delay_s = self._options.retry_delay_s * 2**attempt * self._rng.uniform(0.5, 1.5)
+        if self._clock.now_s() + delay_s >= run.job.deadline_s:
+            return False
+        await self._clock.sleep(delay_s)
+        return True

@@ -1,0 +1,62 @@
+"""A runner without a thread: the test decides when the tier's loop moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvtier_sdk.clock import Clock
+from kvtier_sdk.jobs import Job, Report
+from kvtier_sdk.runner.tier_loop import TierLoop
+
+
+class InlineRunner:
+    """Runs a tier's loop on the caller's thread, for as long as :meth:`run_for` says.
+
+    Args:
+        make_loop: builds the tier's loop around the function that takes its reports.
+        clock: makes the event loop; a virtual one makes the run deterministic.
+    """
+
+    def __init__(
+        self, make_loop: Callable[[Callable[[Report], None]], TierLoop], clock: Clock
+    ) -> None:
+        self._clock = clock
+        self._reports: list[Report] = []
+        self._event_loop = clock.new_event_loop()
+        self._tier_loop = make_loop(self._reports.append)
+
+    def start(self) -> None:
+        """Open the tier."""
+        self._event_loop.run_until_complete(self._tier_loop.open())
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Hand over jobs; they move when the loop runs."""
+        self._event_loop.call_soon(self._tier_loop.submit, jobs)
+
+    def poll(self) -> Sequence[Report]:
+        """Take what has been reported since the last call."""
+        taken, self._reports[:] = list(self._reports), []
+        return taken
+
+    def run_for(self, duration_s: float) -> None:
+        """Let the tier's loop run.
+
+        Args:
+            duration_s: for how long; 0 runs what is ready now.
+        """
+        self._event_loop.run_until_complete(self._clock.sleep(duration_s))
+
+    def drain(self, timeout_s: float) -> bool:
+        """Cancel what is queued and wait for what runs; whether all of it ended in time."""
+        return self._event_loop.run_until_complete(self._tier_loop.drain(timeout_s))
+
+    def close(self, timeout_s: float) -> None:
+        """Drain, close the tier, and close the event loop."""
+        self.drain(timeout_s)
+        self._event_loop.run_until_complete(self._tier_loop.close())
+        # Whatever the tier left behind would be destroyed pending: let it go first.
+        for task in asyncio.all_tasks(self._event_loop):
+            task.cancel()
+        self._event_loop.run_until_complete(self._clock.sleep(0))
+        self._event_loop.close()

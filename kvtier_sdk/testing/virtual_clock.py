@@ -1,0 +1,66 @@
+"""A clock whose time passes only when everything waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from typing import Any
+
+from kvtier_sdk.clock import Clock
+
+# 2026-01-01, so that dates in a failing test look like dates.
+_WALL_START_S = 1_767_225_600.0
+
+
+class VirtualClock(Clock):
+    """Virtual time: a sleeping loop jumps to its next timer instead of waiting for it.
+
+    All loops that one clock makes share its time; run one at a time.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def wall_s(self) -> float:
+        return _WALL_START_S + self._now_s
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return _VirtualLoop(self)
+
+    def advance(self, delay_s: float) -> None:
+        """Let time pass while no loop runs.
+
+        Args:
+            delay_s: seconds, not negative.
+        """
+        self._now_s += delay_s
+
+
+class _VirtualSelector(selectors.SelectSelector):
+    """Never waits: a wait for a timer becomes a jump in time."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise RuntimeError("virtual time: every task waits for something that never comes")
+            self._clock.advance(max(0.0, timeout))
+        return ready
+
+
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(_VirtualSelector(clock))
+        self._clock = clock
+        # asyncio rounds timers to this resolution; virtual time needs no rounding.
+        self._clock_resolution: Any = 1e-9
+
+    def time(self) -> float:
+        return self._clock.now_s()

@@ -1,0 +1,39 @@
+"""The order of a request's chunks. Chain hashes hide the parent, so it is learnt from calls."""
+
+from __future__ import annotations
+
+from kvtier_sdk.types import OffloadKey
+
+_GROUP_BYTES = 4
+
+
+class Lineage:
+    """Parent and position of the chunks of one request, by the order in which they are named.
+
+    An engine looks a prefix up from its start, again each step, and stores it in order; the
+    chunk named before a new one is its parent. Each KV-cache group is a prefix of its own.
+    """
+
+    __slots__ = ("_known", "_latest")
+
+    def __init__(self) -> None:
+        self._known: dict[OffloadKey, tuple[OffloadKey | None, int]] = {}
+        self._latest: dict[bytes, OffloadKey] = {}
+
+    def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
+        """Take the next chunk that was named.
+
+        Args:
+            key: the chunk.
+
+        Returns:
+            Its parent, ``None`` for the first of its group, and its position, from 0.
+        """
+        group = key[-_GROUP_BYTES:]
+        place = self._known.get(key)
+        if place is None:
+            parent = self._latest.get(group)
+            place = (None, 0) if parent is None else (parent, self._known[parent][1] + 1)
+            self._known[key] = place
+        self._latest[group] = key
+        return place
