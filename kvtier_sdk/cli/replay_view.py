@@ -1,0 +1,88 @@
+"""How a replay shows on a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.replay import ReplayOptions, ReplayReport
+from kvtier_sdk.units import format_bytes
+
+
+@contextmanager
+def progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for as long as the block runs; yields what moves it."""
+    columns = (
+        TextColumn("replay"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("requests"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
+        task = bar.add_task("replay", total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def print_json(report: ReplayReport) -> None:
+    """One object on stdout."""
+    print(json.dumps(report.as_json()))
+
+
+def print_table(report: ReplayReport, options: ReplayOptions) -> None:
+    """The figures, and what there is to say about them."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{report.requests:,} requests, {report.chunks:,} chunks of "
+        f"{format_bytes(options.chunk_bytes)}, {report.elapsed_s:.1f} s"
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("tier")
+    for title in ("hits", "hit rate", "stored", "GB/s", "loaded", "GB/s", "evicted"):
+        table.add_column(title, justify="right")
+    for tier in report.tiers:
+        table.add_row(tier.name, *_row(tier, report.chunks))
+    table.add_row("all", f"{report.hit_chunks:,}", f"{report.hit_rate:.2%}")
+    console.print(table)
+    us = report.scheduler_us
+    console.print(
+        f"scheduler thread: {us['mean']:.1f} us CPU per chunk (mean); per request p50 "
+        f"{us['p50']:.1f}, p99 {us['p99']:.1f}, max {us['max']:.1f}"
+    )
+    for tier in report.tiers:
+        for reason, count in sorted(tier.failures.items()):
+            console.print(f"failed: {count:,} chunks, {tier.name} {reason}")
+        for reason, count in sorted(tier.dropped.items()):
+            console.print(f"dropped: {count:,} chunks, {tier.name} {reason}")
+        for error in tier.errors:
+            console.print(f"  {error}", markup=False)
+    if report.dropped and options.concurrency > 1:
+        console.print(
+            "Requests that overlap do not wait for room: a chunk that was dropped on its way "
+            "down is a miss the next time. --concurrency 1 waits, and drops nothing."
+        )
+    console.print(f"dropped: {report.dropped:,} chunks; wrong bytes: {report.wrong_bytes:,}")
+
+
+def _row(tier: TierStats, chunks: int) -> list[str]:
+    rate = tier.hit_chunks / chunks if chunks else 0.0
+    return [
+        f"{tier.hit_chunks:,}",
+        f"{rate:.2%}",
+        format_bytes(tier.stored_bytes),
+        _speed(tier.stored_bytes, tier.store_s),
+        format_bytes(tier.loaded_bytes),
+        _speed(tier.loaded_bytes, tier.load_s),
+        f"{tier.evicted_chunks:,}",
+    ]
+
+
+def _speed(size_bytes: int, duration_s: float) -> str:
+    return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"
