@@ -36,13 +36,13 @@ class _Threads:
 
     def submit(self, call: Callable[[], None]) -> None:
         with self._changed:
-            self._calls.append(call)
-            if self._idle < len(self._calls) and self._started < self._limit:
-                self._started += 1
-                name = f"kvtier-blocking-{self._started}"
+            if self._idle <= len(self._calls) and self._started < self._limit:
+                name = f"kvtier-blocking-{self._started + 1}"
+                # Where this raises, the call is not in the queue and never runs.
                 threading.Thread(target=self._work, name=name, daemon=True).start()
-            else:
-                self._changed.notify()
+                self._started += 1
+            self._calls.append(call)
+            self._changed.notify()
 
     def close(self) -> None:
         with self._changed:
@@ -106,7 +106,12 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     claim = threading.Lock()
 
     def deliver(result: T | None, error: BaseException | None) -> None:
-        if error is not None:
+        if isinstance(error, StopIteration):
+            # A future refuses it, and nobody would ever hear of the outcome.
+            stopped = RuntimeError("the blocking function raised StopIteration")
+            stopped.__cause__ = error
+            outcome.set_exception(stopped)
+        elif error is not None:
             outcome.set_exception(error)
         else:
             outcome.set_result(result)  # type: ignore[arg-type]  # T, where there is no error

@@ -49,7 +49,15 @@ class Clock(ABC):
         return asyncio.get_running_loop().call_later(delay_s, callback, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task on the running loop. The caller keeps it and looks at its outcome."""
+        """Start a task on the running loop. The caller keeps it and looks at its outcome.
+
+        Args:
+            coroutine: what the task runs.
+            name: the task's name, for logs and debuggers.
+
+        Returns:
+            The task.
+        """
         return asyncio.get_running_loop().create_task(coroutine, name=name)
 
     def timeout(self, delay_s: float) -> asyncio.Timeout:
@@ -78,6 +86,10 @@ class Clock(ABC):
         async def work() -> None:
             for index, call in pending:
                 results[index] = await call()
+                # A call may swallow its cancellation; no other is started after it.
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    return
 
         workers = [
             self.spawn(work(), name=f"fan-out {n}") for n in range(max(1, min(limit, len(calls))))

@@ -34,7 +34,7 @@ class MemoryTierConfig(TierConfig):
     Attributes:
         capacity_bytes: what it holds before the least recently used chunk goes; unlimited
             where absent.
-        latency_s: added to each call.
+        latency_s: added to each lookup, store and load.
         bandwidth_bytes: bytes a second that pass through it, both directions together;
             unlimited where absent.
     """
@@ -83,7 +83,7 @@ class MemoryTier(SecondaryTierManager):
         return [self._get(transfer) for transfer in batch]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        self._remove([key for key in keys if key in self._objects])
+        self._remove([key for key in dict.fromkeys(keys) if key in self._objects])
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         for key in keys:

@@ -71,7 +71,10 @@ class TierSpec:
         backend = entry.get("type")
         if backend == "kvtier" or backend is None:
             backend = entry.get("backend", backend)
-        url = TierURL.parse(entry["url"]) if "url" in entry else None
+        text = entry.get("url", "")
+        if not isinstance(text, str):
+            raise ConfigError(f"{where}: option 'url' is {text!r} but should be text")
+        url = TierURL.parse(text) if "url" in entry else None
         if backend in (None, "kvtier"):
             backend = url.scheme if url else None
         if not isinstance(backend, str):
@@ -80,6 +83,8 @@ class TierSpec:
         name = entry.get("name")
         if url is not None:
             own, common = _split_options(url.options)
+            if "name" in own and name is not None:
+                raise ConfigError(f"{where}: option 'name' is given in the URL and beside it")
             name = own.pop("name", name)
             parts = tier_class.config_model.options_from_url(replace(url, options=own))
             for key in (parts | common).keys() & options.keys():

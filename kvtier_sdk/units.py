@@ -20,7 +20,7 @@ _BYTES = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-_SECONDS = {
+_SECONDS: dict[str, int | Fraction] = {
     "us": Fraction(1, 10**6),
     "ms": Fraction(1, 10**3),
     "s": 1,

@@ -153,7 +153,6 @@ class _Driver:
         arrivals = iter(workload)
         active: list[Iterator[bool]] = []
         done = 0
-        quiet_steps = 0
         while True:
             while len(active) < concurrency:
                 request = next(arrivals, None)
@@ -162,9 +161,8 @@ class _Driver:
                 active.append(self._serve(request))
             if not active and not self._manager.has_pending_work():
                 return
-            if reported.is_set():
-                reported.clear()
-                quiet_steps = 0
+            # What is reported from here on ends the wait below, or makes it none.
+            reported.clear()
             moved = False
             for serving in list(active):
                 progressed = next(serving, None)
@@ -176,9 +174,7 @@ class _Driver:
                 moved = moved or progressed is not False
             with self._step_meter:
                 self._manager.on_schedule_end()
-            # What the end of a step has collected is seen in the next, so one is not enough.
-            quiet_steps = 0 if moved else quiet_steps + 1
-            if quiet_steps > 1:
+            if not moved:
                 reported.wait(_IDLE_WAIT_S)
 
     def _serve(self, request: ReplayRequest) -> Iterator[bool]:

@@ -123,13 +123,16 @@ class ThreadRunner:
 
     def _run(self, event_loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(event_loop)
-        opening = event_loop.create_task(self._open())
+        event_loop.call_soon(self._start_opening)
         try:
             event_loop.run_forever()
         finally:
-            opening.cancel()
             close_blocking_threads(event_loop)
             event_loop.close()
+
+    def _start_opening(self) -> None:
+        # Kept, since a loop holds its tasks weakly.
+        self._opening = self._clock.spawn(self._open(), name=f"open {self._name}")
 
     async def _open(self) -> None:
         try:

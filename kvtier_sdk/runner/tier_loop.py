@@ -230,7 +230,10 @@ class TierLoop:
         self._fill()
 
     def _expire(self, run: _Run) -> None:
-        self._log.warning(
+        # A late lookup is a miss like others, and counted; a load or a store is lost work.
+        level = logging.DEBUG if run.job.operation is Operation.LOOKUP else logging.WARNING
+        self._log.log(
+            level,
             "%s of %d chunks was not done by its deadline",
             run.job.operation.value,
             len(run.verdicts),

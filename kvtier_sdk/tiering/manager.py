@@ -419,6 +419,8 @@ class TieringManager:
 
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although no request is scheduled."""
+        if not self._collected:
+            self._collect()
         return any(port.jobs or port.waiting for port in self._ports)
 
     def take_events(self) -> list[OffloadingEvent]:

@@ -1,0 +1,8 @@
+"""kvtier-file: chunks as files in a directory, bounded, and safe to restart."""
+
+from kvtier_file.config import FileTierConfig
+from kvtier_file.tier import FileTier
+
+__version__ = "0.1.0"
+
+__all__ = ["FileTier", "FileTierConfig"]

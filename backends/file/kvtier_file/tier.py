@@ -1,0 +1,79 @@
+"""The file tier: each call one trip to a thread, for the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import ClassVar
+
+from kvtier_file.config import FileTierConfig
+from kvtier_file.objects import SHARDS
+from kvtier_file.store import ChunkStore
+from kvtier_sdk import (
+    Capability,
+    ConfigError,
+    Entry,
+    Medium,
+    OffloadKey,
+    RequestContext,
+    SecondaryTierManager,
+    TierContext,
+    TierError,
+    Transfer,
+    Usage,
+    format_bytes,
+    run_blocking,
+)
+
+
+class FileTier(SecondaryTierManager):
+    """Chunks as files below a directory, within a capacity, safe to restart.
+
+    One process at a time may use a root; it may be killed at any moment.
+    """
+
+    config_model = FileTierConfig
+    medium = Medium.STORAGE
+    capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    alignment: ClassVar[int] = 4096
+    contract_version: ClassVar[int] = 1
+    config: FileTierConfig
+
+    def __init__(self, config: FileTierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._store = ChunkStore(config, context)
+
+    async def open(self) -> None:
+        capacity_bytes = self.config.capacity_bytes
+        object_bytes = self.context.object_bytes
+        if capacity_bytes is not None and capacity_bytes < object_bytes:
+            raise ConfigError(
+                f"capacity {format_bytes(capacity_bytes)} is below one chunk with its header "
+                f"({format_bytes(object_bytes)})"
+            )
+        await run_blocking(self._store.open)
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        return await run_blocking(self._store.contains, keys)
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        return await run_blocking(self._store.store, batch)
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        return await run_blocking(self._store.load, batch)
+
+    async def close(self) -> None:
+        await run_blocking(self._store.close)
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        await run_blocking(self._store.delete, keys)
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        await run_blocking(self._store.touch, keys)
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        for shard in SHARDS:
+            for entry in await run_blocking(self._store.list_shard, shard):
+                yield entry
+
+    async def usage(self) -> Usage:
+        return await run_blocking(self._store.usage)

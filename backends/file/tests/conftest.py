@@ -1,0 +1,150 @@
+"""A file tier in a temporary directory, and transfers in page-aligned memory."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvtier_file import FileTier
+from kvtier_sdk import (
+    Namespace,
+    RequestContext,
+    SystemClock,
+    TierContext,
+    TierError,
+    TierSpec,
+    Transfer,
+)
+
+PAGE_BYTES = 4096
+
+
+def aligned_view(size_bytes: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, size_bytes))
+
+
+class Workbench:
+    """Opens tiers below one root and makes what is stored in them."""
+
+    request = RequestContext("r1")
+    facts: dict[str, object]
+
+    def __init__(self, root: Path, chunk_bytes: int = 100_000) -> None:
+        self.root = root
+        self.chunk_bytes = chunk_bytes
+        self.facts = {"model": "m", "dtype": "bf16"}
+        self.removed: list[bytes] = []
+        self.opened: list[FileTier] = []
+
+    @property
+    def payload_bytes(self) -> int:
+        return -(-self.chunk_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    @property
+    def object_bytes(self) -> int:
+        return PAGE_BYTES + self.payload_bytes
+
+    @property
+    def namespace(self) -> Namespace:
+        return Namespace(self.facts)
+
+    @property
+    def directory(self) -> Path:
+        return self.root / self.namespace.fingerprint
+
+    def make(self, **options: object) -> FileTier:
+        entry = {"type": "file", "root": str(self.root), "min_free": 0, **options}
+        context = TierContext(
+            name="file",
+            namespace=self.namespace,
+            chunk_bytes=self.chunk_bytes,
+            header_bytes=PAGE_BYTES,
+            payload_bytes=self.payload_bytes,
+            clock=SystemClock(),
+            logger=logging.getLogger("kvtier.tier.file"),
+            report_removed=self.removed.extend,
+        )
+        return FileTier(TierSpec.from_options(entry).config, context)
+
+    async def open(self, **options: object) -> FileTier:
+        tier = self.make(**options)
+        self.opened.append(tier)
+        await tier.open()
+        return tier
+
+    async def close(self) -> None:
+        while self.opened:
+            await self.opened.pop().close()
+
+    def empty(self, key: bytes) -> Transfer:
+        header, payload = aligned_view(PAGE_BYTES), aligned_view(self.payload_bytes)
+        return Transfer(key, self.request, header, payload)
+
+    def content(self, key: bytes, seed: int = 0) -> tuple[bytes, bytes]:
+        pattern = key + bytes([seed]) + bytes(range(251))
+        text = (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
+        return text[:PAGE_BYTES], text[PAGE_BYTES:]
+
+    def full(self, key: bytes, seed: int = 0) -> Transfer:
+        transfer = self.empty(key)
+        transfer.header[:], transfer.payload[:] = self.content(key, seed)
+        return transfer
+
+    def holds(self, transfer: Transfer, seed: int = 0) -> bool:
+        return (bytes(transfer.header), bytes(transfer.payload)) == self.content(transfer.key, seed)
+
+    async def put(self, tier: FileTier, *keys: bytes) -> Sequence[TierError | None]:
+        return await tier.store([self.full(key) for key in keys])
+
+    async def has(self, tier: FileTier, *keys: bytes) -> list[bool]:
+        return list(await tier.lookup(keys, self.request))
+
+    async def loads(self, tier: FileTier, *keys: bytes) -> bool:
+        batch = [self.empty(key) for key in keys]
+        verdicts = await tier.load(batch)
+        return verdicts == [None] * len(keys) and all(map(self.holds, batch))
+
+    def file(self, key: bytes) -> Path:
+        """Where the key's chunk lies; it must have been stored."""
+        (found,) = self.directory.glob(f"*/{key.hex()}.kv")
+        return found
+
+    def temporaries(self) -> list[str]:
+        return sorted(os.listdir(self.directory / "tmp"))
+
+    def stored_bytes(self) -> int:
+        return sum(found.stat().st_size for found in self.root.glob("*/??/*.kv"))
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Workbench]:
+    bench = Workbench(tmp_path / "kv")
+    yield bench
+    await bench.close()
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB in memory, for tests that need one to run full."""
+    at = tmp_path / "mounted"
+    at.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", bytes(at), b"tmpfs", 0, b"size=2m,mode=700") != 0:
+        pytest.skip(f"cannot mount: {os.strerror(ctypes.get_errno())}")
+    yield at
+    subprocess.run(["umount", "-l", at], check=True)
+
+
+@pytest.fixture
+async def small(mounted: Path) -> AsyncIterator[Workbench]:
+    """A bench on the small file system."""
+    bench = Workbench(mounted / "kv", chunk_bytes=31 * PAGE_BYTES)
+    yield bench
+    await bench.close()

@@ -1,0 +1,236 @@
+"""Capacity and min_free: what is evicted, what is refused, and that the limit holds."""
+
+import asyncio
+import errno
+import os
+import threading
+
+import pytest
+
+from kvtier_sdk import TierAuthError, TierCapacityError, Usage
+
+KEYS = [index.to_bytes(20, "big") for index in range(60)]
+
+
+async def test_the_least_recently_used_goes(bench):
+    tier = await bench.open(capacity=4 * bench.object_bytes)
+    await bench.put(tier, *KEYS[:4])
+    await tier.touch([KEYS[0], KEYS[10]])
+    assert await bench.loads(tier, KEYS[1])
+    await bench.put(tier, KEYS[2])
+    assert await bench.put(tier, KEYS[4]) == [None]
+    assert bench.removed == [KEYS[3]]
+    assert await bench.put(tier, KEYS[5], KEYS[6]) == [None, None]
+    assert bench.removed == [KEYS[3], KEYS[0], KEYS[1]]
+    assert await bench.has(tier, *KEYS[:7]) == [False, False, True, False, True, True, True]
+    assert await tier.usage() == Usage(4, 4 * bench.object_bytes, 4 * bench.object_bytes)
+    assert bench.stored_bytes() == 4 * bench.object_bytes
+
+
+async def test_a_batch_never_evicts_its_own(bench):
+    tier = await bench.open(capacity=3 * bench.object_bytes)
+    await bench.put(tier, *KEYS[50:53])
+    verdicts = await bench.put(tier, *KEYS[:5])
+    assert verdicts[:3] == [None] * 3
+    assert [type(verdict) for verdict in verdicts[3:]] == [TierCapacityError] * 2
+    assert not verdicts[3].retryable
+    assert bench.removed == KEYS[50:53]
+    assert await bench.loads(tier, *KEYS[:3])
+
+
+async def test_what_is_being_loaded_is_not_evicted(bench, monkeypatch):
+    tier = await bench.open(capacity=2 * bench.object_bytes)
+    await bench.put(tier, *KEYS[:2])
+    entered, leave = threading.Event(), threading.Event()
+    real = os.preadv
+
+    def waiting(*args):
+        entered.set()
+        assert leave.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(os, "preadv", waiting)
+    oldest = bench.empty(KEYS[0])
+    load = asyncio.create_task(tier.load([oldest]))
+    await asyncio.to_thread(entered.wait, 30)
+    assert await bench.put(tier, KEYS[2]) == [None]
+    assert bench.removed == [KEYS[1]]
+    both = asyncio.create_task(tier.load([bench.empty(KEYS[2])]))
+    # Wait until the second load has its chunk too: from then on there is nothing to evict.
+    while not isinstance((await bench.put(tier, KEYS[3]))[0], TierCapacityError):
+        await tier.delete([KEYS[3]])
+        await bench.put(tier, KEYS[2])
+    leave.set()
+    assert await load == [None]
+    assert bench.holds(oldest)
+    await both
+
+
+async def test_a_lower_capacity_is_met_at_open(bench):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:6])
+    await bench.close()
+    tier = await bench.open(capacity=2 * bench.object_bytes)
+    assert bench.removed == KEYS[:4]
+    assert await bench.has(tier, *KEYS[:6]) == [False] * 4 + [True] * 2
+    assert bench.stored_bytes() == 2 * bench.object_bytes
+
+
+async def test_other_namespaces_count_and_go_first(bench):
+    await bench.put(await bench.open(), *KEYS[:3])
+    await bench.close()
+    bench.facts = {"model": "m", "dtype": "fp8"}
+    other = bench.directory
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:2])
+    await bench.close()
+    bench.facts = {"model": "m", "dtype": "bf16"}
+    tier = await bench.open(capacity=5 * bench.object_bytes)
+    assert (await tier.usage()).chunks == 5
+    assert await bench.put(tier, *KEYS[3:5]) == [None, None]
+    assert list(other.glob("??/*.kv")) == []
+    assert bench.removed == []
+    assert await bench.has(tier, *KEYS[:5]) == [True] * 5
+    assert await bench.put(tier, KEYS[5]) == [None]
+    assert bench.removed == KEYS[:1]
+    assert bench.stored_bytes() == 5 * bench.object_bytes
+
+
+async def test_another_namespace_removed_by_hand_is_no_obstacle(bench):
+    await bench.put(await bench.open(), *KEYS[:3])
+    await bench.close()
+    other = bench.directory
+    bench.facts = {"model": "n"}
+    tier = await bench.open(capacity=3 * bench.object_bytes)
+    other.rename(bench.root.parent / "away")
+    assert await bench.put(tier, *KEYS[:3]) == [None] * 3
+    assert not other.exists()
+
+
+async def test_files_removed_by_hand_make_room(bench):
+    tier = await bench.open(capacity=2 * bench.object_bytes)
+    await bench.put(tier, *KEYS[:2])
+    bench.file(KEYS[1]).unlink()
+    assert await bench.has(tier, *KEYS[:2]) == [True, False]
+    assert bench.removed == [KEYS[1]]
+    assert await bench.put(tier, KEYS[2]) == [None]
+    assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
+
+
+async def test_a_chunk_put_there_by_somebody_else_is_found_and_counted(bench):
+    stranger = await bench.open()
+    tier = await bench.open(capacity=2 * bench.object_bytes)
+    await bench.put(stranger, *KEYS[:2])
+    assert await bench.loads(tier, KEYS[0])
+    assert await bench.put(tier, KEYS[1]) == [None]
+    assert (await tier.usage()).chunks == 2
+    assert await bench.put(tier, KEYS[2]) == [None]
+    assert await bench.has(tier, *KEYS[:3]) == [False, True, True]
+
+
+async def test_a_chunk_that_cannot_be_evicted_stops_one_store_only(bench, monkeypatch):
+    tier = await bench.open(capacity=2 * bench.object_bytes)
+    await bench.put(tier, *KEYS[:2])
+    stuck = bench.file(KEYS[0]).name
+    real = os.unlink
+
+    def unlink(path, **kwargs):
+        if path == stuck:
+            raise OSError(errno.EPERM, "immutable")
+        real(path, **kwargs)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    (verdict,) = await bench.put(tier, KEYS[2])
+    assert isinstance(verdict, TierAuthError)
+    assert await bench.put(tier, KEYS[2]) == [None]
+    assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
+    assert bench.stored_bytes() == 2 * bench.object_bytes
+
+
+async def test_replacing_a_damaged_chunk_keeps_the_count(bench):
+    tier = await bench.open(capacity=3 * bench.object_bytes)
+    await bench.put(tier, *KEYS[:2])
+    os.truncate(bench.file(KEYS[0]), 5)
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await tier.usage() == Usage(2, 2 * bench.object_bytes, 3 * bench.object_bytes)
+    assert await bench.loads(tier, *KEYS[:2])
+
+
+async def test_concurrent_batches_never_take_more_than_the_capacity(small):
+    """The file system itself is watched: its use is one number, so no scan can be overtaken."""
+    capacity = 6 * small.object_bytes
+    tier = await small.open(capacity=capacity)
+    status = os.statvfs(small.root)
+    base_blocks = status.f_blocks - status.f_bfree
+    # Directories and the manifest; less than one chunk.
+    slack = small.object_bytes // 2
+    most = 0
+    stop = threading.Event()
+
+    def watch():
+        nonlocal most
+        while not stop.is_set():
+            status = os.statvfs(small.root)
+            used = (status.f_blocks - status.f_bfree - base_blocks) * status.f_frsize
+            most = max(most, used)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for round_ in range(15):
+            start = 2 * round_
+            batches = [[KEYS[(start + 3 * n + m) % 60] for m in range(2)] for n in range(6)]
+            verdicts = await asyncio.gather(*(small.put(tier, *batch) for batch in batches))
+            flat = [verdict for batch in verdicts for verdict in batch]
+            assert all(verdict is None or type(verdict) is TierCapacityError for verdict in flat)
+            assert None in flat
+    finally:
+        stop.set()
+        watcher.join()
+    assert 5 * small.object_bytes < most <= capacity + slack
+    assert (await tier.usage()).used_bytes == small.stored_bytes() <= capacity
+
+
+async def test_min_free_is_left_alone(small):
+    tier = await small.open(min_free="512KiB")
+    for key in KEYS[:30]:
+        assert await small.put(tier, key) == [None]
+        status = os.statvfs(small.root)
+        assert status.f_bavail * status.f_frsize >= 512 * 1024
+    assert small.removed == KEYS[: len(small.removed)]
+    assert await small.has(tier, KEYS[29], KEYS[0]) == [True, False]
+
+
+async def test_min_free_as_a_share(small):
+    tier = await small.open(min_free="50%")
+    await small.put(tier, *KEYS[:4])
+    for key in KEYS[4:20]:
+        assert await small.put(tier, key) == [None]
+    assert small.stored_bytes() <= 2**20
+
+
+async def test_min_free_that_cannot_be_met_evicts_nothing(small):
+    tier = await small.open(min_free="512KiB")
+    await small.put(tier, *KEYS[:3])
+    (small.root / "filler").write_bytes(bytes(1280 * 1024))
+    (verdict,) = await small.put(tier, KEYS[4])
+    # Two of the three would have to go and are let go; a bigger filler leaves no way.
+    assert verdict is None
+    before = small.stored_bytes()
+    with open(small.root / "filler", "ab") as filler:
+        filler.write(bytes(2**20 - 512 * 1024 + 64 * 1024 - before))
+    (verdict,) = await small.put(tier, KEYS[5])
+    assert verdict is None or isinstance(verdict, TierCapacityError)
+
+
+@pytest.mark.parametrize("min_free", ["100%", "1TiB"])
+async def test_a_min_free_above_the_file_system_refuses_every_store(small, min_free):
+    tier = await small.open()
+    await small.put(tier, KEYS[0])
+    await small.close()
+    tier = await small.open(min_free=min_free)
+    (verdict,) = await small.put(tier, KEYS[1])
+    assert type(verdict) is TierCapacityError
+    assert "min_free" in str(verdict)
+    assert small.removed == []
+    assert await small.loads(tier, KEYS[0])

@@ -1,0 +1,122 @@
+"""Options and URLs, and what is wrong with them."""
+
+import os
+
+import pytest
+
+from kvtier_file import FileTier
+from kvtier_sdk import ConfigError, TierSpec, load_backend
+
+
+def config(url: str, **options: object):
+    return TierSpec.from_url(url, **options).config
+
+
+def test_the_backend_is_found_by_name():
+    assert load_backend("file") is FileTier
+
+
+def test_defaults():
+    options = config("file:///data/kv")
+    assert str(options.root) == "/data/kv"
+    assert options.capacity_bytes is None
+    assert options.min_free == 0.05
+    assert options.direct_io == "auto"
+    assert options.fsync is False
+
+
+def test_everything_in_a_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = config(
+        "file:rel/a%20b?capacity=1GiB&min_free=10GiB&direct_io=off&fsync=yes&retries=1"
+    )
+    assert options.root == tmp_path / "rel" / "a b"
+    assert options.capacity_bytes == 2**30
+    assert options.min_free == 10 * 2**30
+    assert options.direct_io == "off"
+    assert options.fsync is True
+    assert config("file:?root=/x").root.as_posix() == "/x"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(True, "on"), ("true", "on"), ("ON", "on"), (False, "off"), ("0", "off"), ("auto", "auto")],
+)
+def test_direct_io_spellings(given, expected):
+    assert config("file:///x", direct_io=given).direct_io == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("file://data/kv", r"three slashes: 'file:///data/kv'"),
+        ("file://data", r"three slashes: 'file:///data'"),
+        ("file://me@/kv", r"three slashes"),
+        ("file:", r"option 'root' is missing"),
+        ("file:?root=", r"is no path"),
+        ("file:///a%00b", r"is no path"),
+        ("file:///x?root=/y", r"'root' is given"),
+        ("file:///x?capcity=1GiB", r"did you mean 'capacity'"),
+        ("file:///x?capacity=lots", r"not a quantity"),
+        ("file:///x?min_free=101%25", r"outside 0% to 100%"),
+        ("file:///x?direct_io=maybe", r"none of auto, on, off"),
+        ("file:///x?fsync=maybe", r"neither true nor false"),
+    ],
+)
+def test_mistakes_are_explained(url, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        config(url)
+
+
+async def test_a_capacity_below_one_chunk_makes_nothing(bench):
+    tier = bench.make(capacity=bench.object_bytes - 1)
+    with pytest.raises(ConfigError, match=r"capacity 104 KiB is below one chunk .*\(104 KiB\)"):
+        await tier.open()
+    assert not bench.root.exists()
+    await tier.close()
+
+
+async def test_a_root_below_a_file(bench, tmp_path):
+    bench.root = tmp_path / "file" / "kv"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        await bench.open()
+    assert str(caught.value) == f"tier root '{bench.root}' is not writable: Not a directory"
+
+
+async def test_a_root_that_is_a_file(bench):
+    bench.root.write_text("")
+    with pytest.raises(ConfigError, match="Not a directory"):
+        await bench.open()
+    assert bench.root.read_text() == ""
+
+
+async def test_a_root_that_cannot_be_written(bench, monkeypatch):
+    bench.root.mkdir()
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(ConfigError, match=r"kv' is not writable: Permission denied"):
+        await bench.open()
+
+
+async def test_the_root_may_be_a_link_the_namespace_may_not(bench, tmp_path):
+    (tmp_path / "disk").mkdir()
+    bench.root.symlink_to(tmp_path / "disk")
+    tier = await bench.open()
+    assert await bench.put(tier, b"key") == [None]
+    assert (tmp_path / "disk" / bench.namespace.fingerprint).is_dir()
+    await bench.close()
+    bench.directory.rename(tmp_path / "moved")
+    bench.directory.symlink_to(tmp_path / "moved")
+    with pytest.raises(ConfigError, match="is not writable"):
+        await bench.open()
+
+
+async def test_an_existing_root_keeps_its_mode(bench):
+    bench.root.mkdir(mode=0o750)
+    os.chmod(bench.root, 0o750)
+    await bench.open()
+    assert bench.root.stat().st_mode & 0o7777 == 0o750

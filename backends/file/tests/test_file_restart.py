@@ -1,0 +1,143 @@
+"""What a restart finds: recency, temporaries of the dead, manifests, what a kill left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kvtier_file.temporaries import TemporaryNames, stale
+from kvtier_sdk import Namespace
+
+KEYS = [index.to_bytes(20, "big") for index in range(20)]
+
+WRITER = """
+import asyncio, importlib.util, pathlib, sys
+spec = importlib.util.spec_from_file_location("workbench", sys.argv[2])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+
+async def main():
+    bench = module.Workbench(pathlib.Path(sys.argv[1]))
+    tier = await bench.open(capacity=40 * bench.object_bytes)
+    for index in range(10**6):
+        key = index.to_bytes(20, "big")
+        assert await bench.put(tier, key) == [None]
+        print(index, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_recency_survives(bench):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:4])
+    await bench.loads(tier, KEYS[1])
+    await tier.touch([KEYS[2], KEYS[0]])
+    await bench.close()
+    tier = await bench.open(capacity=4 * bench.object_bytes)
+    await bench.put(tier, *KEYS[4:7])
+    # The order of use was 3, 1, 2, 0.
+    assert bench.removed == [KEYS[3], KEYS[1], KEYS[2]]
+    assert await bench.has(tier, *KEYS[:4]) == [True, False, False, False]
+
+
+async def test_usage_survives_and_a_wrong_length_does_not(bench):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:4])
+    os.truncate(bench.file(KEYS[0]), 1)
+    await bench.close()
+    tier = await bench.open()
+    assert (await tier.usage()).used_bytes == 3 * bench.object_bytes == bench.stored_bytes()
+    assert await bench.has(tier, *KEYS[:4]) == [False, True, True, True]
+
+
+async def test_foreign_files_are_left_alone_and_not_counted(bench):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    shard = bench.file(KEYS[0]).parent
+    foreign = [
+        bench.root / "lost+found",
+        bench.root / "a note",
+        bench.root / ("0" * 32),
+        bench.directory / "readme.txt",
+        bench.directory / "tmp" / "not-ours",
+        shard / "notes.kv",
+        shard / f"{KEYS[1].hex()}.bak",
+    ]
+    for path in foreign:
+        path.write_bytes(b"mine")
+    await bench.close()
+    tier = await bench.open(capacity=2 * bench.object_bytes)
+    assert (await tier.usage()).used_bytes == bench.object_bytes
+    assert all(path.read_bytes() == b"mine" for path in foreign)
+
+
+async def test_temporaries_of_the_dead_are_swept_and_no_others(bench):
+    await bench.put(await bench.open(), KEYS[0])
+    await bench.close()
+    own = TemporaryNames().new()
+    pid, start, *rest = own.split("-")
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        with open(f"/proc/{sleeper.pid}/stat") as stat:
+            alive = "-".join([str(sleeper.pid), stat.read().rpartition(")")[2].split()[19], *rest])
+        again = "-".join([pid, str(int(start) + 1), *rest])
+        for name in (own, alive, again):
+            (bench.directory / "tmp" / name).write_bytes(bytes(4096))
+        bench_other = bench.directory
+        # The sweep reaches the temporaries of other namespaces too.
+        bench.facts = {"model": "other"}
+        await bench.open()
+        assert sorted(os.listdir(bench_other / "tmp")) == sorted([own, alive])
+    finally:
+        sleeper.communicate(b"\n")
+    assert stale([own, alive, "not-ours"]) == [alive]
+
+
+async def test_killed_in_mid_work(bench):
+    conftest = os.path.join(os.path.dirname(__file__), "conftest.py")
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(bench.root), conftest], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    with writer, writer.stdout as lines:
+        stored = [int(next(lines)) for _ in range(25)]
+        writer.send_signal(signal.SIGKILL)
+        stored += [int(line) for line in lines]
+    # As if it had died a little earlier as well.
+    prefix = TemporaryNames().new().split("-", 1)[1]
+    (bench.directory / "tmp" / f"{writer.pid}-{prefix}").write_bytes(bytes(100))
+    tier = await bench.open(capacity=40 * bench.object_bytes)
+    kept = stored[-39:]  # one more may have been under way, and have evicted the fortieth
+    assert await bench.loads(tier, *(index.to_bytes(20, "big") for index in kept))
+    assert bench.temporaries() == []
+    sizes = {path.stat().st_size for path in bench.directory.glob("??/*.kv")}
+    assert sizes == {bench.object_bytes}
+    assert bench.stored_bytes() <= 40 * bench.object_bytes
+
+
+async def test_manifest_tells_the_facts_and_stays(bench):
+    await bench.open()
+    manifest = bench.directory / "manifest.json"
+    text = manifest.read_text()
+    assert text == Namespace(bench.facts).manifest_json()
+    assert json.loads(text)["facts"]["dtype"] == "bf16"
+    manifest.write_text("edited")
+    await bench.close()
+    await bench.open()
+    assert manifest.read_text() == "edited"
+    assert bench.temporaries() == []
+
+
+@pytest.mark.parametrize("direct_io", ["off", "auto"])
+async def test_two_namespaces_do_not_see_each_other(bench, direct_io):
+    first = await bench.open(direct_io=direct_io)
+    await bench.put(first, KEYS[0])
+    bench.facts = {"model": "other"}
+    second = await bench.open(direct_io=direct_io)
+    assert await bench.has(second, KEYS[0]) == [False]
+    await second.delete([KEYS[0]])
+    assert await bench.has(first, KEYS[0]) == [True]

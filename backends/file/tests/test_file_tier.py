@@ -1,0 +1,512 @@
+"""Chunks in and out: content, verdicts, foreign files, failures of the file system."""
+
+import asyncio
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    CorruptChunkError,
+    Entry,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+    TierUnavailableError,
+    Usage,
+)
+
+KEYS = [index.to_bytes(20, "big") for index in range(20)]
+MODES = ["off", "auto"]
+
+
+def failing(call: Callable[..., int], code: int, *, times: int = 10**9) -> Callable[..., int]:
+    """``call``, whose first ``times`` calls raise that error."""
+    left = iter(range(times))
+
+    def wrapped(*args: object) -> int:
+        if next(left, None) is not None:
+            raise OSError(code, os.strerror(code))
+        return call(*args)
+
+    return wrapped
+
+
+class Gate:
+    """A call that waits in its thread until it is let through."""
+
+    def __init__(self, call: Callable[..., int], *, after: int = 0) -> None:
+        self._call = call
+        self._after = after
+        self.entered = threading.Event()
+        self.leave = threading.Event()
+
+    def __call__(self, *args: object) -> int:
+        if self._after > 0:
+            self._after -= 1
+        else:
+            self.entered.set()
+            assert self.leave.wait(30)
+        return self._call(*args)
+
+    async def reached(self) -> None:
+        await asyncio.to_thread(self.entered.wait, 30)
+        assert self.entered.is_set()
+
+
+@pytest.mark.parametrize("direct_io", MODES)
+@pytest.mark.parametrize("chunk_bytes", [1, 4096, 100_000, 2**20 + 1])
+async def test_what_is_stored_comes_back(bench, direct_io, chunk_bytes):
+    bench.chunk_bytes = chunk_bytes
+    tier = await bench.open(direct_io=direct_io)
+    assert await bench.has(tier, *KEYS) == [False] * 20
+    assert await bench.put(tier, *KEYS[:10]) == [None] * 10
+    assert await bench.has(tier, *KEYS) == [True] * 10 + [False] * 10
+    assert await bench.loads(tier, *reversed(KEYS[:10]))
+    assert bench.file(KEYS[0]).read_bytes() == b"".join(bench.content(KEYS[0]))
+    assert bench.temporaries() == []
+
+
+async def test_empty_batches(bench):
+    tier = await bench.open()
+    assert list(await tier.store([])) == list(await tier.load([])) == []
+    assert await bench.has(tier) == []
+
+
+async def test_fsync_stores_as_well(bench, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    tier = await bench.open(fsync="true")
+    synced.clear()
+    assert await bench.put(tier, KEYS[0]) == [None]
+    shard = bench.file(KEYS[0]).parent
+    # The new shard's name in the namespace, the temporary's data, the chunk's name in the shard.
+    assert synced[0] == str(bench.directory)
+    assert "/tmp/" in synced[1]
+    assert synced[2] == str(shard)
+
+
+async def test_no_fsync_unless_asked_for(bench, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("fsync"))
+    tier = await bench.open()
+    assert await bench.put(tier, KEYS[0]) == [None]
+
+
+async def test_missing_chunk_fails_alone(bench):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0], KEYS[2])
+    batch = [bench.empty(key) for key in KEYS[:3]]
+    first, second, third = await tier.load(batch)
+    assert (first, third) == (None, None)
+    assert isinstance(second, ChunkNotFoundError)
+    assert bench.holds(batch[0])
+    assert bench.holds(batch[2])
+
+
+@pytest.mark.parametrize("change_bytes", [-1, -4096, 1, 4096])
+async def test_a_file_of_another_length_is_corrupt_and_then_gone(bench, change_bytes):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    os.truncate(bench.file(KEYS[0]), bench.object_bytes + change_bytes)
+    target = bench.empty(KEYS[0])
+    (verdict,) = await tier.load([target])
+    assert isinstance(verdict, CorruptChunkError)
+    assert str(bench.object_bytes) in str(verdict)
+    assert not any(target.payload)
+    assert await bench.has(tier, KEYS[0]) == [False]
+    assert list(bench.directory.glob("*/*.kv")) == []
+    assert bench.removed == [KEYS[0]]
+    assert (await tier.usage()).used_bytes == 0
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.loads(tier, KEYS[0])
+
+
+async def test_truncated_while_it_is_read(bench, monkeypatch):
+    tier = await bench.open(direct_io="off")
+    await bench.put(tier, KEYS[0])
+    real = os.preadv
+
+    def truncating(fd, buffers, offset):
+        os.truncate(bench.file(KEYS[0]), 5000)
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", truncating)
+    (verdict,) = await tier.load([bench.empty(KEYS[0])])
+    assert isinstance(verdict, CorruptChunkError)
+
+
+async def test_a_link_in_a_chunks_place_is_not_followed(bench, tmp_path):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    file = bench.file(KEYS[0])
+    secret = tmp_path / "secret"
+    file.rename(secret)
+    before = secret.read_bytes()
+    file.symlink_to(secret)
+    assert await bench.has(tier, KEYS[0]) == [False]
+    target = bench.empty(KEYS[0])
+    (verdict,) = await tier.load([target])
+    assert isinstance(verdict, CorruptChunkError | ChunkNotFoundError)
+    assert not any(target.payload)
+    # A store puts the link aside and leaves alone what it points to.
+    secret.write_bytes(b"precious")
+    file.unlink(missing_ok=True)
+    file.symlink_to(secret)
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert not file.is_symlink()
+    assert file.read_bytes() == before
+    assert secret.read_bytes() == b"precious"
+
+
+async def test_a_link_is_never_read_through(bench, tmp_path):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    file = bench.file(KEYS[0])
+    file.rename(tmp_path / "moved")
+    file.symlink_to(tmp_path / "moved")
+    target = bench.empty(KEYS[0])
+    (verdict,) = await tier.load([target])
+    assert isinstance(verdict, CorruptChunkError)
+    assert not any(target.payload)
+    await tier.delete([KEYS[0]])
+    assert not file.is_symlink()
+    assert (tmp_path / "moved").exists()
+
+
+async def test_a_shard_that_is_a_link_is_not_followed(bench, tmp_path):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    shard = bench.file(KEYS[0]).parent
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to(tmp_path / "elsewhere")
+    assert await bench.has(tier, KEYS[0]) == [False]
+    (verdict,) = await tier.load([bench.empty(KEYS[0])])
+    assert isinstance(verdict, CorruptChunkError)
+    (verdict,) = await bench.put(tier, KEYS[0])
+    assert isinstance(verdict, TierError)
+    await tier.delete([KEYS[0]])
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+async def test_what_is_no_file_in_a_chunks_place(bench, make):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:2])
+    file = bench.file(KEYS[0])
+    file.unlink()
+    make(file)
+    verdicts = await tier.load([bench.empty(key) for key in KEYS[:2]])
+    assert isinstance(verdicts[0], CorruptChunkError)
+    assert verdicts[1] is None
+    assert await bench.has(tier, *KEYS[:2]) == [False, True]
+    await tier.delete([KEYS[0]])
+    assert file.is_dir() == (make is Path.mkdir)
+
+
+async def test_a_key_too_long_for_a_name(bench):
+    tier = await bench.open()
+    longest, longer = bytes(126), bytes(127)
+    first, second = await bench.put(tier, longest, longer)
+    assert first is None
+    assert isinstance(second, TierError)
+    assert "too long" in str(second)
+    assert await bench.has(tier, longest, longer) == [True, False]
+    await tier.delete([longer])
+    await tier.touch([longer])
+    assert bench.temporaries() == []
+
+
+async def test_storing_twice_keeps_one_chunk_and_one_count(bench):
+    tier = await bench.open()
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.put(tier, KEYS[0], KEYS[0]) == [None, None]
+    assert await tier.usage() == Usage(1, bench.object_bytes, None)
+    assert await bench.loads(tier, KEYS[0])
+
+
+async def test_concurrent_stores_of_one_key(bench, monkeypatch):
+    tier = await bench.open()
+    gate = Gate(os.pwritev)
+    monkeypatch.setattr(os, "pwritev", gate)
+    stores = [asyncio.create_task(bench.put(tier, KEYS[0])) for _ in range(4)]
+    await gate.reached()
+    while len(bench.temporaries()) < 4:
+        await asyncio.sleep(0.001)
+    assert await bench.has(tier, KEYS[0]) == [False]
+    gate.leave.set()
+    assert await asyncio.gather(*stores) == [[None]] * 4
+    assert await tier.usage() == Usage(1, bench.object_bytes, None)
+    assert bench.temporaries() == []
+    assert await bench.loads(tier, KEYS[0])
+
+
+@pytest.mark.parametrize("direct_io", MODES)
+async def test_short_writes_and_reads_are_continued(bench, monkeypatch, direct_io):
+    def short(move):
+        # 5,000 bytes at most, so that what is left is aligned to nothing.
+        return lambda fd, buffers, offset: move(fd, [buffers[0][:5000]], offset)
+
+    tier = await bench.open(direct_io=direct_io)
+    monkeypatch.setattr(os, "pwritev", short(os.pwritev))
+    monkeypatch.setattr(os, "preadv", short(os.preadv))
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert bench.file(KEYS[0]).read_bytes() == b"".join(bench.content(KEYS[0]))
+    assert await bench.loads(tier, KEYS[0])
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (errno.ENOSPC, TierCapacityError),
+        (errno.EDQUOT, TierCapacityError),
+        (errno.EIO, TierUnavailableError),
+        (errno.ESTALE, TierUnavailableError),
+        (errno.EROFS, TierAuthError),
+        (errno.EINVAL, TierUnavailableError),
+    ],
+)
+async def test_a_failed_write_fails_alone_and_leaves_nothing(bench, monkeypatch, code, expected):
+    tier = await bench.open(direct_io="off")
+    monkeypatch.setattr(os, "pwritev", failing(os.pwritev, code, times=1))
+    first, second = await bench.put(tier, *KEYS[:2])
+    assert type(first) is expected
+    assert first.retryable == (expected is TierUnavailableError)
+    assert str(bench.root) in str(first)
+    assert second is None
+    assert await bench.has(tier, *KEYS[:2]) == [False, True]
+    assert await tier.usage() == Usage(1, bench.object_bytes, None)
+    assert bench.temporaries() == []
+
+
+async def test_a_full_file_system(small):
+    tier = await small.open()
+    verdicts = await small.put(tier, *KEYS)
+    stored = [key for key, verdict in zip(KEYS, verdicts, strict=True) if verdict is None]
+    assert 0 < len(stored) < len(KEYS)
+    assert all(verdict is None or type(verdict) is TierCapacityError for verdict in verdicts)
+    assert small.temporaries() == []
+    assert small.stored_bytes() == len(stored) * small.object_bytes
+    assert await small.loads(tier, *stored)
+    # Full or not, it opens again, and what it has can be loaded.
+    await small.close()
+    assert await small.loads(await small.open(), *stored)
+
+
+async def test_a_failed_read_is_an_outage_not_a_miss(bench, monkeypatch):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:2])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", failing(os.preadv, errno.EIO, times=1))
+        first, second = await tier.load([bench.empty(key) for key in KEYS[:2]])
+    assert type(first) is TierUnavailableError
+    assert second is None
+    real = os.stat
+
+    def unwell(path, *args, **kwargs):
+        if kwargs.get("dir_fd") is not None:
+            raise OSError(errno.EIO, "broken")
+        return real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", unwell)
+        with pytest.raises(TierUnavailableError):
+            await bench.has(tier, KEYS[0])
+
+
+async def test_delete_goes_on_past_a_failure(bench, monkeypatch):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:3])
+    with monkeypatch.context() as patch:
+        real = os.unlink
+        stuck = bench.file(KEYS[0]).name
+
+        def unlink(path, **kwargs):
+            if path == stuck:
+                raise OSError(errno.EPERM, "immutable")
+            real(path, **kwargs)
+
+        patch.setattr(os, "unlink", unlink)
+        with pytest.raises(TierAuthError, match="not writable"):
+            await tier.delete(KEYS[:2])
+    assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
+    assert bench.removed == [KEYS[1]]
+    await tier.delete([*KEYS[:3], KEYS[9]])
+    assert sorted(bench.removed) == sorted(KEYS[:3])
+    assert await tier.usage() == Usage(0, 0, None)
+
+
+async def test_scan_lists_what_can_be_loaded(bench):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS)
+    os.truncate(bench.file(KEYS[3]), 10)
+    (bench.file(KEYS[0]).parent / "notes.txt").write_text("hello")
+    (bench.file(KEYS[0]).parent / "ABCD.kv").write_bytes(bytes(bench.object_bytes))
+    found = [entry async for entry in tier.scan()]
+    expected = [Entry(key, bench.object_bytes) for key in KEYS if key != KEYS[3]]
+    assert sorted(found, key=lambda entry: entry.key) == expected
+
+
+async def test_keys_that_count_up_spread_over_the_shards(bench):
+    bench.chunk_bytes = 1
+    tier = await bench.open()
+    await bench.put(tier, *(index.to_bytes(36, "little") for index in range(1024)))
+    sizes = [len(os.listdir(shard)) for shard in bench.directory.glob("??")]
+    assert len(sizes) > 240
+    assert max(sizes) < 20
+
+
+async def test_modes_of_files_and_directories(bench):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS)
+    modes = {path.stat().st_mode & 0o7777 for path in bench.root.rglob("*") if path.is_file()}
+    assert modes == {0o600}
+    directories = [bench.root, *(path for path in bench.root.rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o7777 for path in directories} == {0o700}
+
+
+async def test_cancelled_in_mid_store(bench, monkeypatch):
+    tier = await bench.open()
+    gate = Gate(os.pwritev, after=1)
+    monkeypatch.setattr(os, "pwritev", gate)
+    store = asyncio.create_task(bench.put(tier, *KEYS[:2]))
+    await gate.reached()
+    store.cancel()
+    done, _ = await asyncio.wait([store], timeout=0.05)
+    # The thread is still at the buffers, so the coroutine is too.
+    assert not done
+    gate.leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await store
+    assert bench.temporaries() == []
+    kept = [key for key in KEYS[:2] if (await bench.has(tier, key))[0]]
+    assert await bench.loads(tier, *kept)
+    assert (await tier.usage()).chunks == len(kept)
+
+
+async def test_cancelled_in_mid_load(bench, monkeypatch):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    gate = Gate(os.preadv)
+    monkeypatch.setattr(os, "preadv", gate)
+    target = bench.empty(KEYS[0])
+    load = asyncio.create_task(tier.load([target]))
+    await gate.reached()
+    load.cancel()
+    done, _ = await asyncio.wait([load], timeout=0.05)
+    assert not done
+    gate.leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    assert bench.holds(target)
+
+
+async def test_a_directory_removed_by_hand_is_made_again(bench):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:2])
+    bench.directory.rename(bench.root.parent / "away")
+    assert await bench.has(tier, KEYS[0]) == [False]
+    (verdict,) = await tier.load([bench.empty(KEYS[1])])
+    assert isinstance(verdict, ChunkNotFoundError)
+    assert sorted(bench.removed) == sorted(KEYS[:2])
+    assert await bench.put(tier, KEYS[2]) == [None]
+    assert await bench.loads(tier, KEYS[2])
+    assert await tier.usage() == Usage(1, bench.object_bytes, None)
+
+
+async def test_after_close_every_call_is_an_outage(bench):
+    tier = await bench.open()
+    await tier.close()
+    await tier.close()
+    with pytest.raises(TierUnavailableError):
+        await bench.put(tier, KEYS[0])
+    with pytest.raises(TierUnavailableError):
+        await bench.has(tier, KEYS[0])
+
+
+async def test_descriptors_are_given_back(bench):
+    before = sorted(os.listdir("/proc/self/fd"))
+    tier = await bench.open(capacity=3 * bench.object_bytes)
+    await bench.put(tier, *KEYS)
+    await bench.put(tier, *KEYS[5:8])
+    await bench.has(tier, *KEYS)
+    await tier.load([bench.empty(key) for key in KEYS])
+    await tier.touch(KEYS)
+    await tier.delete(KEYS)
+    await bench.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+async def flags_of_writes(bench, tier, monkeypatch):
+    """Whether O_DIRECT was on, write by write, for one chunk."""
+    seen = []
+    real = os.pwritev
+
+    def noting(fd, buffers, offset):
+        seen.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        return real(fd, buffers, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", noting)
+        assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.loads(tier, KEYS[0])
+    return seen
+
+
+@pytest.mark.parametrize(("direct_io", "expected"), [("on", [True]), ("off", [False])])
+async def test_direct_io_on_and_off(bench, monkeypatch, direct_io, expected):
+    try:
+        tier = await bench.open(direct_io=direct_io)
+    except ValueError as error:
+        pytest.skip(str(error))
+    assert await flags_of_writes(bench, tier, monkeypatch) == expected
+
+
+@pytest.fixture
+def no_direct(monkeypatch):
+    """A file system that takes no O_DIRECT."""
+    real = fcntl.fcntl
+
+    def refusing(fd, command, argument=0):
+        if command == fcntl.F_SETFL and argument & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return real(fd, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", refusing)
+
+
+@pytest.mark.usefixtures("no_direct")
+async def test_direct_io_auto_falls_back_and_says_so(bench, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    tier = await bench.open(direct_io="auto")
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert "takes no O_DIRECT" in caplog.text
+    assert await flags_of_writes(bench, tier, monkeypatch) == [False]
+
+
+@pytest.mark.usefixtures("no_direct")
+async def test_direct_io_on_fails_where_it_cannot_work(bench):
+    with pytest.raises(ValueError, match="takes no O_DIRECT: Invalid argument"):
+        await bench.open(direct_io="on")
+    assert bench.temporaries() == []
+
+
+async def test_direct_io_that_fails_on_one_file_falls_back_for_it(bench, monkeypatch):
+    tier = await bench.open(direct_io="auto")
+
+    def picky(move):
+        def wrapped(fd, buffers, offset):
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "not this one")
+            return move(fd, buffers, offset)
+
+        return wrapped
+
+    monkeypatch.setattr(os, "pwritev", picky(os.pwritev))
+    monkeypatch.setattr(os, "preadv", picky(os.preadv))
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.loads(tier, KEYS[0])

@@ -1,0 +1,109 @@
+"""Packages of third parties, built and installed as a stranger would."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+#: A whole tier, as its author would write it.
+MINE = '''
+from kvtier_sdk import (
+    ChunkNotFoundError, ChunkTierManager, CorruptChunkError, OffloadKey, TierConfig, Transfer
+)
+
+
+class MineConfig(TierConfig):
+    path: str = "/dev/null"
+    depth: int = 1
+
+
+class MineTier(ChunkTierManager):
+    """Chunks in a dictionary."""
+
+    config_model = MineConfig
+    contract_version = 1
+    config: MineConfig
+
+    async def open(self) -> None:
+        self._objects: dict[OffloadKey, bytes] = {}
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        return key in self._objects
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        self._objects[transfer.key] = b"".join(transfer.buffers)
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        stored = self._objects.get(transfer.key)
+        if stored is None:
+            raise ChunkNotFoundError("no such chunk")
+        if len(stored) != transfer.object_bytes:
+            raise CorruptChunkError("another length")
+        split = len(transfer.header)
+        transfer.header[:] = stored[:split]
+        transfer.payload[:] = stored[split:]
+'''
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{distribution}"
+version = "{version}"
+dependencies = ["kvtier-sdk"]
+
+[project.entry-points."kvtier.backends"]
+{entry_points}
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+"""
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def install_package(tmp_path_factory: pytest.TempPathFactory) -> Install:
+    """Build a package and install it into a directory of its own, which is returned."""
+
+    def install(
+        distribution: str, version: str, modules: dict[str, str], entry_points: dict[str, str]
+    ) -> Path:
+        root = tmp_path_factory.mktemp(distribution)
+        package = distribution.replace("-", "_")
+        source = root / "source"
+        (source / package).mkdir(parents=True)
+        (source / package / "__init__.py").touch()
+        for module, text in modules.items():
+            (source / package / f"{module}.py").write_text(text)
+        (source / "pyproject.toml").write_text(
+            PYPROJECT.format(
+                distribution=distribution,
+                version=version,
+                package=package,
+                entry_points="\n".join(
+                    f'{name} = "{package}.{target}"' for name, target in entry_points.items()
+                ),
+            )
+        )
+        site = root / "site"
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+        command += ["--no-build-isolation", "--disable-pip-version-check"]
+        command += ["--target", str(site), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return site
+
+    return install
+
+
+@pytest.fixture(scope="session")
+def third_party_site(install_package: Install) -> Path:
+    """A directory for PYTHONPATH that holds ``kvtier-mine`` 1.2.3 with the backend ``mine``."""
+    return install_package("kvtier-mine", "1.2.3", {"tier": MINE}, {"mine": "tier:MineTier"})

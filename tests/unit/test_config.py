@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from typing import Self
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field, ValidationError, model_validator
+
+from kvtier_sdk import Bytes, ConfigError, Flag, RunnerOptions, TierConfig, TierURL
+from kvtier_sdk.config import nearest, validate_options
+
+
+class Options(TierConfig):
+    root: str
+    capacity_bytes: Bytes | None = Field(None, alias="capacity", gt=0)
+    retries: int = Field(2, ge=0)
+    sync: Flag = False
+
+
+def complaint(options: dict[str, object], model: type[TierConfig] = Options) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validate_options(model, options, where="tier 'cold'", also_known=["name"])
+    return str(caught.value)
+
+
+def test_options_are_given_with_their_unit_and_kept_as_numbers() -> None:
+    options = validate_options(Options, {"root": "/x", "capacity": "1KiB"}, where="tier")
+    assert options.capacity_bytes == 1024
+
+
+def test_text_is_as_good_as_a_value_of_the_kind() -> None:
+    text = {"root": "/x", "retries": "3", "sync": "yes"}
+    options = validate_options(Options, text, where="tier")
+    assert (options.retries, options.sync) == (3, True)
+
+
+def test_an_unknown_option_names_the_closest_one_and_all() -> None:
+    text = complaint({"root": "/x", "capcity": 1})
+    assert text == (
+        "tier 'cold': unknown option 'capcity'; did you mean 'capacity'? "
+        "allowed: capacity, name, retries, root, sync"
+    )
+
+
+def test_the_attribute_is_not_a_second_name_of_the_option() -> None:
+    assert "unknown option 'capacity_bytes'" in complaint({"root": "/x", "capacity_bytes": 1})
+
+
+def test_a_missing_option_is_named() -> None:
+    assert complaint({}) == "tier 'cold': option 'root' is missing"
+
+
+def test_a_wrong_value_says_what_it_should_be() -> None:
+    assert complaint({"root": "/x", "retries": -1}) == (
+        "tier 'cold': option 'retries' is -1 but should be greater than or equal to 0"
+    )
+    text = complaint({"root": "/x", "capacity": "4 gigs"})
+    assert text.startswith("tier 'cold': option 'capacity': '4 gigs': unit 'gigs' is none of")
+
+
+def test_each_fault_has_a_line_of_its_own() -> None:
+    lines = complaint({"capcity": 1, "retries": -1}).splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("tier 'cold': ") for line in lines)
+
+
+def test_a_rule_about_several_options_is_told_without_naming_one() -> None:
+    class Paired(TierConfig):
+        user: str = ""
+        password: str = ""
+
+        @model_validator(mode="after")
+        def both_or_none(self) -> Self:
+            if bool(self.user) != bool(self.password):
+                raise ValueError("give user and password, or neither")
+            return self
+
+    assert complaint({"user": "u"}, Paired) == "tier 'cold': give user and password, or neither"
+
+
+def test_options_cannot_be_changed_later() -> None:
+    options = validate_options(Options, {"root": "/x"}, where="tier")
+    with pytest.raises(ValidationError, match="frozen"):
+        options.root = "/y"
+
+
+def test_option_names_are_those_that_people_write() -> None:
+    assert Options.option_names() == ["root", "capacity", "retries", "sync"]
+
+
+def test_the_runner_has_the_documented_defaults() -> None:
+    assert RunnerOptions().model_dump() == {
+        "lookup_deadline_s": 0.05,
+        "load_deadline_s": 5.0,
+        "store_deadline_s": 30.0,
+        "retries": 2,
+        "retry_delay_s": 0.02,
+        "concurrency": 8,
+        "max_batch_bytes": 8 * 2**20,
+        "max_queue_bytes": 256 * 2**20,
+    }
+
+
+@pytest.mark.parametrize(
+    "options", [{"retries": -1}, {"concurrency": 0}, {"max_batch": 0}, {"load_deadline": "5"}]
+)
+def test_the_runner_refuses_what_cannot_work(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"option '{next(iter(options))}'"):
+        validate_options(RunnerOptions, options, where="tier")
+
+
+def test_nearest_lists_what_is_known() -> None:
+    assert nearest("rdis", ["s3", "redis"], "installed") == (
+        "did you mean 'redis'? installed: redis, s3"
+    )
+    assert nearest("zzz", ["s3"], "installed") == "installed: s3"
+    assert nearest("zzz", [], "installed") == "installed: none"
+
+
+def test_a_url_comes_apart() -> None:
+    assert TierURL.parse("redis+unix://us%65r:p%40ss@Host:6379/a%20b?ttl=1h&x=") == TierURL(
+        scheme="redis+unix",
+        host="host",
+        port=6379,
+        username="user",
+        password="p@ss",
+        path="/a b",
+        options={"ttl": "1h", "x": ""},
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "path", "options"),
+    [
+        ("memory:", "memory", "", {}),
+        ("mine:?path=/x", "mine", "", {"path": "/x"}),
+        ("file:///data/kv?capacity=1GiB", "file", "/data/kv", {"capacity": "1GiB"}),
+    ],
+)
+def test_a_url_needs_no_host(url: str, scheme: str, path: str, options: dict[str, str]) -> None:
+    parsed = TierURL.parse(url)
+    assert (parsed.scheme, parsed.host, parsed.port, parsed.path, dict(parsed.options)) == (
+        scheme,
+        None,
+        None,
+        path,
+        options,
+    )
+
+
+def test_an_ipv6_host_has_no_brackets() -> None:
+    parsed = TierURL.parse("redis://[::1]:6379/0")
+    assert (parsed.host, parsed.port) == ("::1", 6379)
+
+
+@pytest.mark.parametrize("url", ["", "/data/kv", "memory", ":x", "//host/path"])
+def test_a_url_without_a_scheme_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="names no backend"):
+        TierURL.parse(url)
+
+
+@pytest.mark.parametrize("url", ["redis://h:port/", "redis://h:99999/", "redis://[::1/"])
+def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="tier URL"):
+        TierURL.parse(url)
+
+
+def test_an_option_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="option 'ttl' is given twice"):
+        TierURL.parse("redis:?ttl=1h&ttl=2h")
+
+
+@pytest.mark.parametrize("url", ["file:///data/kv#1?capacity=1GiB", "mine:?path=/a#b"])
+def test_a_fragment_does_not_swallow_the_rest(url: str) -> None:
+    with pytest.raises(ConfigError, match="%23"):
+        TierURL.parse(url)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_url_or_a_config_error(text: str) -> None:
+    try:
+        parsed = TierURL.parse(text)
+    except ConfigError:
+        return
+    assert parsed.scheme
+
+
+def test_a_url_is_its_query_where_a_backend_says_nothing_else() -> None:
+    assert TierConfig.options_from_url(TierURL.parse("mine:?a=1&b=2")) == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize("url", ["mine://host", "mine:///path", "mine:path"])
+def test_a_part_without_a_meaning_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"takes no host and no path; write 'mine:\?option"):
+        TierConfig.options_from_url(TierURL.parse(url))

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from kvtier_sdk import (
+    CONTRACT_VERSION,
+    Capability,
+    ChunkNotFoundError,
+    ChunkTierManager,
+    OffloadKey,
+    RequestContext,
+    SecondaryTierManager,
+    TierConfig,
+    TierContext,
+    TierContractError,
+    TierUnavailableError,
+    Transfer,
+)
+
+REQUEST = RequestContext("r")
+ContextFactory = Callable[..., TierContext]
+
+
+def transfers(*keys: OffloadKey) -> list[Transfer]:
+    return [
+        Transfer(key, REQUEST, memoryview(bytearray(64)), memoryview(bytearray(256)))
+        for key in keys
+    ]
+
+
+class Recorder(ChunkTierManager):
+    """Each chunk waits for its gate, then does what ``outcomes`` says of its key."""
+
+    contract_version = 1
+    fan_out = 3
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self.outcomes: dict[OffloadKey, BaseException] = {}
+        self.gates: dict[OffloadKey, asyncio.Event] = {}
+        self.started: list[OffloadKey] = []
+        self.ended: list[OffloadKey] = []
+
+    def hold(self, *keys: OffloadKey) -> None:
+        for key in keys:
+            self.gates[key] = asyncio.Event()
+
+    @property
+    def running(self) -> set[OffloadKey]:
+        return set(self.started) - set(self.ended)
+
+    async def _work(self, key: OffloadKey) -> None:
+        self.started.append(key)
+        try:
+            if key in self.gates:
+                await self.gates[key].wait()
+            if key in self.outcomes:
+                raise self.outcomes[key]
+        finally:
+            await asyncio.sleep(0)
+            self.ended.append(key)
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        await self._work(key)
+        return key.isupper()
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await self._work(transfer.key)
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await self._work(transfer.key)
+
+
+@pytest.fixture
+def tier(make_context: ContextFactory) -> Recorder:
+    return Recorder(TierConfig(), make_context())
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("operation", ["store", "load"])
+async def test_verdicts_have_the_order_of_the_batch(tier: Recorder, operation: str) -> None:
+    tier.hold(b"a", b"b", b"c")
+    lost = tier.outcomes[b"b"] = ChunkNotFoundError("lost")
+    task = asyncio.create_task(getattr(tier, operation)(transfers(b"a", b"b", b"c")))
+    for key in (b"c", b"b", b"a"):
+        await settle()
+        tier.gates[key].set()
+    assert await task == [None, lost, None]
+    assert tier.ended == [b"c", b"b", b"a"]
+
+
+async def test_answers_have_the_order_of_the_question(tier: Recorder) -> None:
+    tier.hold(b"A")
+    task = asyncio.create_task(tier.lookup([b"A", b"b", b"C"], REQUEST))
+    await settle()
+    tier.gates[b"A"].set()
+    assert await task == [True, False, True]
+
+
+async def test_a_failed_chunk_does_not_stop_the_others(tier: Recorder) -> None:
+    keys = [bytes([number]) for number in range(10)]
+    for key in keys[::2]:
+        tier.outcomes[key] = TierUnavailableError("gone")
+    verdicts = await tier.store(transfers(*keys))
+    assert [verdict is None for verdict in verdicts] == [False, True] * 5
+
+
+async def test_an_outage_is_never_a_no(tier: Recorder) -> None:
+    tier.outcomes[b"b"] = TierUnavailableError("gone")
+    with pytest.raises(TierUnavailableError):
+        await tier.lookup([b"a", b"b", b"c"], REQUEST)
+
+
+async def test_no_more_chunks_than_the_fan_out_are_under_way(tier: Recorder) -> None:
+    keys = [bytes([number]) for number in range(8)]
+    tier.hold(*keys)
+    task = asyncio.create_task(tier.load(transfers(*keys)))
+    for number, key in enumerate(keys):
+        await settle()
+        assert tier.running == set(keys[number : number + Recorder.fan_out])
+        tier.gates[key].set()
+    await task
+
+
+async def test_an_empty_batch_is_no_verdicts(tier: Recorder) -> None:
+    assert await tier.store([]) == []
+    assert await tier.load([]) == []
+    assert await tier.lookup([], REQUEST) == []
+
+
+@pytest.mark.parametrize("operation", ["store", "load"])
+async def test_an_error_of_another_kind_ends_the_batch(tier: Recorder, operation: str) -> None:
+    tier.hold(b"a")
+    tier.outcomes[b"b"] = KeyError("a bug")
+    with pytest.raises(KeyError, match="a bug"):
+        await getattr(tier, operation)(transfers(b"a", b"b"))
+    assert tier.running == set()
+
+
+@pytest.mark.parametrize("operation", ["store", "load"])
+async def test_a_cancellation_leaves_nothing_running(tier: Recorder, operation: str) -> None:
+    keys = [bytes([number]) for number in range(8)]
+    tier.hold(*keys)
+    task = asyncio.create_task(getattr(tier, operation)(transfers(*keys)))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tier.running == set()
+    assert tier.started == keys[: Recorder.fan_out]
+
+
+async def test_a_tier_error_raised_while_cancelling_does_not_start_the_next_chunk(
+    make_context: ContextFactory,
+) -> None:
+    class LosesItsConnection(Recorder):
+        async def load_chunk(self, transfer: Transfer) -> None:
+            try:
+                await super().load_chunk(transfer)
+            finally:
+                raise TierUnavailableError("could not hang up")
+
+    tier = LosesItsConnection(TierConfig(), make_context())
+    keys = [bytes([number]) for number in range(8)]
+    tier.hold(*keys)
+    task = asyncio.create_task(tier.load(transfers(*keys)))
+    await settle()
+    task.cancel()
+    await asyncio.wait([task], timeout=1)
+    assert task.cancelled()
+    assert tier.started == keys[: Recorder.fan_out]
+
+
+async def test_a_tier_needs_neither_open_nor_close(tier: Recorder) -> None:
+    await tier.open()
+    await tier.close()
+
+
+def test_the_arguments_are_kept(make_context: ContextFactory) -> None:
+    config, context = TierConfig(), make_context()
+    tier = Recorder(config, context)
+    assert tier.config is config
+    assert tier.context is context
+
+
+@pytest.mark.parametrize("capability", ["delete", "touch", "scan", "usage"])
+async def test_a_capability_that_is_announced_but_missing_is_a_breach(
+    tier: Recorder, capability: str
+) -> None:
+    arguments = [[b"key"]] if capability in ("delete", "touch") else []
+    expected = f"capability {capability.upper()} is announced but {capability}\\(\\) is not"
+    with pytest.raises(TierContractError, match=expected):
+        await getattr(tier, capability)(*arguments)
+
+
+def test_a_tier_announces_nothing_unless_it_says_so() -> None:
+    assert SecondaryTierManager.capabilities is Capability.NONE
+    assert SecondaryTierManager.alignment == 1
+    assert CONTRACT_VERSION == 1
+
+
+def test_the_version_of_the_contract_is_not_inherited() -> None:
+    assert not hasattr(SecondaryTierManager, "contract_version")
+    assert not hasattr(ChunkTierManager, "contract_version")
+
+
+@pytest.mark.parametrize("missing", ["contains_chunk", "store_chunk", "load_chunk"])
+def test_an_incomplete_tier_cannot_be_made(make_context: ContextFactory, missing: str) -> None:
+    incomplete = type("Incomplete", (Recorder,), {missing: getattr(ChunkTierManager, missing)})
+    with pytest.raises(TypeError, match=missing):
+        incomplete(TierConfig(), make_context())
+
+
+def test_an_object_is_a_header_and_a_payload_long(make_context: ContextFactory) -> None:
+    assert make_context().object_bytes == 64 + 256

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+
+from kvtier_sdk import (
+    BackendError,
+    BackendLoadError,
+    ChunkNotFoundError,
+    ConfigError,
+    CorruptChunkError,
+    DuplicateBackendError,
+    KVTierError,
+    MissingExtraError,
+    ReplayError,
+    TierAuthError,
+    TierCapacityError,
+    TierContractError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+    UnknownBackendError,
+    map_exceptions,
+)
+
+TIER_ERRORS = {
+    TierError: False,
+    ChunkNotFoundError: False,
+    CorruptChunkError: False,
+    TierAuthError: False,
+    TierCapacityError: False,
+    TierContractError: False,
+    TierTimeoutError: True,
+    TierUnavailableError: True,
+}
+
+
+@pytest.mark.parametrize(
+    "error_class", [ConfigError, MissingExtraError, ReplayError, BackendError, TierError]
+)
+def test_every_branch_grows_from_one_root(error_class: type[Exception]) -> None:
+    assert issubclass(error_class, KVTierError)
+
+
+def test_errors_are_also_the_builtin_that_a_caller_expects() -> None:
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(MissingExtraError, ImportError)
+
+
+@pytest.mark.parametrize(
+    "error_class", [UnknownBackendError, DuplicateBackendError, BackendLoadError]
+)
+def test_backend_errors_are_no_tier_errors(error_class: type[Exception]) -> None:
+    assert issubclass(error_class, BackendError)
+    assert not issubclass(error_class, TierError)
+
+
+@pytest.mark.parametrize(("error_class", "retryable"), TIER_ERRORS.items())
+def test_the_class_says_whether_to_retry_unless_the_author_does(
+    error_class: type[TierError], retryable: bool
+) -> None:
+    assert error_class("x").retryable is retryable
+    assert error_class("x", retryable=True).retryable is True
+    assert error_class("x", retryable=False).retryable is False
+
+
+def test_the_text_names_tier_and_operation_once_they_are_known() -> None:
+    error = TierError("no route")
+    assert str(error) == "no route"
+    error.operation = "load"
+    assert str(error) == "load: no route"
+    error.tier = "cold"
+    assert str(error) == "cold load: no route"
+
+
+def test_a_tier_error_survives_the_way_between_processes() -> None:
+    error = TierTimeoutError("slow", retryable=False)
+    error.tier, error.operation = "cold", "store"
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.retryable) == (TierTimeoutError, str(error), False)
+
+
+def test_a_mapped_exception_is_translated_and_kept_as_the_cause() -> None:
+    original = ConnectionError("no route to host")
+    with (
+        pytest.raises(TierUnavailableError, match="^no route to host$") as caught,
+        map_exceptions({OSError: TierUnavailableError}),
+    ):
+        raise original
+    assert caught.value.__cause__ is original
+
+
+def test_an_exception_without_text_is_named_by_its_class() -> None:
+    with (
+        pytest.raises(TierTimeoutError, match="^TimeoutError$"),
+        map_exceptions({TimeoutError: TierTimeoutError}),
+    ):
+        raise TimeoutError
+
+
+def test_the_first_entry_that_matches_wins() -> None:
+    with (
+        pytest.raises(TierAuthError),
+        map_exceptions({PermissionError: TierAuthError, OSError: TierUnavailableError}),
+    ):
+        raise PermissionError("denied")
+
+
+def test_a_key_of_the_mapping_may_be_several_classes() -> None:
+    with (
+        pytest.raises(TierUnavailableError),
+        map_exceptions({(KeyError, OSError): TierUnavailableError}),
+    ):
+        raise OSError("gone")
+
+
+def test_a_tier_error_passes_through_a_mapping_unchanged() -> None:
+    original = TierCapacityError("full")
+    with (
+        pytest.raises(TierCapacityError) as caught,
+        map_exceptions({Exception: TierUnavailableError}),
+    ):
+        raise original
+    assert caught.value is original
+
+
+def test_what_the_mapping_does_not_know_passes_through() -> None:
+    with pytest.raises(ZeroDivisionError), map_exceptions({OSError: TierUnavailableError}):
+        raise ZeroDivisionError
+
+
+def test_a_cancellation_is_never_translated() -> None:
+    with (
+        pytest.raises(asyncio.CancelledError),
+        map_exceptions({BaseException: TierUnavailableError}),
+    ):
+        raise asyncio.CancelledError

@@ -1,0 +1,392 @@
+"""The house rules that can be read off the source: who imports whom, and who may look at a clock.
+
+The checkers get source text, so that each rule is also shown to catch a breach.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import kvtier_sdk
+
+PACKAGE = Path(kvtier_sdk.__file__).parent
+BACKENDS = PACKAGE.parent / "backends"
+
+# Module, or package with all that is in it, to rank. A module imports its own rank and below.
+RANKS = {
+    "kvtier_sdk.types": 0,
+    "kvtier_sdk.errors": 0,
+    "kvtier_sdk.clock": 1,
+    "kvtier_sdk.config": 1,
+    "kvtier_sdk.events": 1,
+    "kvtier_sdk.frame": 1,
+    "kvtier_sdk.metrics": 1,
+    "kvtier_sdk.namespace": 1,
+    "kvtier_sdk.units": 1,
+    "kvtier_sdk.blocking": 2,
+    "kvtier_sdk.contract": 2,
+    "kvtier_sdk.memory": 3,
+    "kvtier_sdk.registry": 3,
+    "kvtier_sdk.tier_spec": 3,
+    "kvtier_sdk.jobs": 4,
+    "kvtier_sdk.policies": 4,
+    "kvtier_sdk.runner": 5,
+    "kvtier_sdk.pool": 6,
+    "kvtier_sdk.primary": 6,
+    "kvtier_sdk.tiering": 6,
+    "kvtier_sdk.worker": 6,
+    # The package itself re-exports from all of the above, so only what is below may import it.
+    "kvtier_sdk": 7,
+    "kvtier_sdk.integrations": 8,
+    "kvtier_sdk.replay": 8,
+    "kvtier_sdk.cli": 9,
+    "kvtier_sdk.testing": 9,
+}
+STRANGERS = frozenset({("kvtier_sdk.tiering", "kvtier_sdk.worker")})
+ONLY_IN = {
+    "torch": "kvtier_sdk.worker",
+    "vllm": "kvtier_sdk.integrations.vllm",
+    "typer": "kvtier_sdk.cli",
+    "rich": "kvtier_sdk.cli",
+}
+# What clock.py is the door to. A name that ends in a dot is a method, whatever its object.
+CLOCK_CALLS = frozenset(
+    {
+        "time.monotonic",
+        "time.monotonic_ns",
+        "time.perf_counter",
+        "time.perf_counter_ns",
+        "time.process_time",
+        "time.process_time_ns",
+        "time.sleep",
+        "time.thread_time",
+        "time.thread_time_ns",
+        "time.time",
+        "time.time_ns",
+        "asyncio.create_task",
+        "asyncio.ensure_future",
+        "asyncio.sleep",
+        "asyncio.timeout",
+        "asyncio.timeout_at",
+        "asyncio.wait_for",
+        "threading.Timer",
+    }
+)
+CLOCK_METHODS = frozenset({"create_task", "call_later"})
+OBSERVATION = frozenset({"time.thread_time_ns", "time.perf_counter"})
+MAY_OBSERVE = "kvtier_sdk.replay"
+CLOCK_OWNERS = ("kvtier_sdk.clock", "kvtier_sdk.testing")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: ``from module import name``, or ``import module`` without a name."""
+
+    line: int
+    module: str
+    name: str | None = None
+
+
+def is_in(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def home_of(module: str) -> str | None:
+    """The entry of the table that a module belongs to."""
+    if module in RANKS:
+        return module
+    homes = [home for home in RANKS if home != "kvtier_sdk" and is_in(module, home)]
+    return max(homes, key=len) if homes else None
+
+
+def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
+    """Every import of a module, those in functions and under TYPE_CHECKING included."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            origin = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join(parts[: len(parts) - node.level + 1])
+                origin = f"{base}.{origin}" if origin else base
+            for alias in node.names:
+                yield Import(node.lineno, origin, alias.name)
+        elif isinstance(node, ast.Call) and node.args:
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            called = node.func.id if isinstance(node.func, ast.Name) else called
+            target = node.args[0]
+            if called in ("import_module", "__import__") and isinstance(target, ast.Constant):
+                yield Import(node.lineno, str(target.value))
+
+
+def import_breaches(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """What a module of the SDK imports although it must not."""
+    home = home_of(module)
+    if home is None:
+        return [f"{module}: the table of layers does not know it"]
+    found = []
+    for imported in imports_of(source, module, is_package=is_package):
+        where = f"{module}:{imported.line}"
+        root = imported.module.partition(".")[0]
+        if root in ONLY_IN and not is_in(module, ONLY_IN[root]):
+            found.append(f"{where}: imports {root}; only {ONLY_IN[root]} may")
+        if root != "kvtier_sdk":
+            continue
+        target = imported.module
+        if imported.name is not None and f"{target}.{imported.name}" in RANKS:
+            target = f"{target}.{imported.name}"
+        target_home = home_of(target)
+        if target_home is None:
+            found.append(f"{where}: imports {target}, which the table of layers does not know")
+            continue
+        if RANKS[target_home] > RANKS[home]:
+            found.append(f"{where}: imports upward, {target}")
+        if target_home == "kvtier_sdk.testing" and home != target_home:
+            found.append(f"{where}: imports {target}, which is for tests")
+        if (home, target_home) in STRANGERS or (target_home, home) in STRANGERS:
+            found.append(f"{where}: imports {target}; they meet only in integrations")
+    return found
+
+
+def clock_breaches(source: str, module: str) -> list[str]:
+    """Where a module of the SDK reaches for time or tasks past the clock."""
+    if any(is_in(module, owner) for owner in CLOCK_OWNERS):
+        return []
+    forbidden = CLOCK_CALLS - OBSERVATION if is_in(module, MAY_OBSERVE) else CLOCK_CALLS
+    tree = ast.parse(source)
+    aliases = {}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                aliases[alias.asname or alias.name] = alias.name
+        elif isinstance(node, ast.ImportFrom):
+            found += [
+                f"{module}:{node.lineno}: {node.module}.{alias.name}"
+                for alias in node.names
+                if f"{node.module}.{alias.name}" in forbidden
+            ]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        if (
+            f"{aliases.get(owner, owner)}.{node.attr}" in forbidden
+            or node.attr in CLOCK_METHODS
+            or (node.attr == "call_at" and "loop" in ast.unparse(node.value).lower())
+        ):
+            found.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def backend_breaches(source: str, module: str) -> list[str]:
+    """Where a backend imports more of the SDK than its public names."""
+    found = []
+    for imported in imports_of(source, module):
+        if not is_in(imported.module, "kvtier_sdk"):
+            continue
+        if imported.module != "kvtier_sdk" or imported.name is None:
+            found.append(f"{module}:{imported.line}: write 'from kvtier_sdk import ...'")
+        elif imported.name not in kvtier_sdk.__all__:
+            found.append(f"{module}:{imported.line}: {imported.name} is not public")
+    return found
+
+
+def modules_under(root: Path) -> list[tuple[str, Path]]:
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        found.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
+    return found
+
+
+SDK_MODULES = modules_under(PACKAGE)
+BACKEND_MODULES = [
+    found
+    for package in sorted(BACKENDS.glob("*/kvtier_*"))
+    if package.is_dir()
+    for found in modules_under(package)
+]
+
+
+@pytest.mark.parametrize(("module", "path"), SDK_MODULES, ids=[name for name, _ in SDK_MODULES])
+def test_imports_run_downward_only(module: str, path: Path) -> None:
+    is_package = path.name == "__init__.py"
+    assert import_breaches(path.read_text(), module, is_package=is_package) == []
+
+
+@pytest.mark.parametrize(("module", "path"), SDK_MODULES, ids=[name for name, _ in SDK_MODULES])
+def test_time_and_tasks_go_through_the_clock(module: str, path: Path) -> None:
+    assert clock_breaches(path.read_text(), module) == []
+
+
+def test_backends_import_public_names_only() -> None:
+    found = [
+        breach
+        for module, path in BACKEND_MODULES
+        for breach in backend_breaches(path.read_text(), module)
+    ]
+    assert found == []
+
+
+def test_every_module_is_seen() -> None:
+    names = [name for name, _ in SDK_MODULES]
+    assert {"kvtier_sdk", "kvtier_sdk.clock", "kvtier_sdk.policies.lru"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kvtier_sdk.types", "from kvtier_sdk.clock import Clock"),
+        ("kvtier_sdk.types", "import kvtier_sdk.clock"),
+        ("kvtier_sdk.config", "from kvtier_sdk import contract"),
+        ("kvtier_sdk.config", "from . import contract"),
+        ("kvtier_sdk.config", "from .contract import TierContext"),
+        ("kvtier_sdk.runner.loop", "from ..tiering import TieringManager"),
+        ("kvtier_sdk.tiering.manager", "from kvtier_sdk import TierSpec"),
+        ("kvtier_sdk.jobs", "def f():\n    from kvtier_sdk.runner import x"),
+        ("kvtier_sdk.jobs", "if TYPE_CHECKING:\n    from kvtier_sdk.runner import x"),
+        ("kvtier_sdk.jobs", "importlib.import_module('kvtier_sdk.runner')"),
+        ("kvtier_sdk.replay.player", "from kvtier_sdk.cli import app"),
+    ],
+)
+def test_an_upward_import_is_caught(module: str, source: str) -> None:
+    assert any("upward" in breach for breach in import_breaches(source, module))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kvtier_sdk.contract", "from kvtier_sdk.types import Transfer"),
+        ("kvtier_sdk.tier_spec", "from kvtier_sdk.registry import load_backend"),
+        ("kvtier_sdk.runner.thread", "from .base import Runner"),
+        ("kvtier_sdk.integrations.vllm.spec", "import vllm"),
+        ("kvtier_sdk.integrations.vllm.spec", "from kvtier_sdk.tiering import TieringManager"),
+        ("kvtier_sdk.worker.copier", "import torch"),
+        ("kvtier_sdk.cli.main", "import typer\nfrom kvtier_sdk import __version__"),
+        ("kvtier_sdk.testing.simulation", "from kvtier_sdk.replay import player"),
+        ("kvtier_sdk.testing.simulation", "from kvtier_sdk.testing import VirtualClock"),
+        ("kvtier_sdk.clock", "import rich_text_of_somebody_else"),
+    ],
+)
+def test_a_legal_import_passes(module: str, source: str) -> None:
+    assert import_breaches(source, module) == []
+
+
+def test_a_package_resolves_relative_imports_from_itself() -> None:
+    source = "from .base import Runner"
+    assert import_breaches(source, "kvtier_sdk.runner", is_package=True) == []
+    assert import_breaches(source, "kvtier_sdk.runner", is_package=False) != []
+
+
+def test_an_unknown_module_is_caught() -> None:
+    assert "does not know" in import_breaches("", "kvtier_sdk.helpers")[0]
+    assert "does not know" in import_breaches("import kvtier_sdk.helpers", "kvtier_sdk.cli")[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kvtier_sdk.tiering.manager", "import torch"),
+        ("kvtier_sdk.integrations.vllm.spec", "import torch.cuda"),
+        ("kvtier_sdk.worker.copier", "from vllm.config import VllmConfig"),
+        ("kvtier_sdk.integrations.sglang", "import vllm"),
+        ("kvtier_sdk.replay.report", "def f():\n    from rich.table import Table"),
+        ("kvtier_sdk.testing.kit", "import typer"),
+        ("kvtier_sdk.metrics", "if TYPE_CHECKING:\n    import torch"),
+    ],
+)
+def test_a_heavy_import_outside_its_place_is_caught(module: str, source: str) -> None:
+    assert any("only" in breach for breach in import_breaches(source, module))
+
+
+@pytest.mark.parametrize("module", ["kvtier_sdk.cli.main", "kvtier_sdk.replay", "kvtier_sdk.types"])
+def test_an_import_of_the_test_tools_is_caught(module: str) -> None:
+    source = "from kvtier_sdk.testing import VirtualClock"
+    assert any("for tests" in breach for breach in import_breaches(source, module))
+
+
+def test_tiering_and_worker_do_not_meet() -> None:
+    for one, other in (("tiering", "worker"), ("worker", "tiering")):
+        source = f"from kvtier_sdk.{other} import x"
+        assert any("meet" in breach for breach in import_breaches(source, f"kvtier_sdk.{one}.x"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.time()",
+        "import time\ntime.monotonic_ns()",
+        "import time as t\nt.perf_counter()",
+        "import time\nnow = time.monotonic",
+        "from time import sleep",
+        "import asyncio\nasync def f():\n    await asyncio.sleep(1)",
+        "from asyncio import wait_for as w",
+        "import asyncio\nasyncio.timeout(1)",
+        "import asyncio\nasyncio.ensure_future(x)",
+        "loop.create_task(x)",
+        "asyncio.get_running_loop().call_later(1, f)",
+        "self._loop.call_at(1, f)",
+        "async with asyncio.TaskGroup() as group:\n    group.create_task(x)",
+        "import threading\nthreading.Timer(1, f)",
+        "from threading import Timer",
+    ],
+)
+def test_a_way_around_the_clock_is_caught(source: str) -> None:
+    if source.startswith("async with"):
+        source = "async def f():\n" + "\n".join(f"    {line}" for line in source.splitlines())
+    assert clock_breaches(source, "kvtier_sdk.runner.loop") != []
+    assert clock_breaches(source, "kvtier_sdk.testing.virtual_clock") == []
+
+
+def test_the_clock_itself_is_the_way() -> None:
+    source = "clock.now_s(); clock.call_at(1.0, f); clock.spawn(x, name='n'); clock.timeout(1)"
+    assert clock_breaches(source, "kvtier_sdk.runner.loop") == []
+
+
+def test_replay_may_observe_but_not_wait() -> None:
+    source = "import time\ntime.perf_counter()\ntime.thread_time_ns()"
+    assert clock_breaches(source, "kvtier_sdk.replay.report") == []
+    assert len(clock_breaches(source, "kvtier_sdk.tiering.manager")) == 2
+    assert clock_breaches("import time\ntime.sleep(1)", "kvtier_sdk.replay.report") != []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import kvtier_sdk",
+        "import kvtier_sdk.errors as e",
+        "from kvtier_sdk.errors import TierError",
+        "from kvtier_sdk import errors",
+        "from kvtier_sdk import _hidden",
+        "def f():\n    from kvtier_sdk.testing import VirtualClock",
+    ],
+)
+def test_a_backend_that_imports_more_is_caught(source: str) -> None:
+    assert backend_breaches(source, "kvtier_file.tier") != []
+
+
+def test_a_backend_may_import_public_names_and_its_own() -> None:
+    source = (
+        "import os\nfrom kvtier_sdk import TierError, run_blocking\nfrom kvtier_file.x import y"
+    )
+    assert backend_breaches(source, "kvtier_file.tier") == []
+
+
+def test_importing_the_package_brings_nothing_heavy_along() -> None:
+    heavy = ["torch", "vllm", "typer", "rich", "uvloop", "yaml", "prometheus_client"]
+    code = f"import kvtier_sdk, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

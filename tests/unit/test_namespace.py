@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvtier_sdk import Namespace
+from kvtier_sdk.frame import FRAME_VERSION
+
+SCALARS = st.none() | st.booleans() | st.integers(0, 3) | st.just(1.0) | st.sampled_from("ab")
+FACTS = st.dictionaries(st.sampled_from("xyz"), SCALARS | st.lists(SCALARS, max_size=2))
+
+
+def test_the_fingerprint_is_fixed_across_releases() -> None:
+    assert FRAME_VERSION == 1
+    facts = {"model": "m", "groups": 2}
+    # SHA-256 of {"frame_version":1,"groups":2,"model":"m"}, cut to 128 bits.
+    assert Namespace(facts).fingerprint == "8bc3cc83a0e006078b18916ff0b5a711"
+
+
+def test_the_order_of_the_facts_does_not_matter() -> None:
+    assert Namespace({"a": 1, "b": 2}).fingerprint == Namespace({"b": 2, "a": 1}).fingerprint
+
+
+@given(FACTS, FACTS)
+@example({"x": 1}, {"x": 1.0})
+@example({"x": 1}, {"x": True})
+def test_namespaces_are_equal_as_their_fingerprints_are(
+    ours: dict[str, object], theirs: dict[str, object]
+) -> None:
+    one, other = Namespace(ours), Namespace(theirs)
+    assert (one == other) is (one.fingerprint == other.fingerprint)
+    if one == other:
+        assert hash(one) == hash(other)
+
+
+def test_a_namespace_equals_nothing_else() -> None:
+    namespace = Namespace({"a": 1})
+    assert namespace != {"a": 1}
+    assert namespace != namespace.fingerprint
+
+
+@given(FACTS, FACTS)
+@example({"x": None}, {})
+@example({"x": 1}, {"x": True})
+def test_there_is_a_difference_exactly_where_the_fingerprints_differ(
+    ours: dict[str, object], theirs: dict[str, object]
+) -> None:
+    one, other = Namespace(ours), Namespace(theirs)
+    read_back = json.loads(other.manifest_json())["facts"]
+    assert bool(one.differences(read_back)) is (one.fingerprint != other.fingerprint)
+
+
+def test_a_difference_names_ours_and_theirs() -> None:
+    ours = Namespace({"model": "m", "dtype": "bf16", "only": 1, "layers": (1, 2)})
+    theirs = {"model": "m", "dtype": "fp8", "extra": 2, "layers": [1, 2]}
+    assert ours.differences({**theirs, "frame_version": FRAME_VERSION}) == {
+        "dtype": ("bf16", "fp8"),
+        "extra": (None, 2),
+        "only": (1, None),
+    }
+
+
+def test_the_format_version_is_one_of_the_facts() -> None:
+    namespace = Namespace({"model": "m"})
+    assert namespace.manifest == {"model": "m", "frame_version": FRAME_VERSION}
+    assert "frame_version" in namespace.differences({"model": "m", "frame_version": 99})
+
+
+def test_the_manifest_can_be_read_by_people_and_programs() -> None:
+    namespace = Namespace({"model": "m", "dtype": "bf16"})
+    text = namespace.manifest_json()
+    assert json.loads(text) == {"fingerprint": namespace.fingerprint, "facts": namespace.manifest}
+    assert '    "dtype": "bf16",\n' in text
+    assert text.endswith("}\n")

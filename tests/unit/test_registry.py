@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvtier_sdk import (
+    BackendLoadError,
+    DuplicateBackendError,
+    EvictionPolicy,
+    MemoryTier,
+    UnknownBackendError,
+    available_backends,
+    load_backend,
+    load_policy,
+)
+from kvtier_sdk.policies.lru import LRUPolicy
+
+TIER = """
+from kvtier_sdk import ChunkTierManager
+
+class Tier(ChunkTierManager):
+    contract_version = {version}
+    async def contains_chunk(self, key): return False
+    async def store_chunk(self, transfer): pass
+    async def load_chunk(self, transfer): pass
+"""
+GOOD = TIER.format(version=1)
+
+Install = Callable[..., str]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Pretend that a distribution is installed whose one module has the given source."""
+    numbers = itertools.count()
+
+    def make(
+        distribution: str,
+        version: str,
+        source: str = GOOD,
+        *,
+        name: str = "mine",
+        target: str = "Tier",
+        group: str = "kvtier.backends",
+    ) -> str:
+        module = f"kvtier_unit_test_{tmp_path.name.replace('-', '_')}_{next(numbers)}"
+        site = tmp_path / module
+        metadata = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        metadata.mkdir(parents=True)
+        (site / f"{module}.py").write_text(source)
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
+        (metadata / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:{target}\n")
+        monkeypatch.syspath_prepend(site)
+        return module
+
+    return make
+
+
+def test_the_memory_tier_is_always_there() -> None:
+    (info,) = [info for info in available_backends() if info.name == "memory"]
+    assert (info.distribution, info.target) == ("kvtier-sdk", "kvtier_sdk.memory:MemoryTier")
+    assert load_backend("memory") is MemoryTier
+
+
+def test_listing_imports_nothing(install: Install) -> None:
+    module = install("kvtier-mine", "1.2.3", "raise RuntimeError('imported')")
+    (info,) = [info for info in available_backends() if info.name == "mine"]
+    assert (info.distribution, info.version, info.target) == (
+        "kvtier-mine",
+        "1.2.3",
+        f"{module}:Tier",
+    )
+    assert module not in sys.modules
+
+
+def test_the_list_is_sorted_by_name_and_shows_duplicates(install: Install) -> None:
+    install("kvtier-z", "1")
+    install("kvtier-a", "1")
+    install("kvtier-aardvark", "1", name="aardvark")
+    listed = [(info.name, info.distribution) for info in available_backends()]
+    assert listed == sorted(listed)
+    assert [owner for name, owner in listed if name == "mine"] == ["kvtier-a", "kvtier-z"]
+
+
+def test_only_what_is_asked_for_is_imported(install: Install) -> None:
+    other = install("kvtier-other", "1", name="other")
+    mine = install("kvtier-mine", "1")
+    assert load_backend("mine") is sys.modules[mine].Tier
+    assert other not in sys.modules
+
+
+def test_a_further_url_scheme_finds_its_backend(install: Install) -> None:
+    module = install("kvtier-mine", "1", name="mines", group="kvtier.url_schemes")
+    assert load_backend("mines") is sys.modules[module].Tier
+    assert "mines" not in [info.name for info in available_backends()]
+
+
+def test_a_name_goes_before_a_url_scheme(install: Install) -> None:
+    install("kvtier-squatter", "1", name="memory", group="kvtier.url_schemes")
+    assert load_backend("memory") is MemoryTier
+
+
+def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -> None:
+    install("kvtier-mine", "1")
+    with pytest.raises(UnknownBackendError) as caught:
+        load_backend("memroy")
+    text = str(caught.value)
+    assert text.startswith("no backend 'memroy'; did you mean 'memory'? installed: ")
+    assert "mine" in text.partition("installed: ")[2].split(", ")
+
+
+def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
+    install("kvtier-mine", "1.0")
+    install("kvtier-mine-too", "2.0")
+    with pytest.raises(DuplicateBackendError) as caught:
+        load_backend("mine")
+    assert "'mine' is offered by kvtier-mine 1.0 and kvtier-mine-too 2.0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import no_such_module_anywhere", "ModuleNotFoundError: No module named"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("", "AttributeError"),
+        ("Tier = 5", "is not a subclass of kvtier_sdk.SecondaryTierManager"),
+        ("class Tier: contract_version = 1", "is not a subclass of"),
+        (TIER.format(version=2), "declares contract_version 2; this release of kvtier-sdk speaks"),
+        (GOOD.replace("contract_version = 1", ""), "declares contract_version None"),
+    ],
+)
+def test_a_backend_that_cannot_be_used_is_named_with_its_version(
+    install: Install, source: str, message: str
+) -> None:
+    install("kvtier-mine", "0.0.7", source)
+    with pytest.raises(BackendLoadError) as caught:
+        load_backend("mine")
+    assert str(caught.value).startswith("backend 'mine' of kvtier-mine 0.0.7")
+    assert message in str(caught.value)
+
+
+def test_the_reason_of_a_failed_import_is_kept_as_the_cause(install: Install) -> None:
+    install("kvtier-mine", "1", "1 / 0")
+    with pytest.raises(BackendLoadError) as caught:
+        load_backend("mine")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_policy_is_found_by_name() -> None:
+    assert load_policy("lru") is LRUPolicy
+    assert issubclass(LRUPolicy, EvictionPolicy)
+
+
+def test_an_unknown_policy_lists_the_installed_ones() -> None:
+    with pytest.raises(UnknownBackendError, match=r"no policy 'lur'; did you mean 'lru'\?"):
+        load_policy("lur")
+
+
+def test_two_owners_of_a_policy_are_both_named(install: Install) -> None:
+    install("kvtier-mine", "1.0", name="p", group="kvtier.policies")
+    install("kvtier-mine-too", "2.0", name="p", group="kvtier.policies")
+    with pytest.raises(DuplicateBackendError, match=r"policy 'p'.*mine 1.0 and kvtier-mine-too 2"):
+        load_policy("p")
+
+
+def test_a_policy_that_is_none_is_refused(install: Install) -> None:
+    install("kvtier-mine", "1.0", name="p", group="kvtier.policies")
+    with pytest.raises(BackendLoadError, match=r"policy 'p' of kvtier-mine 1.0: .* not a subclass"):
+        load_policy("p")

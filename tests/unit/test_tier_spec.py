@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+
+from kvtier_sdk import (
+    ConfigError,
+    MemoryTier,
+    MemoryTierConfig,
+    RunnerOptions,
+    TierSpec,
+    UnknownBackendError,
+)
+from kvtier_sdk.tier_spec import with_unique_names
+
+
+def test_a_url_says_it_all() -> None:
+    spec = TierSpec.from_url("memory:?capacity=1GiB&load_deadline=2s&name=cold")
+    assert spec == TierSpec(
+        name="cold",
+        backend="memory",
+        tier_class=MemoryTier,
+        config=MemoryTierConfig(capacity=2**30),
+        runner=RunnerOptions(load_deadline=2.0),
+    )
+
+
+def test_a_tier_is_named_after_its_backend_unless_it_has_a_name() -> None:
+    assert TierSpec.from_url("memory:").name == "memory"
+    assert TierSpec.from_options({"type": "memory", "name": "warm"}).name == "warm"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"type": "memory", "capacity": "1KiB"},
+        {"type": "kvtier", "backend": "memory", "capacity": "1KiB"},
+        {"backend": "memory", "capacity": "1KiB"},
+        {"url": "memory:?capacity=1KiB"},
+        {"type": "kvtier", "url": "memory:?capacity=1KiB"},
+        {"type": "memory", "url": "memory:", "capacity": "1KiB"},
+    ],
+)
+def test_every_spelling_of_an_entry_means_the_same(entry: dict[str, object]) -> None:
+    assert TierSpec.from_options(entry) == TierSpec.from_url("memory:?capacity=1KiB")
+
+
+def test_options_beside_a_url_are_added_to_its_own() -> None:
+    spec = TierSpec.from_url("memory:?capacity=1KiB", latency="1ms", retries=0)
+    assert isinstance(spec.config, MemoryTierConfig)
+    assert (spec.config.capacity_bytes, spec.config.latency_s) == (1024, 0.001)
+    assert spec.runner.retries == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "beside", "option"),
+    [
+        ("memory:?capacity=1KiB", {"capacity": "2KiB"}, "capacity"),
+        ("memory:?retries=1", {"retries": 2}, "retries"),
+        ("memory:?name=a", {"name": "b"}, "name"),
+    ],
+)
+def test_an_option_both_in_the_url_and_beside_it_is_refused(
+    url: str, beside: dict[str, object], option: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"option '{option}' is given in the URL and beside it"):
+        TierSpec.from_url(url, **beside)
+
+
+@pytest.mark.parametrize("entry", [{}, {"type": "kvtier"}, {"type": 5}, {"capacity": "1KiB"}])
+def test_an_entry_without_a_backend_is_refused(entry: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="tier 2: option 'type' is missing"):
+        TierSpec.from_options(entry, where="tier 2")
+
+
+@pytest.mark.parametrize("url", [None, 5, b"memory:"])
+def test_a_url_that_is_no_text_is_refused(url: object) -> None:
+    with pytest.raises(ConfigError, match="tier 2: option 'url'"):
+        TierSpec.from_options({"url": url}, where="tier 2")
+
+
+def test_a_complaint_begins_with_the_entry() -> None:
+    with pytest.raises(ConfigError, match="^tier 2: unknown option 'capcity'"):
+        TierSpec.from_options({"type": "memory", "capcity": 1}, where="tier 2")
+    with pytest.raises(ConfigError, match=r"^tier 'memory:\?capcity=1': unknown option"):
+        TierSpec.from_url("memory:?capcity=1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("capcity", "capacity"), ("load_dedline", "load_deadline"), ("nam", "name")],
+)
+def test_a_misspelt_option_is_corrected_whoever_owns_it(wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option '{wrong}'; did you mean '{right}'"):
+        TierSpec.from_options({"type": "memory", wrong: "1s"})
+
+
+def test_a_wrong_runner_option_is_told_like_any_other() -> None:
+    with pytest.raises(ConfigError, match="^tier 2: option 'load_deadline'"):
+        TierSpec.from_options({"type": "memory", "load_deadline": "soon"}, where="tier 2")
+
+
+def test_an_unknown_backend_is_an_error_of_the_registry() -> None:
+    with pytest.raises(UnknownBackendError, match="did you mean 'memory'"):
+        TierSpec.from_url("memry:")
+
+
+def test_the_entry_is_not_changed() -> None:
+    entry = {"url": "memory:?name=a", "capacity": "1KiB"}
+    TierSpec.from_options(entry)
+    assert entry == {"url": "memory:?name=a", "capacity": "1KiB"}
+
+
+def test_tiers_keep_their_order_where_their_names_differ() -> None:
+    specs = [TierSpec.from_url(f"memory:?name={name}") for name in "ba"]
+    assert with_unique_names(specs) == specs
+
+
+def test_two_tiers_of_one_name_are_refused() -> None:
+    specs = [TierSpec.from_url("memory:"), TierSpec.from_url("memory:?capacity=1KiB")]
+    with pytest.raises(ConfigError, match="two tiers are named 'memory'.*name=memory-2"):
+        with_unique_names(specs)
