@@ -41,29 +41,28 @@ async def test_a_batch_never_evicts_its_own(bench):
 async def test_what_is_being_loaded_is_not_evicted(bench, monkeypatch):
     tier = await bench.open(capacity=2 * bench.object_bytes)
     await bench.put(tier, *KEYS[:2])
-    entered, leave = threading.Event(), threading.Event()
+    entered, leave = threading.Semaphore(0), threading.Event()
     real = os.preadv
 
     def waiting(*args):
-        entered.set()
+        entered.release()
         assert leave.wait(30)
         return real(*args)
 
     monkeypatch.setattr(os, "preadv", waiting)
     oldest = bench.empty(KEYS[0])
     load = asyncio.create_task(tier.load([oldest]))
-    await asyncio.to_thread(entered.wait, 30)
+    assert await asyncio.to_thread(entered.acquire, timeout=30)
     assert await bench.put(tier, KEYS[2]) == [None]
     assert bench.removed == [KEYS[1]]
     both = asyncio.create_task(tier.load([bench.empty(KEYS[2])]))
-    # Wait until the second load has its chunk too: from then on there is nothing to evict.
-    while not isinstance((await bench.put(tier, KEYS[3]))[0], TierCapacityError):
-        await tier.delete([KEYS[3]])
-        await bench.put(tier, KEYS[2])
+    # Once the second load has its chunk too, there is nothing to evict.
+    assert await asyncio.to_thread(entered.acquire, timeout=30)
+    assert isinstance((await bench.put(tier, KEYS[3]))[0], TierCapacityError)
     leave.set()
     assert await load == [None]
     assert bench.holds(oldest)
-    await both
+    assert await both == [None]
 
 
 async def test_a_lower_capacity_is_met_at_open(bench):
