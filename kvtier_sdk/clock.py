@@ -136,4 +136,5 @@ class SystemClock(Clock):
             import uvloop
         except ImportError:
             return asyncio.new_event_loop()
-        return uvloop.new_event_loop()
+        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        return loop

@@ -1,0 +1,536 @@
+"""The manager's rules, over real tiers on a virtual clock: the test decides when a tier moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    ConfigError,
+    CorruptChunkError,
+    KVTierError,
+    LookupResult,
+    MemoryTier,
+    MemoryTierConfig,
+    Namespace,
+    OffloadKey,
+    RequestContext,
+    RunnerOptions,
+    TierError,
+    TierSpec,
+    TierUnavailableError,
+    Transfer,
+    load_policy,
+    make_offload_key,
+)
+from kvtier_sdk.jobs import Report
+from kvtier_sdk.pool import HostPool
+from kvtier_sdk.runner import TierLoop
+from kvtier_sdk.testing import InlineRunner, VirtualClock
+from kvtier_sdk.tiering import TieringManager
+
+CHUNK_BYTES = 64
+KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(64)]
+A, B = RequestContext("a"), RequestContext("b")
+
+
+class FaultyTier(MemoryTier):
+    """A memory tier whose next calls can be made to fail, hang, or return nonsense."""
+
+    def __init__(self, config: MemoryTierConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self.on_load: Callable[[Transfer], TierError | None] = lambda transfer: None
+        self.on_store: Callable[[Transfer], TierError | None] = lambda transfer: None
+        self.gate: asyncio.Event | None = None
+        self.stubborn = False
+        self.raises: Exception | None = None
+        self.calls: list[tuple[str, list[OffloadKey]]] = []
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        self.calls.append(("lookup", list(keys)))
+        return await super().lookup(keys, request)
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self.calls.append(("store", [transfer.key for transfer in batch]))
+        await self._trouble()
+        verdicts = [self.on_store(transfer) for transfer in batch]
+        good = [t for t, error in zip(batch, verdicts, strict=True) if error is None]
+        await super().store(good)
+        return verdicts
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self.calls.append(("load", [transfer.key for transfer in batch]))
+        await self._trouble()
+        verdicts = [self.on_load(transfer) for transfer in batch]
+        loaded = await super().load(batch)
+        return [ours or theirs for ours, theirs in zip(verdicts, loaded, strict=True)]
+
+    async def _trouble(self) -> None:
+        if self.raises is not None:
+            error, self.raises = self.raises, None
+            raise error
+        while self.gate is not None and not self.gate.is_set():
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                if not self.stubborn:
+                    raise
+
+
+class Engine:
+    """A manager over faulty tiers, and the steps of an engine."""
+
+    def __init__(self, slots: int = 8, tiers: int = 1, **runner: Any) -> None:
+        self.clock = VirtualClock()
+        self.pool = HostPool(slots, CHUNK_BYTES)
+        self.manager = TieringManager(
+            self.pool, policy=load_policy("lru")(), clock=self.clock, events=True
+        )
+        self.runners: list[InlineRunner] = []
+        self.tiers: list[FaultyTier] = []
+        for index in range(tiers):
+            self._add(f"tier{index}", runner)
+
+    def _add(self, name: str, runner: dict[str, Any]) -> None:
+        spec = TierSpec(
+            name, "memory", FaultyTier, MemoryTierConfig(), RunnerOptions.model_validate(runner)
+        )
+        loops: list[TierLoop] = []
+
+        def make_loop(report: Callable[[Report], None]) -> TierLoop:
+            loops.append(
+                TierLoop(
+                    spec,
+                    namespace=Namespace({}),
+                    memory=self.pool,
+                    clock=self.clock,
+                    report=report,
+                )
+            )
+            return loops[0]
+
+        self.runners.append(InlineRunner(make_loop, self.clock))
+        self.manager.add_tier(spec, self.runners[-1])
+        tier = loops[0]._tier
+        assert isinstance(tier, FaultyTier)
+        self.tiers.append(tier)
+
+    def step(self, tiers_for_s: float = 0.001) -> None:
+        """End a step and let the tiers run."""
+        self.manager.on_schedule_end()
+        for runner in self.runners:
+            runner.run_for(tiers_for_s)
+
+    def store(self, request: RequestContext, *keys: OffloadKey) -> None:
+        """Store chunks, each filled with the first bytes of its key."""
+        output = self.manager.prepare_store(keys, request)
+        for key, slot in zip(output.keys_to_store, output.slots, strict=True):
+            self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
+        self.manager.complete_store(output.keys_to_store, request)
+
+    def load(self, request: RequestContext, *keys: OffloadKey) -> None:
+        """Load chunks and compare them."""
+        spec = self.manager.prepare_load(keys, request)
+        for key, slot in zip(keys, spec.slots, strict=True):
+            assert self.pool.view(slot) == (key * CHUNK_BYTES)[:CHUNK_BYTES]
+        self.manager.complete_load(keys, request)
+
+    def look(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
+        return [self.manager.lookup(key, request).name for key in keys]
+
+    def settle(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
+        """Look up, a step at a time, until nothing is pending."""
+        for _ in range(20):
+            names = self.look(request, *keys)
+            if not {"RETRY", "HIT_PENDING"} & set(names):
+                return names
+            self.step()
+        raise AssertionError(f"still {names} after 20 steps")
+
+    def push_out(self, request: RequestContext) -> None:
+        """Fill the primary tier with other chunks, which are stored in the tiers too."""
+        for start in range(32, 32 + self.pool.slots):
+            self.store(request, KEYS[start])
+            self.step()
+            self.step()
+
+    def at_rest(self) -> None:
+        """Nothing is pinned, in flight or in quarantine."""
+        for _ in range(3):
+            self.step(1.0)
+        usage = self.manager.usage()
+        assert not self.manager.has_pending_work()
+        assert (usage.pinned, usage.writing, usage.loading, usage.quarantined) == (0, 0, 0, 0)
+        assert usage.free + usage.ready == usage.slots
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Engine]]:
+    engines: list[Engine] = []
+
+    def build(*args: Any, **kwargs: Any) -> Engine:
+        engines.append(Engine(*args, **kwargs))
+        engines[-1].manager.on_new_request(A)
+        engines[-1].manager.on_new_request(B)
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        for tier in engine.tiers:
+            if tier.gate is not None:
+                tier.gate.set()
+        engine.manager.shutdown(1.0)
+        engine.pool.close()
+
+
+def stored_below(engine: Engine, *keys: OffloadKey) -> None:
+    """Store chunks for A, and push them out of the primary tier."""
+    engine.store(A, *keys)
+    engine.step()
+    engine.step()
+    engine.push_out(A)
+
+
+def test_a_chunk_comes_back_from_the_primary_tier(make: Callable[..., Engine]) -> None:
+    engine = make()
+    assert engine.settle(A, KEYS[0]) == ["MISS"]
+    engine.store(A, *KEYS[:3])
+    assert engine.look(B, *KEYS[:4]) == ["HIT", "HIT", "HIT", "RETRY"]
+    engine.load(B, *KEYS[:3])
+    engine.at_rest()
+
+
+def test_a_chunk_comes_back_from_a_tier(make: Callable[..., Engine]) -> None:
+    engine = make()
+    stored_below(engine, *KEYS[:3])
+    assert engine.look(B, *KEYS[:3]) == ["RETRY"] * 3
+    engine.step()
+    assert engine.look(B, *KEYS[:3]) == ["HIT_PENDING"] * 3
+    engine.step()
+    assert engine.look(B, *KEYS[:3]) == ["HIT"] * 3
+    engine.load(B, *KEYS[:3])
+    assert engine.manager.stats[1].hit_chunks == 3
+    engine.at_rest()
+
+
+def test_without_tiers_a_miss_is_answered_at_once(make: Callable[..., Engine]) -> None:
+    assert make(tiers=0).look(A, KEYS[0]) == ["MISS"]
+
+
+def test_two_requests_share_one_question_and_one_load(make: Callable[..., Engine]) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].calls.clear()
+    for request in (A, B):
+        assert engine.look(request, KEYS[0]) == ["RETRY"]
+    engine.step()
+    for request in (A, B):
+        assert engine.look(request, KEYS[0]) == ["HIT_PENDING"]
+    engine.step()
+    for request in (A, B):
+        assert engine.look(request, KEYS[0]) == ["HIT"]
+        engine.load(request, KEYS[0])
+    assert [call for call in engine.tiers[0].calls if call[0] != "store"] == [
+        ("lookup", [KEYS[0]]),
+        ("load", [KEYS[0]]),
+    ]
+    engine.at_rest()
+
+
+def test_a_failed_load_is_a_miss_for_that_request_and_not_retried_for_ever(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].on_load = lambda transfer: ChunkNotFoundError("gone")
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    assert engine.look(B, KEYS[0]) == ["MISS"]
+    assert engine.manager.stats[1].failures["load.not_found"] == 1
+    engine.at_rest()
+
+
+def test_a_failed_tier_falls_through_to_the_next_that_has_the_chunk(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make(tiers=2)
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
+    assert engine.settle(B, KEYS[0]) == ["HIT"]
+    engine.load(B, KEYS[0])
+    assert [stats.hit_chunks for stats in engine.manager.stats] == [0, 0, 1]
+    engine.at_rest()
+
+
+def test_a_flipped_bit_is_a_miss_counted_as_corrupt_and_deleted(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.tiers[0]._objects[KEYS[0]][-1] ^= 1
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    assert engine.manager.stats[1].failures["load.corrupt"] == 1
+    assert KEYS[0] not in engine.tiers[0]._objects
+    engine.at_rest()
+
+
+def test_a_chunk_of_another_key_is_corrupt(make: Callable[..., Engine]) -> None:
+    engine = make()
+    stored_below(engine, *KEYS[:2])
+    objects = engine.tiers[0]._objects
+    objects[KEYS[0]], objects[KEYS[1]] = objects[KEYS[1]], objects[KEYS[0]]
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    assert engine.manager.stats[1].failures["load.corrupt"] == 1
+
+
+def test_the_keys_of_a_batch_have_verdicts_of_their_own(make: Callable[..., Engine]) -> None:
+    engine = make()
+    engine.tiers[0].on_store = lambda transfer: TierError("no") if transfer.key == KEYS[1] else None
+    engine.store(A, *KEYS[:3])
+    engine.at_rest()
+    assert list(engine.tiers[0]._objects) == [KEYS[0], KEYS[2]]
+    assert engine.manager.stats[1].stored_chunks == 2
+    assert engine.manager.stats[1].failures == {"store.failed": 1}
+
+
+def test_an_unexpected_exception_fails_its_job_and_the_next_runs(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make()
+    engine.tiers[0].raises = KeyError("bug")
+    engine.store(A, KEYS[0])
+    engine.step()
+    engine.store(A, KEYS[1])
+    engine.at_rest()
+    assert list(engine.tiers[0]._objects) == [KEYS[1]]
+    stats = engine.manager.stats[1]
+    assert stats.failures == {"store.contract": 1}
+    assert "tier0 store: raised KeyError: 'bug'" in stats.errors
+
+
+def test_an_outage_is_retried_inside_the_deadline(make: Callable[..., Engine]) -> None:
+    engine = make()
+    engine.tiers[0].raises = TierUnavailableError("connection reset")
+    engine.store(A, KEYS[0])
+    engine.at_rest()
+    assert engine.manager.stats[1].stored_chunks == 1
+    assert [call[0] for call in engine.tiers[0].calls] == ["store", "store"]
+
+
+def test_a_tier_that_never_answers_a_lookup_is_a_miss_after_the_deadline(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make(lookup_deadline="50ms")
+    assert engine.look(A, KEYS[0]) == ["RETRY"]
+    engine.manager.on_schedule_end()  # the tier's loop does not run at all
+    engine.clock.advance(0.06)
+    assert engine.look(A, KEYS[0]) == ["MISS"]
+    assert engine.look(B, KEYS[0]) == ["RETRY"], "the late answer belongs to the old question"
+
+
+def test_a_load_past_its_deadline_is_a_miss_and_its_slot_waits_for_the_io(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make(load_deadline="1s")
+    stored_below(engine, KEYS[0])
+    tier = engine.tiers[0]
+    tier.gate, tier.stubborn = asyncio.Event(), True
+    engine.look(B, KEYS[0])
+    engine.step()
+    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    engine.step(1.5)
+    assert engine.look(B, KEYS[0]) == ["MISS"]
+    assert engine.manager.usage().quarantined == 1
+    engine.manager.on_request_finished(B)
+    assert not engine.manager.has_pending_work(), "an engine does not spin for a hung call"
+    tier.gate.set()
+    engine.at_rest()
+
+
+def test_a_stuck_loop_is_given_up_by_the_manager(make: Callable[..., Engine]) -> None:
+    engine = make(load_deadline="1s")
+    stored_below(engine, KEYS[0])
+    engine.look(B, KEYS[0])
+    engine.step()
+    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    engine.manager.on_schedule_end()  # handed over, but the tier's loop does not run
+    engine.clock.advance(2.5)
+    engine.manager.on_schedule_end()
+    assert engine.look(B, KEYS[0]) == ["MISS"]
+    assert engine.manager.usage().quarantined == 1
+    engine.at_rest()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_request_that_ends_while_its_load_is_under_way_leaves_no_pin(
+    make: Callable[..., Engine], steps: int
+) -> None:
+    engine = make()
+    stored_below(engine, *KEYS[:2])
+    for _ in range(steps):
+        engine.look(B, *KEYS[:2])
+        engine.step()
+    engine.manager.on_request_finished(B)
+    engine.at_rest()
+
+
+def test_completions_after_the_end_of_a_request_are_taken(make: Callable[..., Engine]) -> None:
+    engine = make()
+    output = engine.manager.prepare_store(KEYS[:2], A)
+    engine.store(B, KEYS[2])
+    engine.manager.prepare_load([KEYS[2]], B)
+    engine.manager.on_request_finished(A)
+    engine.manager.on_request_finished(B)
+    for key, slot in zip(output.keys_to_store, output.slots, strict=True):
+        engine.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
+    engine.manager.complete_store(set(KEYS[:2]), A)
+    engine.manager.complete_load([KEYS[2]], B)
+    engine.at_rest()
+    assert set(engine.tiers[0]._objects) == set(KEYS[:3])
+    with pytest.raises(KVTierError, match="unknown"):
+        engine.manager.lookup(KEYS[0], A)
+
+
+def test_when_the_pool_runs_out_the_first_keys_are_stored_and_the_others_named(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make(slots=4)
+    output = engine.manager.prepare_store(KEYS[:6], A)
+    assert output.keys_to_store == KEYS[:4]
+    assert output.rejected_keys == KEYS[4:6]
+    assert engine.manager.stats[0].dropped == {"store.primary_full": 2}
+    engine.manager.complete_store(KEYS[:4], A, success=False)
+    assert engine.look(B, KEYS[0]) == ["RETRY"]
+    engine.at_rest()
+
+
+def test_promotions_leave_the_reserve_to_stores(make: Callable[..., Engine]) -> None:
+    engine = make(slots=10)
+    stored_below(engine, *KEYS[:10])
+    names = engine.settle(B, *KEYS[:10])
+    assert names.count("HIT") == 9
+    assert engine.manager.stats[1].dropped["load.primary_full"] >= 1
+    assert engine.manager.prepare_store([KEYS[20]], A).keys_to_store == [KEYS[20]]
+    engine.manager.complete_store([KEYS[20]], A, success=False)
+    engine.load(B, *KEYS[:9])
+    engine.at_rest()
+
+
+def test_promoted_chunks_are_held_until_their_request_has_used_them(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make(slots=8)
+    stored_below(engine, *KEYS[:4])
+    assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
+    engine.step()
+    engine.push_out(A)
+    assert engine.look(B, *KEYS[:4]) == ["HIT"] * 4
+    engine.load(B, *KEYS[:4])
+    engine.at_rest()
+
+
+def test_a_hit_of_this_step_is_not_evicted_in_it(make: Callable[..., Engine]) -> None:
+    engine = make(slots=2, tiers=0)
+    engine.store(A, *KEYS[:2])
+    assert engine.look(B, KEYS[0]) == ["HIT"]
+    assert engine.manager.prepare_store([KEYS[2], KEYS[3]], A).keys_to_store == [KEYS[2]]
+    engine.load(B, KEYS[0])
+
+
+def test_the_start_of_a_prefix_is_the_last_to_go(make: Callable[..., Engine]) -> None:
+    engine = make(slots=4, tiers=0)
+    engine.store(A, *KEYS[:4])
+    assert engine.manager.prepare_store(KEYS[4:6], A).evicted_keys == [KEYS[3], KEYS[2]]
+
+
+def test_what_is_used_above_stays_warm_below(make: Callable[..., Engine]) -> None:
+    engine = make()
+    engine.store(A, *KEYS[:3])
+    engine.step()
+    engine.step()
+    assert engine.look(B, KEYS[0]) == ["HIT"]
+    engine.step()
+    assert list(engine.tiers[0]._objects)[-1] == KEYS[0]
+
+
+def test_two_tiers_one_stalled(make: Callable[..., Engine]) -> None:
+    engine = make(tiers=2, store_deadline="30s")
+    engine.tiers[0].gate = asyncio.Event()
+    engine.store(A, KEYS[0])
+    engine.step()
+    engine.step()
+    assert list(engine.tiers[1]._objects) == [KEYS[0]]
+    assert engine.manager.usage().pinned == 1
+    engine.step(31.0)
+    engine.step()
+    assert engine.manager.usage().pinned == 0
+    assert engine.manager.stats[1].failures == {"store.timeout": 1}
+
+
+def test_stores_beyond_the_queue_are_dropped_with_the_reason(make: Callable[..., Engine]) -> None:
+    engine = make(max_queue=str(2 * CHUNK_BYTES))
+    engine.store(A, *KEYS[:5])
+    assert engine.manager.stats[1].dropped == {"store.queue_full": 3}
+    engine.at_rest()
+    assert list(engine.tiers[0]._objects) == KEYS[:2]
+    engine.store(A, KEYS[6])
+    engine.at_rest()
+    assert KEYS[6] in engine.tiers[0]._objects
+
+
+def test_the_last_request_ends_and_its_stores_are_written_without_a_step(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make()
+    engine.store(A, KEYS[0])
+    engine.manager.on_request_finished(A)
+    engine.runners[0].run_for(1.0)
+    assert list(engine.tiers[0]._objects) == [KEYS[0]]
+
+
+def test_a_preempted_request_asks_anew(make: Callable[..., Engine]) -> None:
+    engine = make()
+    assert engine.settle(A, KEYS[0]) == ["MISS"]
+    stored_below(engine, KEYS[0])
+    assert engine.look(A, KEYS[0]) == ["MISS"], "the answer of before holds within a request"
+    engine.manager.on_schedule_end(preempted_request_ids=["a"])
+    assert engine.settle(A, KEYS[0]) == ["HIT"]
+
+
+def test_events_come_after_the_fact(make: Callable[..., Engine]) -> None:
+    engine = make(slots=1)
+    engine.store(A, KEYS[0])
+    seen = [(e.tier, e.removed, list(e.keys)) for e in engine.manager.take_events()]
+    assert seen == [("host", False, [KEYS[0]])]
+    engine.step()
+    engine.step()
+    engine.store(A, KEYS[1])
+    seen = [(e.tier, e.removed, list(e.keys)) for e in engine.manager.take_events()]
+    assert seen == [
+        ("tier0", False, [KEYS[0]]),
+        ("host", True, [KEYS[0]]),
+        ("host", False, [KEYS[1]]),
+    ]
+
+
+def test_lookup_prefix_counts_to_the_first_miss(make: Callable[..., Engine]) -> None:
+    engine = make()
+    engine.store(A, *KEYS[:2])
+    assert engine.manager.lookup_prefix(KEYS[:4], B) == (2, True)
+    engine.step()
+    assert engine.manager.lookup_prefix(KEYS[:4], B) == (2, False)
+
+
+def test_misuse_is_told(make: Callable[..., Engine]) -> None:
+    engine = make()
+    with pytest.raises(KVTierError, match="alive"):
+        engine.manager.on_new_request(A)
+    with pytest.raises(KVTierError, match="not readable"):
+        engine.manager.prepare_load([KEYS[0]], A)
+    with pytest.raises(ConfigError, match="tier0"):
+        engine._add("tier0", {})
+    engine.runners[-1].close(0.0)
+    assert engine.manager.lookup(KEYS[0], A) is LookupResult.RETRY
