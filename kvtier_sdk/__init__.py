@@ -34,8 +34,10 @@ from kvtier_sdk.errors import (
 )
 from kvtier_sdk.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import BackendInfo, available_backends, load_backend, load_policy
 from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.tiering import LoadSpec, PrepareStoreOutput, TieringManager, open_manager
 from kvtier_sdk.types import (
     Capability,
     Entry,
@@ -70,7 +72,9 @@ __all__ = [
     "Entry",
     "EvictionPolicy",
     "Flag",
+    "HostPool",
     "KVTierError",
+    "LoadSpec",
     "Locality",
     "LookupResult",
     "Medium",
@@ -79,6 +83,7 @@ __all__ = [
     "MissingExtraError",
     "Namespace",
     "OffloadKey",
+    "PrepareStoreOutput",
     "ReplayError",
     "RequestContext",
     "RunnerOptions",
@@ -96,6 +101,7 @@ __all__ = [
     "TierTimeoutError",
     "TierURL",
     "TierUnavailableError",
+    "TieringManager",
     "Transfer",
     "UnknownBackendError",
     "Usage",
@@ -105,6 +111,7 @@ __all__ = [
     "load_policy",
     "make_offload_key",
     "map_exceptions",
+    "open_manager",
     "run_blocking",
     "split_offload_key",
 ]

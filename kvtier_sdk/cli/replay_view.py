@@ -26,7 +26,9 @@ def progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
+    # Into a file or a pipe a bar is noise.
+    hidden = not (shown and console.is_terminal)
+    with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
         task = bar.add_task("replay", total=total)
         yield lambda done: bar.update(task, completed=done)
 

@@ -143,6 +143,7 @@ class TieringManager:
 
     @property
     def stats(self) -> list[TierStats]:
+        """Counters of the primary tier, then of each secondary tier in order; live, not copies."""
         return [self._primary_stats, *(port.stats for port in self._ports)]
 
     def usage(self) -> PoolUsage:

@@ -1,0 +1,230 @@
+"""The main job, end to end, through the command line, with processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier_sdk.replay import chat_workload, read_trace
+
+CHUNK_BYTES = 8192
+HEADER_BYTES = 4096
+
+
+def kvtier(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *arguments]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def replay(*arguments: str, status: int = 0, **environment: str) -> dict[str, Any]:
+    done = kvtier("replay", "--json", "--chunk-bytes", "8KiB", *arguments, **environment)
+    assert done.returncode == status, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def unlimited_hit_rate(workload: list[Any]) -> float:
+    """What a cache that forgets nothing hits: each prompt's longest prefix seen before."""
+    seen: set[bytes] = set()
+    hits = 0
+    for request in workload:
+        for key in request.keys:
+            if key not in seen:
+                break
+            hits += 1
+        seen.update(request.keys)
+    return hits / sum(len(request.keys) for request in workload)
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(root.rglob("*.kv"))
+
+
+def write_trace(path: Path, prompts: int = 60) -> Path:
+    """Prompts that share prefixes of a tree, as Mooncake's format has them."""
+    rng = random.Random(7)
+    known = [[0]]
+    lines = []
+    for number in range(prompts):
+        prompt = rng.choice(known)[: rng.randint(1, 20)]
+        prompt = prompt + [1000 * (number + 1) + n for n in range(rng.randint(1, 12))]
+        known.append(prompt)
+        lines.append(json.dumps({"timestamp": number, "hash_ids": prompt}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_trace(tmp_path / "trace.jsonl")
+
+
+def test_a_trace_hits_what_an_unlimited_cache_hits_and_a_second_process_everything(
+    tmp_path: Path, trace: Path
+) -> None:
+    arguments = ("--trace", str(trace), "--slots", "40", "--tier", f"file://{tmp_path}/kv")
+    first = replay(*arguments)
+    assert first["hit_rate"] == unlimited_hit_rate(read_trace(trace))
+    second = replay(*arguments)
+    assert second["hit_rate"] == 1.0
+    for report in (first, second):
+        assert (report["wrong_bytes"], report["dropped"], report["failures"]) == (0, 0, {})
+    host, file = second["tiers"]
+    assert host["hit_blocks"] + file["hit_blocks"] == second["blocks"]
+    assert file["hit_blocks"] > 0
+    assert file["bytes_stored"] == 0
+
+
+@pytest.mark.parametrize("slots", ["3", "2000"])
+def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
+    report = replay("--requests", "40", "--seed", "3", "--slots", slots, "--tier", "memory:")
+    assert report["hit_rate"] == unlimited_hit_rate(chat_workload(40, 3))
+    assert (report["wrong_bytes"], report["dropped"]) == (0, 0)
+
+
+def test_overlapping_requests_lose_chunks_but_never_a_byte(tmp_path: Path) -> None:
+    report = replay(
+        *("--requests", "150", "--slots", "60", "--concurrency", "16"),
+        *("--tier", f"file://{tmp_path}/kv", "--tier", "memory:?latency=5ms"),
+    )
+    assert report["wrong_bytes"] == 0
+    assert 0 < report["hit_rate"] <= unlimited_hit_rate(chat_workload(150, 0))
+
+
+def test_the_comparison_can_fail(tmp_path: Path) -> None:
+    arguments = ("--requests", "20", "--tier", f"file://{tmp_path}/kv")
+    replay(*arguments)
+    victim = files(tmp_path / "kv")[0]
+    with victim.open("r+b") as file:
+        file.seek(HEADER_BYTES + 100)
+        (byte,) = file.read(1)
+        file.seek(HEADER_BYTES + 100)
+        file.write(bytes([byte ^ 1]))
+    assert replay(*arguments, "--no-verify", status=1)["wrong_bytes"] > 0
+    report = replay(*arguments)
+    assert report["wrong_bytes"] == 0
+    assert report["failures"] == {"file.load.corrupt": 1}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "swapped", "foreign"])
+def test_a_damaged_file_is_a_miss_is_counted_and_is_replaced(tmp_path: Path, damage: str) -> None:
+    arguments = ("--requests", "20", "--tier", f"file://{tmp_path}/kv")
+    replay(*arguments)
+    one, other = files(tmp_path / "kv")[:2]
+    good, good_other = one.read_bytes(), other.read_bytes()
+    if damage == "truncated":
+        one.write_bytes(good[:-1])
+    elif damage == "flipped":
+        one.write_bytes(good[:-1] + bytes([good[-1] ^ 0x80]))
+    elif damage == "swapped":
+        one.write_bytes(good_other)
+        other.write_bytes(good)
+    else:
+        one.write_bytes(os.urandom(len(good)))
+    report = replay(*arguments)
+    assert report["wrong_bytes"] == 0
+    assert report["hit_rate"] < 1.0
+    if damage != "truncated":  # found by its length, at the lookup already
+        assert report["failures"]["file.load.corrupt"] >= 1
+    assert replay(*arguments)["hit_rate"] == 1.0
+    assert one.read_bytes() == good
+
+
+def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None:
+    rng = random.Random(11)
+    root = tmp_path / "kv"
+    arguments = ["replay", "--requests", "400", "--chunk-bytes", "8KiB", "--tier", f"file://{root}"]
+    command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *arguments]
+    kept: set[Path] = set()
+    for _ in range(20):
+        before = len(files(root))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            # Not before it writes, and at another moment each time.
+            deadline = time.monotonic() + 60
+            while process.poll() is None and time.monotonic() < deadline:
+                if len(files(root)) > before:
+                    break
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.1))
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        assert kept <= set(files(root)), "what was stored is there after a restart"
+        kept = set(files(root))
+        assert {path.stat().st_size for path in kept} == {HEADER_BYTES + CHUNK_BYTES}
+    report = replay(*arguments[1:])
+    assert (report["wrong_bytes"], report["failures"]) == (0, {})
+    assert report["tiers"][1]["hit_blocks"] > 0
+    assert not [path for path in root.rglob("tmp/*") if path.is_file()]
+
+
+def test_a_bounded_directory_stays_bounded(tmp_path: Path) -> None:
+    root = tmp_path / "kv"
+    capacity = 2 * 2**20
+    report = replay(
+        *("--requests", "300", "--slots", "50", "--tier", f"file://{root}?capacity=2MiB")
+    )
+    assert report["tiers"][1]["bytes_stored"] > 2 * capacity
+    assert report["tiers"][1]["evicted_blocks"] > 0
+    assert sum(path.stat().st_size for path in files(root)) <= capacity
+    assert report["wrong_bytes"] == 0
+
+
+def test_a_tier_of_a_third_party_carries_a_replay(third_party_site: Path) -> None:
+    report = replay(
+        *("--requests", "40", "--slots", "20", "--tier", "mine:"), PYTHONPATH=str(third_party_site)
+    )
+    assert report["hit_rate"] == unlimited_hit_rate(chat_workload(40, 0))
+    assert report["tiers"][1]["name"] == "mine"
+    assert report["tiers"][1]["hit_blocks"] > 0
+
+
+def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    lines = trace.read_text().splitlines()
+    lines[16] = '{"hash_ids": [1, "x"]}'
+    broken.write_text("\n".join(lines))
+    blocker = tmp_path / "file"
+    blocker.touch()
+    root = tmp_path / "kv"
+    cases = {
+        "missing.jsonl: No such file": ("--trace", str(tmp_path / "missing.jsonl")),
+        "line 17: 'hash_ids' should be": ("--trace", str(broken)),
+        "did you mean 'capacity'": ("--tier", f"file://{root}?capacty=1GiB"),
+        "no backend 'fil'; did you mean 'file'": ("--tier", f"fil://{root}"),
+        "is below one chunk": ("--tier", f"file://{root}?capacity=4KiB"),
+        "Not a directory": ("--tier", f"file://{blocker}/kv"),
+        "use fewer slots": ("--slots", "1000000000"),
+        "'64KX'": ("--chunk-bytes", "64KX"),
+        "no policy 'lrv'; did you mean 'lru'": ("--policy", "lrv"),
+        "two tiers are named 'memory'": ("--tier", "memory:", "--tier", "memory:"),
+    }
+    before = sorted(tmp_path.iterdir())
+    for message, arguments in cases.items():
+        done = kvtier("replay", *arguments)
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert done.stdout == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_unknown_flag_is_refused() -> None:
+    done = kvtier("replay", "--slot", "3")
+    assert done.returncode == 2
+    assert "--slot" in done.stderr
