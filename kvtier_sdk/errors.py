@@ -15,10 +15,6 @@ class ConfigError(KVTierError, ValueError):
     """A setting is wrong; the message says which, and what to write instead."""
 
 
-class MissingExtraError(KVTierError, ImportError):
-    """An optional dependency is not installed; the message is the command that installs it."""
-
-
 class ReplayError(KVTierError):
     """A workload cannot be played: its file is missing or malformed, or its geometry is too big."""
 

@@ -13,7 +13,6 @@ from kvtier_sdk import (
     CorruptChunkError,
     DuplicateBackendError,
     KVTierError,
-    MissingExtraError,
     ReplayError,
     TierAuthError,
     TierCapacityError,
@@ -37,16 +36,13 @@ TIER_ERRORS = {
 }
 
 
-@pytest.mark.parametrize(
-    "error_class", [ConfigError, MissingExtraError, ReplayError, BackendError, TierError]
-)
+@pytest.mark.parametrize("error_class", [ConfigError, ReplayError, BackendError, TierError])
 def test_every_branch_grows_from_one_root(error_class: type[Exception]) -> None:
     assert issubclass(error_class, KVTierError)
 
 
-def test_errors_are_also_the_builtin_that_a_caller_expects() -> None:
+def test_a_config_error_is_also_the_builtin_that_a_caller_expects() -> None:
     assert issubclass(ConfigError, ValueError)
-    assert issubclass(MissingExtraError, ImportError)
 
 
 @pytest.mark.parametrize(
