@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -47,7 +48,7 @@ class TierURL:
     host: str | None
     port: int | None
     username: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     path: str
     options: Mapping[str, str]
 
@@ -65,23 +66,24 @@ class TierURL:
             ConfigError: there is no scheme, the port is no number, there is a fragment, or an
                 option is given twice.
         """
+        shown = without_password(url)
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise ConfigError(f"tier URL {url!r}: {error}") from None
+            raise ConfigError(f"tier URL {shown!r}: {error}") from None
         scheme = url.partition(":")[0] if ":" in url else ""
         if not scheme or not parts.scheme:
             raise ConfigError(
-                f"tier URL {url!r} names no backend; write for example "
+                f"tier URL {shown!r} names no backend; write for example "
                 "'file:///data/kv' or 'memory:'"
             )
         if parts.fragment:
-            raise ConfigError(f"tier URL {url!r}: write '#' as %23")
+            raise ConfigError(f"tier URL {shown!r}: write '#' as %23")
         options: dict[str, str] = {}
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name in options:
-                raise ConfigError(f"tier URL {url!r}: option {name!r} is given twice")
+                raise ConfigError(f"tier URL {shown!r}: option {name!r} is given twice")
             options[name] = value
         return cls(
             scheme=scheme,
@@ -92,6 +94,11 @@ class TierURL:
             path=unquote(parts.path),
             options=options,
         )
+
+
+def without_password(url: str) -> str:
+    """A URL as it may be shown: with a password in it replaced by ``***``."""
+    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", url)
 
 
 class TierConfig(StrictModel):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from kvtier_sdk.config import RunnerOptions, TierConfig, TierURL, validate_options
+from kvtier_sdk.config import RunnerOptions, TierConfig, TierURL, validate_options, without_password
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.registry import load_backend
@@ -49,7 +49,7 @@ class TierSpec:
             ConfigError: the URL or an option is wrong.
             BackendError: the backend cannot be found or loaded.
         """
-        return cls.from_options({"url": url, **overrides}, where=f"tier {url!r}")
+        return cls.from_options({"url": url, **overrides}, where=f"tier {without_password(url)!r}")
 
     @classmethod
     def from_options(cls, entry: Mapping[str, Any], *, where: str = "tier") -> Self:

@@ -194,3 +194,14 @@ def test_a_url_is_its_query_where_a_backend_says_nothing_else() -> None:
 def test_a_part_without_a_meaning_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"takes no host and no path; write 'mine:\?option"):
         TierConfig.options_from_url(TierURL.parse(url))
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    url = "memory://user:s3cret@host:1/0?capacity=1GiB#part"
+    with pytest.raises(ConfigError) as caught:
+        TierURL.parse(url)
+    assert "s3cret" not in str(caught.value)
+    assert "user:***@host" in str(caught.value)
+    parsed = TierURL.parse(url.partition("#")[0])
+    assert parsed.password == "s3cret"
+    assert "s3cret" not in repr(parsed)
