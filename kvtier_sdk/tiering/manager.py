@@ -37,6 +37,7 @@ _log = logging.getLogger("kvtier.manager")
 # Looked up once: this is the engine's thread.
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS
 _HIT_PENDING, _RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
+_NOT_FOUND = Verdict.NOT_FOUND
 _READY, _WRITING, _LOADING = SlotState.READY, SlotState.WRITING, SlotState.LOADING
 
 #: How long after its deadline a job's conclusion may arrive before the manager does without.
@@ -563,10 +564,11 @@ class TieringManager:
             stats.loaded_chunks += succeeded
             stats.loaded_bytes += result.moved_bytes
             stats.load_s += result.duration_s
-        if succeeded < len(job.keys):
+        # That a chunk is not there is an answer to a lookup, not a failure of it.
+        answered = result.verdicts.count(_NOT_FOUND) if job.operation is Operation.LOOKUP else 0
+        if succeeded + answered < len(job.keys):
             for reason, count in failure_counts(result.verdicts).items():
-                # That a chunk is not there is an answer to a lookup, not a failure of it.
-                if job.operation is not Operation.LOOKUP or reason != Verdict.NOT_FOUND.value:
+                if not (answered and reason == _NOT_FOUND.value):
                     stats.failures[f"{job.operation.value}.{reason}"] += count
         if result.error is not None:
             stats.note_error(result.error)

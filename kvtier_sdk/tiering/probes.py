@@ -41,7 +41,7 @@ class ProbeBook:
 
     def __init__(self) -> None:
         self._open: dict[OffloadKey, Probe] = {}
-        self._asked: dict[int, list[Probe]] = {}
+        self._asked: dict[int, list[Probe | None]] = {}
 
     def find(self, key: OffloadKey) -> Probe | None:
         """The open probe of a key."""
@@ -63,7 +63,7 @@ class ProbeBook:
 
     def handed_over(self, job: Job) -> None:
         """Remember which probes a lookup job answers."""
-        self._asked[job.job_id] = [self._open[key] for key in job.keys if key in self._open]
+        self._asked[job.job_id] = [self._open.get(key) for key in job.keys]
 
     def answered(self, job: Job, bit: int, verdicts: Sequence[Verdict]) -> None:
         """Take a tier's answers.
@@ -73,12 +73,12 @@ class ProbeBook:
             bit: the tier's.
             verdicts: one a key; anything but ``OK`` means that the tier does not have it.
         """
-        verdict_of = dict(zip(job.keys, verdicts, strict=True))
-        for probe in self._asked.pop(job.job_id):
-            if not probe.waiting & bit:
+        there = Verdict.OK
+        for probe, verdict in zip(self._asked.pop(job.job_id), verdicts, strict=True):
+            if probe is None or not probe.waiting & bit:
                 continue
             probe.waiting &= ~bit
-            if verdict_of[probe.key] is Verdict.OK:
+            if verdict is there:
                 probe.hits |= bit
             if not probe.waiting:
                 self._close(probe)
