@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -128,9 +128,13 @@ class TierConfig(StrictModel):
 
 
 class RunnerOptions(StrictModel):
-    """Options that every tier has, whatever its backend: how its runner treats it.
+    """Options that every tier has, whatever its backend: how the core treats it.
 
     Attributes:
+        store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
+            ``after_hits:2``, ``prompt_only``, or one that another package brings.
+        offload_policy: ``chunk`` gives it what is new; ``request`` also the other chunks of each
+            request, those that are in the primary tier already.
         lookup_deadline_s: a lookup that takes longer is a miss.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
@@ -142,6 +146,8 @@ class RunnerOptions(StrictModel):
             dropped, loads are misses.
     """
 
+    store_policy: str = "through"
+    offload_policy: Literal["chunk", "request"] = "chunk"
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
     load_deadline_s: Seconds = Field(5.0, alias="load_deadline")
     store_deadline_s: Seconds = Field(30.0, alias="store_deadline")

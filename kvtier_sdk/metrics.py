@@ -21,6 +21,10 @@ class TierStats:
         store_s: time that store jobs took, added up; overlapping jobs count each.
         load_s: time that load jobs took, added up.
         evicted_chunks: chunks that it let go of.
+        found_chunks: chunks that a lookup asked it for and that it had.
+        absent_chunks: chunks that a lookup asked it for and that it did not have.
+        misses: of the primary tier: lookups that were answered ``MISS``, by reason, a chunk and
+            request once.
         failures: chunks of failed loads, stores and lookups by ``operation.reason``.
         dropped: chunks that were not stored, or found and not loaded, by reason.
         errors: the last few error texts, the newest last.
@@ -36,6 +40,9 @@ class TierStats:
     store_s: float = 0.0
     load_s: float = 0.0
     evicted_chunks: int = 0
+    found_chunks: int = 0
+    absent_chunks: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
