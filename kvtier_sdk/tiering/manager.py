@@ -543,14 +543,22 @@ class TieringManager:
 
     def _promote(self, key: OffloadKey, question: Question, state: RequestState) -> LookupResult:
         port = self._ports[question.best_hit(key)]
-        if not port.has_load_room:
+        room = port.load_room
+        if not room:
             port.stats.dropped["load.queue_full"] += 1
             reason = MissReason.QUEUE_FULL
         elif not self._is_worth_loading(question, port):
             reason = MissReason.SLOWER_THAN_RECOMPUTE
-        elif self._promotions.start(key, question, port, state):
-            return _HIT_PENDING
         else:
+            keys = [key]
+            if question.request is state.context:
+                # The scan will come to what was found behind this one too: one go for all of it.
+                keys = question.found_from(key, port.index, room)
+                by_key = self._primary.by_key
+                if len(keys) > 1:
+                    keys = [k for k in keys if k not in by_key]
+            if self._promotions.start(keys, question, port, state):
+                return _HIT_PENDING
             port.stats.dropped["load.primary_full"] += 1
             reason = MissReason.PRIMARY_FULL
         self._count_miss(key, state, reason.value)

@@ -27,11 +27,11 @@ class Promotion:
 
     __slots__ = ("claims", "question", "tier", "waiters")
 
-    def __init__(self, question: Question, tier: int) -> None:
+    def __init__(self, question: Question, tier: int, state: RequestState) -> None:
         self.question = question
         self.tier = tier
-        self.waiters: list[RequestState] = []
-        self.claims = 0
+        self.waiters = [state]
+        self.claims = 1
 
 
 class Promotions:
@@ -53,31 +53,33 @@ class Promotions:
         self._occupied = 0
 
     def start(
-        self, key: OffloadKey, question: Question, port: TierPort, state: RequestState
-    ) -> bool:
-        """Take a slot for a chunk at once, and collect its load.
+        self, keys: Sequence[OffloadKey], question: Question, port: TierPort, state: RequestState
+    ) -> int:
+        """Take slots for chunks at once, and collect their loads.
 
         Args:
-            key: the chunk.
-            question: says that the tier has it.
+            keys: chunks that are not in the primary tier, in prefix order.
+            question: says that the tier has them.
             port: the tier.
-            state: the request that wants it.
+            state: the request that wants them.
 
         Returns:
-            False where there is no room in the pool.
+            How many, from the front, got a slot; the pool has no room for the others.
         """
-        taken = self._primary.take(1) if self._occupied < self._limit else []
-        if not taken:
-            return False
-        self._primary.assign((key,), taken, _LOADING)
-        slot = taken[0]
-        slot.promotion = Promotion(question, port.index)
-        self._occupied += 1
-        if state.lineage is not None:
-            slot.parent, slot.position = state.lineage.note(key)
-        self.join(slot, state)
-        port.load(key, slot.index, state.context)
-        return True
+        slots = self._primary.take(min(len(keys), self._limit - self._occupied))
+        taken = keys[: len(slots)]
+        self._primary.assign(taken, slots, _LOADING)
+        self._occupied += len(slots)
+        claims, asked, tier = state.claims, state.asked, port.index
+        for key, slot in zip(taken, slots, strict=True):
+            slot.promotion = Promotion(question, tier, state)
+            slot.pins += 1
+            claims[key] = slot
+            asked[key] = question
+            if state.lineage is not None:
+                slot.parent, slot.position = state.lineage.note(key)
+        port.load(taken, [slot.index for slot in slots], state.context)
+        return len(slots)
 
     def join(self, slot: Slot, state: RequestState) -> None:
         """A request waits for a load that is under way; if it fails, the answer is its too."""

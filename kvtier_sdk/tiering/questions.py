@@ -54,6 +54,28 @@ class Question:
         mask = self.hits[key]
         return (mask & -mask).bit_length() - 1
 
+    def found_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
+        """The chunks from one on that a tier is the first to have, to the first that it is not.
+
+        Args:
+            key: the first of them.
+            tier: index of the tier.
+            limit: how many to return at most, at least 1.
+
+        Returns:
+            A run of the question's chunks.
+        """
+        hits, bit = self.hits, 1 << tier
+        before = bit - 1
+        start = self.keys.index(key)
+        run = []
+        for found in self.keys[start : start + limit]:
+            mask = hits.get(found, 0)
+            if not mask & bit or mask & before:
+                break
+            run.append(found)
+        return run
+
     def strike(self, key: OffloadKey, tier: int) -> None:
         """A tier has failed to bring a chunk that it said it had: do not ask it again."""
         self.hits[key] &= ~(1 << tier)

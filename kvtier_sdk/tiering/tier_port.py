@@ -82,9 +82,10 @@ class TierPort:
     # --- collecting ---------------------------------------------------------------------------
 
     @property
-    def has_load_room(self) -> bool:
-        """Whether the queue has room for another load."""
-        return self.load_bytes + self._chunk_bytes <= self.spec.runner.max_queue_bytes
+    def load_room(self) -> int:
+        """How many more chunks the queue of loads has room for."""
+        room_bytes = self.spec.runner.max_queue_bytes - self.load_bytes
+        return max(0, room_bytes // self._chunk_bytes)
 
     @property
     def store_room(self) -> int:
@@ -92,14 +93,18 @@ class TierPort:
         room_bytes = self.spec.runner.max_queue_bytes - self.store_bytes
         return max(0, room_bytes // self._chunk_bytes)
 
-    def load(self, key: OffloadKey, slot: int, request: RequestContext) -> None:
-        """Collect a promotion."""
-        self.load_bytes += self._chunk_bytes
+    def load(
+        self, keys: Sequence[OffloadKey], slots: Sequence[int], request: RequestContext
+    ) -> None:
+        """Collect promotions, for which there is room."""
+        if not keys:
+            return
+        self.load_bytes += len(keys) * self._chunk_bytes
         batch = self._loads.get(request.request_id)
         if batch is None:
             batch = self._loads[request.request_id] = _Batch(request)
-        batch.keys.append(key)
-        batch.slots.append(slot)
+        batch.keys.extend(keys)
+        batch.slots.extend(slots)
 
     def store(self, keys: list[OffloadKey], slots: list[int], request: RequestContext) -> int:
         """Collect stores, as many from the front as the queue has room for.
