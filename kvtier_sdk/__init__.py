@@ -11,6 +11,8 @@ from kvtier_sdk.contract import (
     ChunkTierManager,
     EvictionPolicy,
     SecondaryTierManager,
+    StoreMoment,
+    StorePolicy,
     TierContext,
 )
 from kvtier_sdk.errors import (
@@ -34,9 +36,22 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.registry import BackendInfo, available_backends, load_backend, load_policy
+from kvtier_sdk.registry import (
+    BackendInfo,
+    available_backends,
+    load_backend,
+    load_policy,
+    load_store_policy,
+)
 from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.tiering import LoadSpec, PrepareStoreOutput, TieringManager, open_manager
+from kvtier_sdk.tiering import (
+    LoadSpec,
+    MissReason,
+    PrepareStoreOutput,
+    ResetScope,
+    TieringManager,
+    open_manager,
+)
 from kvtier_sdk.types import (
     Capability,
     Entry,
@@ -79,15 +94,19 @@ __all__ = [
     "Medium",
     "MemoryTier",
     "MemoryTierConfig",
+    "MissReason",
     "Namespace",
     "OffloadKey",
     "PrepareStoreOutput",
     "ReplayError",
     "RequestContext",
+    "ResetScope",
     "RunnerOptions",
     "SecondaryTierManager",
     "Seconds",
     "Share",
+    "StoreMoment",
+    "StorePolicy",
     "SystemClock",
     "TierAuthError",
     "TierCapacityError",
@@ -107,6 +126,7 @@ __all__ = [
     "format_bytes",
     "load_backend",
     "load_policy",
+    "load_store_policy",
     "make_offload_key",
     "map_exceptions",
     "open_manager",

@@ -47,7 +47,7 @@ class Cascade:
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
         self._primary = primary
-        self._headroom_slots = headroom_slots
+        self._headroom_slots = max(1, headroom_slots)
         self._on_store: list[TierPort] = []
         self._on_hit: list[TierPort] = []
         self._on_evict: list[TierPort] = []

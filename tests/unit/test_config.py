@@ -91,6 +91,8 @@ def test_option_names_are_those_that_people_write() -> None:
 
 def test_the_runner_has_the_documented_defaults() -> None:
     assert RunnerOptions().model_dump() == {
+        "store_policy": "through",
+        "offload_policy": "chunk",
         "lookup_deadline_s": 0.05,
         "load_deadline_s": 5.0,
         "store_deadline_s": 30.0,
