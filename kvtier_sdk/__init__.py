@@ -34,6 +34,15 @@ from kvtier_sdk.errors import (
     map_exceptions,
 )
 from kvtier_sdk.memory import MemoryTier, MemoryTierConfig
+from kvtier_sdk.metrics import (
+    METRICS,
+    Metric,
+    MetricKind,
+    PoolUsage,
+    Sample,
+    TierStats,
+    metric_samples,
+)
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import (
@@ -71,6 +80,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CONTRACT_VERSION",
+    "METRICS",
     "BackendError",
     "BackendInfo",
     "BackendLoadError",
@@ -94,14 +104,18 @@ __all__ = [
     "Medium",
     "MemoryTier",
     "MemoryTierConfig",
+    "Metric",
+    "MetricKind",
     "MissReason",
     "Namespace",
     "OffloadKey",
+    "PoolUsage",
     "PrepareStoreOutput",
     "ReplayError",
     "RequestContext",
     "ResetScope",
     "RunnerOptions",
+    "Sample",
     "SecondaryTierManager",
     "Seconds",
     "Share",
@@ -115,6 +129,7 @@ __all__ = [
     "TierContractError",
     "TierError",
     "TierSpec",
+    "TierStats",
     "TierTimeoutError",
     "TierURL",
     "TierUnavailableError",
@@ -129,6 +144,7 @@ __all__ = [
     "load_store_policy",
     "make_offload_key",
     "map_exceptions",
+    "metric_samples",
     "open_manager",
     "run_blocking",
     "split_offload_key",
