@@ -40,6 +40,11 @@ class Cascade:
     So that room is there when it is needed, a headroom of free slots is kept by a cadence of its
     own, at the end of each step.
 
+    Attributes:
+        headroom_slots: how many slots are kept free where a tier is owed what is evicted.
+        tracks: whether what was offered is kept track of; for plain writing through it is not.
+        uses_position: whether a store policy wants to know where in its prefix a chunk is.
+
     Args:
         primary: the slot table.
         headroom_slots: how many slots to keep free where a tier is owed what is evicted.
@@ -47,7 +52,7 @@ class Cascade:
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
         self._primary = primary
-        self._headroom_slots = max(1, headroom_slots)
+        self.headroom_slots = max(1, headroom_slots)
         self._on_store: list[TierPort] = []
         self._on_hit: list[TierPort] = []
         self._on_evict: list[TierPort] = []
@@ -57,7 +62,6 @@ class Cascade:
         self._spilling: dict[int, int] = {}
         # Slots that were asked for and not there since the last step ended.
         self._missing = 0
-        #: Whether what was offered is kept track of; for plain writing through it is not.
         self.tracks = False
         self.uses_position = False
 
@@ -148,7 +152,7 @@ class Cascade:
         """Send chunks that will be evicted next to the tiers they are owed to; evict the others."""
         if not self._on_evict:
             return
-        shortage = max(self._headroom_slots, self._missing)
+        shortage = max(self.headroom_slots, self._missing)
         shortage -= self._primary.free_slots + max(self._spilling.values())
         self._missing = 0
         if shortage <= 0:

@@ -119,6 +119,11 @@ class TieringManager:
         self._lookup_deadline_s = max(self._lookup_deadline_s, spec.runner.lookup_deadline_s)
 
     @property
+    def headroom_slots(self) -> int:
+        """Slots that are kept free where a tier is given what is evicted."""
+        return self._cascade.headroom_slots
+
+    @property
     def stats(self) -> list[TierStats]:
         """Counters of the primary tier, then of each secondary tier in order; live, not copies."""
         return [self._primary_stats, *(port.stats for port in self._ports)]
