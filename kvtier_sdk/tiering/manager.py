@@ -432,8 +432,7 @@ class TieringManager:
 
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although no request is scheduled."""
-        if not self._collected:
-            self._collect()
+        self._collect()
         return self._cascade.behind or any(port.jobs or port.waiting for port in self._ports)
 
     def take_events(self) -> list[OffloadingEvent]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import pytest
-from support.engine import A, B, Engine
 
 from kvtier_sdk import Clock, Namespace, OffloadKey, SystemClock, TierContext
 
@@ -41,23 +39,3 @@ def make_context(removed: list[OffloadKey]) -> Callable[..., TierContext]:
         )
 
     return make
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Engine]]:
-    """Make an engine with the requests ``A`` and ``B`` alive; it is at an end with the test."""
-    engines: list[Engine] = []
-
-    def build(*args: Any, **kwargs: Any) -> Engine:
-        engines.append(Engine(*args, **kwargs))
-        engines[-1].manager.on_new_request(A)
-        engines[-1].manager.on_new_request(B)
-        return engines[-1]
-
-    yield build
-    for engine in engines:
-        for tier in engine.tiers:
-            if tier.gate is not None:
-                tier.gate.set()
-        engine.manager.shutdown(1.0)
-        engine.pool.close()
