@@ -122,7 +122,7 @@ class HostPool:
         """
         if self._mapping is None:
             raise KVTierError("the host pool is closed")
-        whole = memoryview(np.frombuffer(self._mapping, np.uint8))
+        whole = np.frombuffer(self._mapping, np.uint8).data
         # Two threads may come at once; both must go on with the same one.
         return self._views.setdefault(holder, whole)
 

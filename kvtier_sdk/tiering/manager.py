@@ -508,7 +508,7 @@ class TieringManager:
                     self._conclude(port, report)
                 elif isinstance(report, IoEnded):
                     self._release(port, report.job_id)
-                else:
+                elif isinstance(report, ChunksRemoved):
                     self._note_removed(port, report)
 
     def _give_up_overdue(self, port: TierPort) -> None:
