@@ -65,7 +65,6 @@ class TierGate:
             Direction.WRITE: options.store_deadline_s,
         }
         self._probers: set[asyncio.Task[None]] = set()
-        self._stopped = False
 
     def admits(self, direction: Direction) -> bool:
         """Whether calls are made."""
@@ -102,7 +101,6 @@ class TierGate:
         Args:
             patience_s: for how long.
         """
-        self._stopped = True
         for prober in self._probers:
             prober.cancel()
         if self._probers:
@@ -118,7 +116,7 @@ class TierGate:
 
     def _note(self, direction: Direction, outcome: Outcome, reason: str) -> bool:
         breaker = self._breakers[direction]
-        if self._stopped or self._is_over or not breaker.note(outcome, self._clock.now_s()):
+        if self._is_over or not breaker.note(outcome, self._clock.now_s()):
             return False
         self._log.warning(
             "%ss are refused until a probe succeeds; the last failure: %s", direction.value, reason

@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 from kvtier_sdk.breaker import Direction, Outcome
 from kvtier_sdk.clock import Clock, TimerHandle
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
-from kvtier_sdk.errors import ConfigError, CorruptChunkError, TierError
+from kvtier_sdk.errors import ConfigError, TierError
 from kvtier_sdk.frame import Frame, header_bytes, round_up
 from kvtier_sdk.jobs import (
     ChunksRemoved,
@@ -30,11 +30,11 @@ from kvtier_sdk.jobs import (
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.canary import CANARY_KEY, Canary
+from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.gate import TierGate
-from kvtier_sdk.runner.headers import HeaderPool
 from kvtier_sdk.runner.tier_caller import TierCaller
 from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.types import Capability, OffloadKey, Transfer
+from kvtier_sdk.types import Capability, OffloadKey
 
 T = TypeVar("T")
 
@@ -113,8 +113,7 @@ class TierLoop:
                 f"{_MAX_ALIGNMENT}"
             )
         self._options = spec.runner
-        self._memory = memory
-        self._alignment = alignment
+        self._chunk_bytes = memory.chunk_bytes
         self._clock = clock
         self._report = report
         self._rng = rng or random.Random()
@@ -131,13 +130,16 @@ class TierLoop:
         )
         self._tier: SecondaryTierManager = spec.tier_class(spec.config, context)
         self._call = TierCaller(self._tier)
-        self._frame = Frame(namespace.fingerprint, memory.chunk_bytes, verify=verify)
-        self._can_delete = Capability.DELETE in self._tier.capabilities
+        frame = Frame(namespace.fingerprint, memory.chunk_bytes, verify=verify)
+        can_delete = Capability.DELETE in self._tier.capabilities
+        self._mover = ChunkMover(
+            self._call, context, frame, memory, alignment=alignment, can_delete=can_delete
+        )
         canary = Canary(
             self._call,
             context,
-            self._frame,
-            can_delete=self._can_delete,
+            frame,
+            can_delete=can_delete,
             lookup_deadline_s=self._options.lookup_deadline_s,
         )
         self._gate = TierGate(
@@ -149,9 +151,6 @@ class TierLoop:
             try_out=canary.try_out,
             log=self._log,
         )
-        self._headers = HeaderPool(context.header_bytes)
-        # As whom each operation takes views of slots.
-        self._holders = {operation: f"{spec.name} {operation.value}" for operation in _MOVES}
         self._batch_chunks = max(1, self._options.max_batch_bytes // context.payload_bytes)
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
@@ -364,7 +363,7 @@ class TierLoop:
             task.cancel()
         moved = 0
         if run.job.operation in _MOVES:
-            moved = verdicts.count(Verdict.OK) * self._memory.chunk_bytes
+            moved = verdicts.count(Verdict.OK) * self._chunk_bytes
         released = not run.tasks
         if released:
             self._runs.discard(run)
@@ -420,24 +419,12 @@ class TierLoop:
 
     async def _transfer(self, run: _Run, batch: range) -> None:
         """Move a batch, trying again what may succeed, and note each chunk's verdict."""
-        headers = self._headers.take(len(batch))
-        holder = self._holders[run.job.operation]
-        try:
-            pending = {
-                index: Transfer(
-                    run.job.keys[index],
-                    run.job.request,
-                    header,
-                    self._memory.padded_view(run.job.slots[index], self._alignment, holder),
-                )
-                for index, header in zip(batch, headers, strict=True)
-            }
-            if run.job.operation is Operation.STORE:
-                for transfer in pending.values():
-                    self._frame.seal(transfer.key, transfer.header, transfer.payload)
+        operation = run.job.operation
+        with self._mover.transfers(run.job, batch) as pending:
             attempt = 0
             while True:
-                errors = await self._attempt(run, pending)
+                errors = await self._timed(run, self._mover.move(operation, pending))
+                self._note(run, list(errors.values()))
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):
                     break
@@ -447,38 +434,6 @@ class TierLoop:
                 attempt += 1
             for index, error in errors.items():
                 self._settle(run, index, error)
-        finally:
-            self._headers.give_back(headers)
-
-    async def _attempt(
-        self, run: _Run, pending: dict[int, Transfer]
-    ) -> dict[int, TierError | None]:
-        """Call the tier once and check what it brought."""
-        operation = run.job.operation
-        results = await self._timed(run, self._call.transfer(operation, list(pending.values())))
-        self._note(run, results)
-        errors = dict(zip(pending, results, strict=True))
-        if operation is Operation.STORE:
-            return errors
-        for index, error in errors.items():
-            if error is None:
-                transfer = pending[index]
-                try:
-                    self._frame.check(transfer.key, transfer.header, transfer.payload)
-                except CorruptChunkError as damage:
-                    damage.tier, damage.operation = self._tier.context.name, operation.value
-                    errors[index] = damage
-        damaged = [
-            pending[index].key
-            for index, error in errors.items()
-            if isinstance(error, CorruptChunkError)
-        ]
-        if damaged and self._can_delete:
-            try:
-                await self._call.delete(damaged)
-            except TierError as error:
-                self._log.warning("%s", error)
-        return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
         """Wait before a retry; false where there is none: too many, too late, or refused."""

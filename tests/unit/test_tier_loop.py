@@ -459,14 +459,14 @@ def test_an_error_inside_the_sdk_fails_its_batch_and_no_other(
 ) -> None:
     rig = make(max_batch="1B")
     job = rig.job(STORE, 3)
-    seal = rig.loop._frame.seal
+    seal = rig.loop._mover._frame.seal
 
     def break_one(key: OffloadKey, header: memoryview, payload: memoryview) -> None:
         if key == job.keys[1]:
             raise RuntimeError("no hash for you")
         seal(key, header, payload)
 
-    monkeypatch.setattr(rig.loop._frame, "seal", break_one)
+    monkeypatch.setattr(rig.loop._mover._frame, "seal", break_one)
     rig.submit(job)
     rig.run_for(0.1)
     assert rig.account.verdicts(job.job_id) == ["ok", "failed", "ok"]
@@ -556,6 +556,36 @@ def test_draining_cancels_what_waits_and_lets_finish_what_runs(make: Make) -> No
     assert rig.run(rig.loop.drain(5.0)) is True
     assert rig.account.verdicts(running.job_id) == ["ok"]
     assert rig.account.verdicts(waiting.job_id) == ["cancelled"]
+
+
+def test_past_its_deadline_a_job_is_concluded_at_once_and_its_calls_are_cancelled(
+    make: Make,
+) -> None:
+    rig = make()
+    rig.tier.always["load"] = Act(after_s=40.0)
+    easy = rig.ask(LOAD, within_s=2.0)
+    rig.tier.always["load"] = Act(after_s=40.0, stubborn=True)
+    stubborn = rig.ask(LOAD, within_s=2.0)
+    rig.run_for(2.1)
+    for job in (easy, stubborn):
+        assert rig.account.verdicts(job.job_id) == ["timeout"]
+        assert not rig.account.results[job.job_id].released
+    assert rig.account.released == {easy.job_id}, "the other still reads into its slot"
+    rig.run_for(40.0)
+    assert rig.account.released == {easy.job_id, stubborn.job_id}
+
+
+def test_headers_come_back_whatever_becomes_of_a_call(make: Make) -> None:
+    rig = make(retries=0, breaker_failures=1000, breaker_window=1000)
+    for kind in ("fine", "bug", "exit", "unavailable", "cancels itself"):
+        rig.tier.always["load"] = Act(kind)
+        for _ in range(40):
+            rig.ask(LOAD, run_s=0.1)
+    rig.tier.always["load"] = Act(after_s=40.0)
+    for _ in range(40):
+        rig.ask(LOAD, within_s=0.1, run_s=0.2)
+    # One mapping's worth was ever made: nothing had to be lent anew.
+    assert len(rig.loop._mover._headers._free) == rig.loop._mover._headers._PER_MAPPING
 
 
 def test_closing_without_draining_cancels_everything(make: Make) -> None:
@@ -663,7 +693,7 @@ def test_lookups_that_are_late_are_weaker_evidence(make: Make) -> None:
 
 
 def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) -> None:
-    rig = make(concurrency=1, breaker_failures=2, store_deadline="60s")
+    rig = make(concurrency=1, breaker_failures=1)
     rig.tier.always["load"] = Act(after_s=2.0)
     for _ in range(4):
         # One is done in its time, the next has a fifth of its own left, the others none.
@@ -745,14 +775,13 @@ def test_a_canary_is_a_chunk_like_others(make: Make) -> None:
     rig = make(retries=0)
     failing(rig, "store")
     rig.tier.always.clear()
-    rig.loop._can_delete = False
     seen: list[Transfer] = []
     put = rig.tier._put
     rig.tier._put = lambda transfer: (seen.append(transfer), put(transfer))[1]  # type: ignore[method-assign]
     rig.run_for(1.1)
     (transfer,) = seen
     assert (len(transfer.header), len(transfer.payload)) == (64, CHUNK_BYTES)
-    rig.loop._frame.check(CANARY_KEY, transfer.header, transfer.payload)
+    rig.loop._mover._frame.check(CANARY_KEY, transfer.header, transfer.payload)
 
 
 def test_a_slow_first_answer_closes_it_if_the_next_is_in_time(make: Make) -> None:
@@ -811,6 +840,7 @@ def test_a_tier_in_quarantine_has_no_breaker_and_no_probes(make: Make) -> None:
     rig.tier.script = iter([Act("too few")])
     rig.run_for(100.0)
     assert len(rig.tier.probes) == 1
+    assert [move.state.value for move in rig.account.moves] == ["open", "half_open", "open"]
     assert rig.account.verdicts(rig.ask(LOOKUP, run_s=0.1).job_id) == ["contract"]
     for _ in range(20):
         rig.ask(STORE, run_s=0.1)
@@ -827,7 +857,7 @@ def test_a_probe_that_fails_inside_the_sdk_is_a_failed_probe(
         raise RuntimeError("no hash for you")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.loop._frame, "seal", broken)
+        patch.setattr(rig.loop._mover._frame, "seal", broken)
         rig.run_for(1.1)
     assert "a probe failed inside the SDK" in caplog.text
     rig.tier.always.clear()
