@@ -41,8 +41,8 @@ T = TypeVar("T")
 #: The largest alignment that slots can offer: that of their rows.
 _MAX_ALIGNMENT = 4096
 
-#: How long closing waits for a probe that was cancelled.
-_PROBE_END_S = 1.0
+#: How long closing waits for calls that were cancelled, and again for probes.
+_CALLS_END_S = 1.0
 
 _MOVES = (Operation.LOAD, Operation.STORE)
 
@@ -207,7 +207,9 @@ class TierLoop:
     async def close(self) -> None:
         """Close the tier; drain first. What is under way is cancelled, what comes later too."""
         self.abandon()
-        await self._gate.stop(_PROBE_END_S)
+        # A tier is closed under a call that hangs only.
+        await self._idle_within(_CALLS_END_S)
+        await self._gate.stop(_CALLS_END_S)
         await self._tier.close()
 
     def abandon(self) -> None:

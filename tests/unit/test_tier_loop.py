@@ -164,6 +164,7 @@ class ScriptedTier(SecondaryTierManager):
 
     async def close(self) -> None:
         self.closed = True
+        self.closed_in_mid_call = bool(self.account.lent_headers)
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         act = await self._begin("lookup", keys, Direction.READ)
@@ -600,6 +601,23 @@ def test_closing_without_draining_cancels_everything(make: Make) -> None:
     assert rig.account.released == {1, 2, 3}, "the first store's I/O still runs"
     rig.run_for(5.0)
     assert 0 in rig.account.released
+
+
+def test_a_tier_is_closed_when_its_calls_have_ended(make: Make) -> None:
+    rig = make()
+    rig.tier.always["store"] = Act(after_s=3.0)
+    rig.ask(STORE, run_s=0.1)
+    rig.run(rig.loop.close())
+    assert not rig.tier.closed_in_mid_call
+
+
+def test_a_call_that_hangs_does_not_keep_a_tier_from_being_closed(make: Make) -> None:
+    rig = make()
+    rig.tier.always["store"] = Act(after_s=30.0, stubborn=True)
+    rig.ask(STORE, run_s=0.1)
+    rig.run(rig.loop.close())
+    assert rig.tier.closed_in_mid_call
+    assert rig.clock.now_s() < 5.0
 
 
 # --- the breakers -------------------------------------------------------------------------------
