@@ -80,6 +80,7 @@ class TieringManager:
         self._primary = PrimaryTier(pool.slots, policy, self._note_evicted)
         self._primary_stats = TierStats(PRIMARY, "primary")
         self._ports: list[TierPort] = []
+        self._all_tiers = 0
         self._lookup_deadline_s = 0.0
         self._questions = QuestionBook()
         reserve = round(pool.slots * store_reserve)
@@ -115,6 +116,7 @@ class TieringManager:
         runner.start()
         port = TierPort(len(self._ports), spec, runner, store_policy, self._pool.chunk_bytes)
         self._ports.append(port)
+        self._all_tiers |= port.bit
         self._cascade.add(port)
         self._lookup_deadline_s = max(self._lookup_deadline_s, spec.runner.lookup_deadline_s)
 
@@ -530,23 +532,39 @@ class TieringManager:
         if question is None:
             question = state.asking
             if question is None or question.sealed:
-                tiers = 0
-                for port in self._ports:
-                    if port.takes_reads:
-                        tiers |= port.bit
-                if not tiers:
+                question = self._begin_question(state)
+                if question is None:
                     self._count_miss(key, state, MissReason.UNAVAILABLE.value)
                     return None
-                deadline_s = self._now_s + self._lookup_deadline_s
-                question = self._questions.begin(state.context, tiers, deadline_s)
-                state.asking = question
             question.keys.append(key)
             self._questions.open[key] = question
         state.asked[key] = question
         return question
 
+    def _begin_question(self, state: RequestState) -> Question | None:
+        """Ask the tiers that can be asked; ``None`` where none can."""
+        tiers = 0
+        for port in self._ports:
+            if port.takes_reads:
+                tiers |= port.bit
+        if not tiers:
+            return None
+        deadline_s = self._now_s + self._lookup_deadline_s
+        question = self._questions.begin(state.context, tiers, deadline_s)
+        if tiers != self._all_tiers:
+            question.doubt = MissReason.UNAVAILABLE.value
+        state.asking = question
+        return question
+
     def _promote(self, key: OffloadKey, question: Question, state: RequestState) -> LookupResult:
         port = self._ports[question.best_hit(key)]
+        while not port.takes_reads:
+            # It had the chunk when it answered, and would refuse now.
+            question.strike(key, port.index)
+            if not question.hits[key]:
+                self._count_miss(key, state, MissReason.UNAVAILABLE.value)
+                return _MISS
+            port = self._ports[question.best_hit(key)]
         room = port.load_room
         if not room:
             port.stats.dropped["load.queue_full"] += 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.jobs import (
+    BreakerMoved,
     ChunksRemoved,
     IoEnded,
     Job,
@@ -91,6 +92,8 @@ class ReportDesk:
             elif isinstance(report, ChunksRemoved):
                 port.stats.evicted_chunks += len(report.keys)
                 self._events.secondary(port, report.keys, removed=True)
+            elif isinstance(report, BreakerMoved):
+                port.breaker_moved(report)
 
     def give_up_overdue(self, port: TierPort, now_s: float) -> None:
         """Conclude jobs in the place of a runner that does not: its loop must be stuck."""
@@ -106,6 +109,8 @@ class ReportDesk:
         if job is not None:
             port.settled(job, result.moved_bytes, now_s)
             self._on_job[job.operation](port, job, result)
+            if result.retries:
+                port.stats.retries[job.operation.value] += result.retries
             if result.error is not None:
                 port.stats.note_error(result.error)
         if result.released:

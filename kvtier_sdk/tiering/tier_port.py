@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvtier_sdk.breaker import BreakerState, Direction
 from kvtier_sdk.contract import StorePolicy
 from kvtier_sdk.events import OffloadingEvent
-from kvtier_sdk.jobs import Job, JobTable, Operation
+from kvtier_sdk.jobs import BreakerMoved, Job, JobTable, Operation
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.tier_spec import TierSpec
@@ -223,6 +224,16 @@ class TierPort:
             self.load_bytes -= size_bytes
             self._loads_running -= 1
             self._load_rate.note(moved_bytes, now_s)
+
+    def breaker_moved(self, report: BreakerMoved) -> None:
+        """A breaker of the tier has opened, tries a probe, or has closed."""
+        closed = report.state is BreakerState.CLOSED
+        if report.direction is Direction.READ:
+            self.takes_reads = closed
+            self.stats.reads_open = int(not closed)
+        else:
+            self.takes_stores = closed
+            self.stats.stores_open = int(not closed)
 
     def expected_load_s(self, chunks: int, now_s: float) -> float:
         """How long it would take to bring so many more chunks; 0.0 where nothing tells."""
