@@ -19,7 +19,7 @@ from kvtier_sdk.policies.arc import ARCPolicy
 
 NAMES = ["arc", "fifo", "lru"]
 REQUEST = RequestContext("r")
-KEYS = st.integers(0, 40).map(lambda number: b"key-%d" % number)
+KEYS = st.integers(0, 9).map(lambda number: b"key-%d" % number)
 
 
 def made(name: str, slots: int) -> EvictionPolicy:
@@ -33,7 +33,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     name: str
 
-    @initialize(slots=st.integers(1, 8))
+    @initialize(slots=st.integers(1, 4))
     def start(self, slots: int) -> None:
         self.slots = slots
         self.policy = made(self.name, slots)
@@ -117,7 +117,7 @@ def check_arc(policy: ARCPolicy, slots: int) -> None:
 def machine_of(policy: str) -> type:
     machine = type(f"Machine_{policy}", (PolicyMachine,), {"name": policy})
     case: type = machine.TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)  # type: ignore[attr-defined]
+    case.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)  # type: ignore[attr-defined]
     return case
 
 
@@ -177,6 +177,17 @@ def test_a_ghost_of_the_second_list_gives_it_its_share_back() -> None:
     policy.on_remove(b"a")
     policy.on_insert(b"a", None, 0, REQUEST)
     assert policy._target == 0
+
+
+def test_the_share_of_those_used_once_is_at_most_everything() -> None:
+    policy = ARCPolicy()
+    policy.open(1)
+    for key in (b"a", b"b"):
+        for _ in range(2):
+            policy.on_insert(key, None, 0, REQUEST)
+            policy.on_remove(key)
+            check_arc(policy, 1)
+    assert policy._target == 1
 
 
 def test_arc_says_that_it_was_not_opened() -> None:
