@@ -360,6 +360,14 @@ class EvictionPolicy(ABC):
 
     uses_prefix: ClassVar[bool] = True
 
+    def open(self, slots: int) -> None:
+        """Learn how large the primary tier is. Called once, before everything else.
+
+        Args:
+            slots: how many chunks it holds at most.
+        """
+        return
+
     @abstractmethod
     def on_insert(
         self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
