@@ -1,0 +1,179 @@
+"""Real engines, one process each, and the ways in which they can offload."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+HOST = Path(__file__).with_name("engine_host.py")
+
+#: Tokens of a block, and so of a chunk, on a CPU.
+BLOCK_TOKENS = 128
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1024,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "float32",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def make_model(folder: Path) -> Path:
+    """A small Llama without weights: vLLM makes them up from its seed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
+    """So many full chunks of tokens, and a few more."""
+    import random
+
+    rng = random.Random(seed)
+    return [rng.randrange(10, 1000) for _ in range(chunks * BLOCK_TOKENS + extra)]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of offloading.
+
+    Attributes:
+        name: for test ids.
+        spec: vLLM's name of the spec; ``None`` offloads nothing.
+        entry_type: what ``type`` says in a tier's entry; ``None`` leaves it out.
+    """
+
+    name: str
+    spec: str | None
+    entry_type: str | None = None
+
+    def offloading(
+        self, url: str, host_bytes: int = 64 * 2**20, **entry: Any
+    ) -> dict[str, Any] | None:
+        """vLLM's ``kv_connector_extra_config`` for one tier.
+
+        Args:
+            url: the tier's.
+            host_bytes: size of the host pool.
+            entry: more options of the tier.
+        """
+        if self.spec is None:
+            return None
+        if self.entry_type is not None:
+            entry["type"] = self.entry_type
+        return {
+            "spec_name": self.spec,
+            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "cpu_bytes_to_use": host_bytes,
+            "secondary_tiers": [{"url": url, **entry}],
+        }
+
+
+PLAIN = Way("none", None)
+OURS_UNDER_THEIRS = Way("a", "KVTierCPUTieringSpec", "kvtier")
+
+
+class EngineError(Exception):
+    """What the engine raised."""
+
+
+class Engine:
+    """An engine process. Commands are the public methods of ``engine_host.Host``.
+
+    Args:
+        model: directory of the model.
+        log: where what the engine prints is written.
+        offloading: vLLM's ``kv_connector_extra_config``.
+        environment: variables on top of this process's.
+        options: further arguments of ``LLM``.
+
+    Raises:
+        EngineError: it did not start; the message is what it raised.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        offloading: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._log = log
+        their_commands, our_commands = os.pipe()
+        our_answers, their_answers = os.pipe()
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HOST), str(their_commands), str(their_answers)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(their_commands, their_answers),
+                env={**os.environ, **(environment or {})},
+            )
+        os.close(their_commands)
+        os.close(their_answers)
+        self._commands = os.fdopen(our_commands, "w")
+        self._answers = os.fdopen(our_answers)
+        options = {"max_model_len": 2048, **options}
+        self._send({"model": str(model), "offloading": offloading, **options})
+        try:
+            self._receive()
+        except EngineError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, command: str) -> Any:
+        if command.startswith("_"):
+            raise AttributeError(command)
+
+        def call(**arguments: Any) -> Any:
+            self._send({"do": command, **arguments})
+            return self._receive()
+
+        return call
+
+    def close(self) -> None:
+        """End the engine, as an operator would; twice does nothing."""
+        with suppress(BrokenPipeError):
+            self._commands.close()
+        self._process.wait(timeout=60)
+        self._answers.close()
+
+    def log(self) -> str:
+        """What the engine has printed."""
+        return self._log.read_text()
+
+    def _send(self, document: dict[str, Any]) -> None:
+        self._commands.write(json.dumps(document) + "\n")
+        self._commands.flush()
+
+    def _receive(self) -> Any:
+        line = self._answers.readline()
+        if not line:
+            raise EngineError(f"the engine died:\n{self.log()[-4000:]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise EngineError(answer["error"])
+        return answer["result"]
