@@ -19,7 +19,7 @@ $(VENV)/.setup: pyproject.toml backends/file/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[cli,testing]' -e backends/file
+		-e '.[cli,testing,uvloop,yaml]' -e backends/file
 	@touch $@
 
 test: setup

@@ -11,6 +11,8 @@ from kvtier_sdk.contract import (
     ChunkTierManager,
     EvictionPolicy,
     SecondaryTierManager,
+    StoreMoment,
+    StorePolicy,
     TierContext,
 )
 from kvtier_sdk.errors import (
@@ -32,11 +34,33 @@ from kvtier_sdk.errors import (
     map_exceptions,
 )
 from kvtier_sdk.memory import MemoryTier, MemoryTierConfig
+from kvtier_sdk.metrics import (
+    METRICS,
+    Metric,
+    MetricKind,
+    PoolUsage,
+    Sample,
+    TierStats,
+    metric_samples,
+)
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.registry import BackendInfo, available_backends, load_backend, load_policy
+from kvtier_sdk.registry import (
+    BackendInfo,
+    available_backends,
+    load_backend,
+    load_policy,
+    load_store_policy,
+)
 from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.tiering import LoadSpec, PrepareStoreOutput, TieringManager, open_manager
+from kvtier_sdk.tiering import (
+    LoadSpec,
+    MissReason,
+    PrepareStoreOutput,
+    ResetScope,
+    TieringManager,
+    open_manager,
+)
 from kvtier_sdk.types import (
     Capability,
     Entry,
@@ -56,6 +80,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CONTRACT_VERSION",
+    "METRICS",
     "BackendError",
     "BackendInfo",
     "BackendLoadError",
@@ -79,15 +104,23 @@ __all__ = [
     "Medium",
     "MemoryTier",
     "MemoryTierConfig",
+    "Metric",
+    "MetricKind",
+    "MissReason",
     "Namespace",
     "OffloadKey",
+    "PoolUsage",
     "PrepareStoreOutput",
     "ReplayError",
     "RequestContext",
+    "ResetScope",
     "RunnerOptions",
+    "Sample",
     "SecondaryTierManager",
     "Seconds",
     "Share",
+    "StoreMoment",
+    "StorePolicy",
     "SystemClock",
     "TierAuthError",
     "TierCapacityError",
@@ -96,6 +129,7 @@ __all__ = [
     "TierContractError",
     "TierError",
     "TierSpec",
+    "TierStats",
     "TierTimeoutError",
     "TierURL",
     "TierUnavailableError",
@@ -107,8 +141,10 @@ __all__ = [
     "format_bytes",
     "load_backend",
     "load_policy",
+    "load_store_policy",
     "make_offload_key",
     "map_exceptions",
+    "metric_samples",
     "open_manager",
     "run_blocking",
     "split_offload_key",

@@ -6,10 +6,10 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.units import Bytes, Seconds
@@ -128,9 +128,13 @@ class TierConfig(StrictModel):
 
 
 class RunnerOptions(StrictModel):
-    """Options that every tier has, whatever its backend: how its runner treats it.
+    """Options that every tier has, whatever its backend: how the core treats it.
 
     Attributes:
+        store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
+            ``after_hits:2``, ``prompt_only``, or one that another package brings.
+        offload_policy: ``chunk`` gives it what is new; ``request`` also the other chunks of each
+            request, those that are in the primary tier already.
         lookup_deadline_s: a lookup that takes longer is a miss.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
@@ -140,8 +144,16 @@ class RunnerOptions(StrictModel):
         max_batch_bytes: payload that one call carries at most (one chunk at the least).
         max_queue_bytes: payload that may be under way in each direction; stores beyond it are
             dropped, loads are misses.
+        breaker_failures: calls in a row that fail before the tier is not asked any more, reads
+            (lookups and loads) and writes counted apart.
+        breaker_window: the same happens when half of the last so many calls went wrong.
+        probe_interval_s: pause before a tier that is not asked is probed; it doubles with each
+            probe that fails.
+        max_probe_interval_s: the longest such pause.
     """
 
+    store_policy: str = "through"
+    offload_policy: Literal["chunk", "request"] = "chunk"
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
     load_deadline_s: Seconds = Field(5.0, alias="load_deadline")
     store_deadline_s: Seconds = Field(30.0, alias="store_deadline")
@@ -150,6 +162,19 @@ class RunnerOptions(StrictModel):
     concurrency: int = Field(8, ge=1, le=1024)
     max_batch_bytes: Bytes = Field(8 * 2**20, alias="max_batch", gt=0)
     max_queue_bytes: Bytes = Field(256 * 2**20, alias="max_queue", gt=0)
+    breaker_failures: int = Field(5, ge=1, le=10_000)
+    breaker_window: int = Field(20, ge=1, le=10_000)
+    probe_interval_s: Seconds = Field(1.0, alias="probe_interval", gt=0)
+    max_probe_interval_s: Seconds = Field(30.0, alias="max_probe_interval", gt=0)
+
+    @model_validator(mode="after")
+    def _check_probe_intervals(self) -> Self:
+        if self.max_probe_interval_s < self.probe_interval_s:
+            raise ValueError(
+                f"option 'max_probe_interval' is {self.max_probe_interval_s:g} s but should be at "
+                f"least 'probe_interval', which is {self.probe_interval_s:g} s"
+            )
+        return self
 
 
 Model = TypeVar("Model", bound=StrictModel)

@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar
 
 from kvtier_sdk.clock import Clock
@@ -294,6 +295,58 @@ class ChunkTierManager(SecondaryTierManager):
         )
 
 
+class StoreMoment(Enum):
+    """When a tier is offered a chunk."""
+
+    #: As soon as the device has written it.
+    STORED = "stored"
+    #: Each time it is copied back to the device, until the tier has it.
+    HIT = "hit"
+    #: Before it leaves the primary tier.
+    EVICTED = "evicted"
+
+
+class StorePolicy(ABC):
+    """Decides which chunks a tier is given, and when. Pure state, on the engine's thread.
+
+    Attributes:
+        moment: when the tier is offered a chunk.
+        filters: whether :meth:`wants` is to be asked at all; where it is not, every chunk that
+            is offered is given.
+        uses_position: whether the policy wants ``position``; where no policy does, the engine's
+            thread is spared finding it out, and it is 0.
+
+    Args:
+        argument: what is written behind the policy's name and a colon, as in ``after_hits:2``;
+            ``None`` where nothing is.
+
+    Raises:
+        ValueError: the argument is missing, or means nothing to this policy.
+    """
+
+    moment: ClassVar[StoreMoment]
+    filters: ClassVar[bool] = True
+    uses_position: ClassVar[bool] = False
+
+    def __init__(self, argument: str | None) -> None:
+        if argument is not None:
+            raise ValueError(f"takes no argument, not {argument!r}")
+
+    @abstractmethod
+    def wants(self, key: OffloadKey, position: int, hits: int, request: RequestContext) -> bool:
+        """Say whether the tier gets a chunk.
+
+        Args:
+            key: the chunk.
+            position: its index in its prefix, from 0.
+            hits: how often it was copied back to the device since it came into the primary tier.
+            request: who stored it or uses it.
+
+        Returns:
+            Whether it is given to the tier now.
+        """
+
+
 class EvictionPolicy(ABC):
     """Decides which chunk leaves a full primary tier. Pure state: no I/O, no clock, one thread.
 
@@ -306,6 +359,14 @@ class EvictionPolicy(ABC):
     """
 
     uses_prefix: ClassVar[bool] = True
+
+    def open(self, slots: int) -> None:
+        """Learn how large the primary tier is. Called once, before everything else.
+
+        Args:
+            slots: how many chunks it holds at most.
+        """
+        return
 
     @abstractmethod
     def on_insert(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from kvtier_sdk.breaker import BreakerState, Direction
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
     CorruptChunkError,
@@ -109,6 +110,7 @@ class JobResult:
         duration_s: from the hand-over to the conclusion.
         error: the first error in words, for the log.
         released: whether its I/O has ended too; otherwise an :class:`IoEnded` follows.
+        retries: how many calls of the tier were repetitions of a failed one.
     """
 
     job_id: int
@@ -117,6 +119,7 @@ class JobResult:
     duration_s: float = 0.0
     error: str | None = None
     released: bool = True
+    retries: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -141,8 +144,21 @@ class ChunksRemoved:
     keys: Sequence[OffloadKey]
 
 
+@dataclass(eq=False, slots=True)
+class BreakerMoved:
+    """A circuit breaker of the tier has changed its state.
+
+    Attributes:
+        direction: which of the two; what it guards is refused unless it is closed.
+        state: the new one.
+    """
+
+    direction: Direction
+    state: BreakerState
+
+
 #: What a runner tells the manager.
-Report: TypeAlias = JobResult | IoEnded | ChunksRemoved
+Report: TypeAlias = JobResult | IoEnded | ChunksRemoved | BreakerMoved
 
 
 class JobTable:

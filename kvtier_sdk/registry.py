@@ -9,16 +9,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
 
 from kvtier_sdk.config import nearest
-from kvtier_sdk.contract import CONTRACT_VERSION, EvictionPolicy, SecondaryTierManager
-from kvtier_sdk.errors import BackendLoadError, DuplicateBackendError, UnknownBackendError
+from kvtier_sdk.contract import (
+    CONTRACT_VERSION,
+    EvictionPolicy,
+    SecondaryTierManager,
+    StorePolicy,
+)
+from kvtier_sdk.errors import (
+    BackendLoadError,
+    ConfigError,
+    DuplicateBackendError,
+    UnknownBackendError,
+)
 
 #: Entry-point groups. ``kvtier.url_schemes`` holds further URL schemes of a backend
 #: (``rediss = "kvtier_redis:RedisTier"``), so that a scheme is resolved without an import.
 BACKENDS_GROUP = "kvtier.backends"
 POLICIES_GROUP = "kvtier.policies"
+STORE_POLICIES_GROUP = "kvtier.store_policies"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +115,42 @@ def load_policy(name: str) -> type[EvictionPolicy]:
         DuplicateBackendError: two packages offer it.
         BackendLoadError: it cannot be imported or is no :class:`EvictionPolicy`.
     """
-    found = list(entry_points(group=POLICIES_GROUP, name=name))
+    return _load_policy(POLICIES_GROUP, "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
+
+
+def load_store_policy(text: str) -> StorePolicy:
+    """Make the store policy that a tier's option names.
+
+    Args:
+        text: the policy's name, and for some a colon and an argument: ``"after_hits:2"``.
+
+    Returns:
+        The policy.
+
+    Raises:
+        ConfigError: the argument is missing or wrong.
+        UnknownBackendError: no installed package offers the policy.
+        DuplicateBackendError: two packages offer it.
+        BackendLoadError: it cannot be imported or is no :class:`StorePolicy`.
+    """
+    name, colon, argument = text.partition(":")
+    policy = _load_policy(STORE_POLICIES_GROUP, "store policy", name, StorePolicy)  # type: ignore[type-abstract]
+    try:
+        return policy(argument if colon else None)
+    except ValueError as error:
+        raise ConfigError(f"store policy {text!r}: {error}") from None
+
+
+def _load_policy(group: str, kind: str, name: str, base: type[T]) -> type[T]:
+    found = list(entry_points(group=group, name=name))
     if not found:
-        names = {found.name for found in entry_points(group=POLICIES_GROUP)}
-        raise UnknownBackendError(f"no policy {name!r}; {nearest(name, names, 'installed')}")
-    policy = _load(found, "policy")
-    if not (isinstance(policy, type) and issubclass(policy, EvictionPolicy)):
+        names = {found.name for found in entry_points(group=group)}
+        raise UnknownBackendError(f"no {kind} {name!r}; {nearest(name, names, 'installed')}")
+    policy = _load(found, kind)
+    if not (isinstance(policy, type) and issubclass(policy, base)):
         info = _describe(found[0])
         raise BackendLoadError(
-            f"{_title('policy', info)}: {info.target} is not a subclass of "
-            "kvtier_sdk.EvictionPolicy"
+            f"{_title(kind, info)}: {info.target} is not a subclass of kvtier_sdk.{base.__name__}"
         )
     return policy
 

@@ -1,1 +1,1 @@
-"""Eviction policies of the primary tier."""
+"""Eviction policies of the primary tier, and store policies of the others."""

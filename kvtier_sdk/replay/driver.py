@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from kvtier_sdk.clock import Clock, SystemClock
 from kvtier_sdk.config import TierURL
+from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool
+from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.replay.content import ChunkContent
 from kvtier_sdk.replay.report import ReplayReport, distribution
 from kvtier_sdk.replay.workload import ReplayRequest
@@ -133,8 +135,14 @@ class _Driver:
         self._closed = closed
         self._content = ChunkContent(pool.chunk_bytes)
         # What one step may ask for without meeting a limit of the pool or of a queue.
-        queues = [spec.runner.max_queue_bytes // pool.chunk_bytes for spec in specs]
-        self._window = max(1, min([pool.slots // 2, *queues]))
+        limits = [spec.runner.max_queue_bytes // pool.chunk_bytes for spec in specs]
+        self._spills = any(
+            load_store_policy(spec.runner.store_policy).moment is StoreMoment.EVICTED
+            for spec in specs
+        )
+        if self._spills:
+            limits.append(manager.headroom_slots)
+        self._window = max(1, min([pool.slots // 2, *limits]))
         # The ends of steps, charged to the request that finishes next.
         self._step_meter = _Meter()
         self.hit_chunks = 0
@@ -187,6 +195,9 @@ class _Driver:
         for window in self._windows(request.keys):
             found = yield from self._find(window, context, meter)
             self._load(window[:found], context, meter)
+            if self._closed and self._spills:
+                # The slots that this took are made good at the end of a step.
+                yield from self._settle()
             hits += found
             if found < len(window):
                 break
@@ -246,14 +257,19 @@ class _Driver:
                 self._content.write(key, self._pool.view(slot))
             with meter:
                 self._manager.complete_store(output.keys_to_store, context)
-            yield True
             if not self._closed:
+                yield True
                 return
-            while self._manager.has_pending_work():
-                yield False
+            yield from self._settle()
             if not output.rejected_keys:
                 return
             keys = output.rejected_keys
+
+    def _settle(self) -> Iterator[bool]:
+        """Let the tiers finish what was begun."""
+        yield True
+        while self._manager.has_pending_work():
+            yield False
 
 
 class _Meter:

@@ -15,8 +15,8 @@ class SlotMemory(Protocol):
     def chunk_bytes(self) -> int:
         """Payload of a slot."""
 
-    def padded_view(self, slot: int, alignment: int) -> memoryview:
-        """A slot's payload, its length rounded up to ``alignment``."""
+    def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
+        """A slot's payload, its length rounded up to ``alignment``, handed to ``holder``."""
 
 
 class TierRunner(Protocol):

@@ -18,9 +18,9 @@ E = TypeVar("E", bound=TierError)
 class TierCaller:
     """Turns whatever a tier does into results of the right shape or a :class:`TierError`.
 
-    A tier that returns a wrong number of results cannot be believed about any of them: it is
-    quarantined, and every later call fails with the same message. An exception that is no
-    :class:`TierError` fails its call only.
+    A tier that returns a wrong number of results, or something else than results, cannot be
+    believed about any of them: it is quarantined, and every later call fails with the same
+    message. An exception that is no :class:`TierError` fails its call only.
 
     Attributes:
         quarantine: why no further call is made, once that is so.
@@ -47,8 +47,12 @@ class TierCaller:
         except TierError as error:
             return [error] * len(batch)
         for result in results:
-            if result is not None:
-                self._sign(result, operation.value)
+            if result is None:
+                continue
+            if not isinstance(result, TierError):
+                what = f"a {type(result).__name__} where None or a TierError belongs"
+                return [self._end(what, operation.value)] * len(batch)
+            self._sign(result, operation.value)
         return results
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
@@ -69,14 +73,14 @@ class TierCaller:
             given = -1
         if given != count:
             what = f"{given} results" if given >= 0 else f"a {type(results).__name__}"
-            self.quarantine = self._sign(
-                TierContractError(
-                    f"returned {what} for a batch of {count}; the tier is not used any more"
-                ),
-                operation,
-            )
-            raise self.quarantine
+            raise self._end(f"{what} for a batch of {count}", operation)
         return results
+
+    def _end(self, what: str, operation: str) -> TierContractError:
+        """Put the tier into quarantine because of what it returned."""
+        error = TierContractError(f"returned {what}; the tier is not used any more")
+        self.quarantine = self._sign(error, operation)
+        return error
 
     async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         if self.quarantine is not None:
@@ -92,7 +96,8 @@ class TierCaller:
             raise self._sign(
                 TierContractError("raised CancelledError without being cancelled"), operation
             ) from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # A SystemExit would end the tier's thread, not the process.
             raise self._sign(
                 TierContractError(f"raised {type(error).__name__}: {error}"), operation
             ) from error

@@ -7,12 +7,15 @@ import heapq
 import itertools
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
 
+from kvtier_sdk.breaker import Direction, Outcome
 from kvtier_sdk.clock import Clock, TimerHandle
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
-from kvtier_sdk.errors import ConfigError, CorruptChunkError, TierError
+from kvtier_sdk.errors import ConfigError, TierError
 from kvtier_sdk.frame import Frame, header_bytes, round_up
 from kvtier_sdk.jobs import (
     ChunksRemoved,
@@ -26,13 +29,30 @@ from kvtier_sdk.jobs import (
 )
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.runner.base import SlotMemory
-from kvtier_sdk.runner.headers import HeaderPool
+from kvtier_sdk.runner.canary import CANARY_KEY, Canary
+from kvtier_sdk.runner.chunk_mover import ChunkMover
+from kvtier_sdk.runner.gate import TierGate
 from kvtier_sdk.runner.tier_caller import TierCaller
 from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.types import Capability, Transfer
+from kvtier_sdk.types import Capability, OffloadKey
+
+T = TypeVar("T")
 
 #: The largest alignment that slots can offer: that of their rows.
 _MAX_ALIGNMENT = 4096
+
+#: How long closing waits for calls that were cancelled, and again for probes.
+_CALLS_END_S = 1.0
+
+_MOVES = (Operation.LOAD, Operation.STORE)
+
+#: Which breaker refuses what. A touch follows reads; what becomes of it says nothing about them.
+_DIRECTIONS = {
+    Operation.LOOKUP: Direction.READ,
+    Operation.LOAD: Direction.READ,
+    Operation.TOUCH: Direction.READ,
+    Operation.STORE: Direction.WRITE,
+}
 
 
 @dataclass(eq=False, slots=True)
@@ -41,21 +61,29 @@ class _Run:
 
     job: Job
     started_s: float
-    verdicts: list[Verdict]
+    verdicts: list[Verdict | None]
     # Batches whose verdicts are still to come, and the tasks that may touch slots right now.
-    open_batches: int
+    open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    # When each call of the tier began that has not returned.
+    calls_s: list[float] = field(default_factory=list)
     timer: TimerHandle | None = None
     error: str | None = None
+    retries: int = 0
     concluded: bool = False
+
+
+#: (loads first, priority, arrival), the batch, its run.
+_Queued: TypeAlias = tuple[tuple[bool, int, int], range, _Run]
 
 
 class TierLoop:
     """Runs one tier on the event loop it is called on; knows nothing of threads.
 
-    Loads go before stores, and before other loads of a lower priority. At the deadline a job is
-    concluded at once; what it has running is cancelled, and ``IoEnded`` follows when that has
-    ended.
+    Loads go before stores, and before other loads of a lower priority; stores leave a quarter of
+    the calls to loads. At the deadline a job is concluded at once; what it has running is
+    cancelled, and ``IoEnded`` follows when that has ended. While a breaker is open, jobs of its
+    direction are concluded as ``UNAVAILABLE`` without a call.
 
     Args:
         spec: the tier.
@@ -64,7 +92,7 @@ class TierLoop:
         clock: time and tasks.
         report: takes each report, on this loop or, for removed chunks, on any thread.
         verify: ``False`` switches digests off, for measurements and tests only.
-        rng: jitters the pauses before retries.
+        rng: jitters the pauses before retries and probes.
     """
 
     def __init__(
@@ -85,8 +113,7 @@ class TierLoop:
                 f"{_MAX_ALIGNMENT}"
             )
         self._options = spec.runner
-        self._memory = memory
-        self._alignment = alignment
+        self._chunk_bytes = memory.chunk_bytes
         self._clock = clock
         self._report = report
         self._rng = rng or random.Random()
@@ -99,19 +126,40 @@ class TierLoop:
             payload_bytes=round_up(memory.chunk_bytes, alignment),
             clock=clock,
             logger=self._log,
-            report_removed=lambda keys: report(ChunksRemoved(list(keys))),
+            report_removed=self._report_removed,
         )
         self._tier: SecondaryTierManager = spec.tier_class(spec.config, context)
         self._call = TierCaller(self._tier)
-        self._frame = Frame(namespace.fingerprint, memory.chunk_bytes, verify=verify)
-        self._headers = HeaderPool(context.header_bytes)
+        frame = Frame(namespace.fingerprint, memory.chunk_bytes, verify=verify)
+        can_delete = Capability.DELETE in self._tier.capabilities
+        self._mover = ChunkMover(
+            self._call, context, frame, memory, alignment=alignment, can_delete=can_delete
+        )
+        canary = Canary(
+            self._call,
+            context,
+            frame,
+            can_delete=can_delete,
+            lookup_deadline_s=self._options.lookup_deadline_s,
+        )
+        self._gate = TierGate(
+            self._call,
+            self._options,
+            clock=clock,
+            rng=self._rng,
+            report=report,
+            try_out=canary.try_out,
+            log=self._log,
+        )
         self._batch_chunks = max(1, self._options.max_batch_bytes // context.payload_bytes)
-        # (loads first, priority, arrival), the batch, its run.
-        self._queue: list[tuple[tuple[bool, int, int], range, _Run]] = []
+        self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
-        self._running_transfers = 0
+        self._running: Counter[Operation] = Counter()
+        # A write direction that hangs shall not take the loads with it.
+        self._max_stores = max(1, self._options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
+        self._closed = False
 
     async def open(self) -> None:
         """Open the tier.
@@ -129,10 +177,16 @@ class TierLoop:
             raise
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take jobs. Call it on the loop's thread."""
+        """Take jobs. Call it on the loop's thread. After :meth:`close` all are cancelled."""
         now_s = self._clock.now_s()
         for job in jobs:
-            self._start(job, now_s)
+            run = _Run(job, now_s, [None] * len(job.keys))
+            self._runs.add(run)
+            try:
+                self._start(run)
+            except Exception:
+                self._log.exception("a job could not be started")
+                self._conclude(run, Verdict.FAILED)
         self._fill()
 
     async def drain(self, timeout_s: float) -> bool:
@@ -144,23 +198,29 @@ class TierLoop:
         Returns:
             Whether everything has ended; if not, some I/O hangs.
         """
-        for _, batch, run in self._queue:
-            run.open_batches -= 1
-            for index in batch:
-                run.verdicts[index] = Verdict.CANCELLED
-        self._queue.clear()
-        for run in list(self._runs):
-            if not run.tasks:
-                self._conclude(run)
+        self._drop_queued(Verdict.CANCELLED, list(Direction))
         if not await self._idle_within(timeout_s):
-            for run in list(self._runs):
-                self._conclude(run, Verdict.CANCELLED)
+            self._conclude_all()
             return await self._idle_within(timeout_s)
         return True
 
     async def close(self) -> None:
-        """Close the tier; drain first."""
+        """Close the tier; drain first. What is under way is cancelled, what comes later too."""
+        self.abandon()
+        # A tier is closed under a call that hangs only.
+        await self._idle_within(_CALLS_END_S)
+        await self._gate.stop(_CALLS_END_S)
         await self._tier.close()
+
+    def abandon(self) -> None:
+        """Conclude every job as cancelled, and each that is handed over later."""
+        self._closed = True
+        self._conclude_all()
+        self._queue.clear()
+
+    def _conclude_all(self) -> None:
+        for run in list(self._runs):
+            self._conclude(run, Verdict.CANCELLED)
 
     async def _idle_within(self, timeout_s: float) -> bool:
         try:
@@ -172,33 +232,55 @@ class TierLoop:
             return False
         return True
 
-    def _start(self, job: Job, now_s: float) -> None:
-        moves = job.operation in (Operation.LOAD, Operation.STORE)
+    def _start(self, run: _Run) -> None:
+        job = run.job
+        if self._closed:
+            self._conclude(run, Verdict.CANCELLED)
+            return
+        if not self._gate.admits(_DIRECTIONS[job.operation]):
+            self._conclude(run, Verdict.UNAVAILABLE)
+            return
+        moves = job.operation in _MOVES
         step = self._batch_chunks if moves else max(1, len(job.keys))
         batches = [
             range(start, min(start + step, len(job.keys)))
             for start in range(0, len(job.keys), step)
         ]
-        run = _Run(job, now_s, [Verdict.TIMEOUT] * len(job.keys), len(batches))
-        self._runs.add(run)
         if not batches:
             self._conclude(run)
             return
+        run.open_batches = len(batches)
         run.timer = self._clock.call_at(job.deadline_s, self._expire, run)
+        order = (job.operation is Operation.STORE, int(job.request.priority))
         for batch in batches:
             if moves:
-                order = (job.operation is Operation.STORE, job.request.priority)
                 heapq.heappush(self._queue, ((*order, next(self._arrivals)), batch, run))
             else:
                 self._spawn(run, batch)
 
     def _fill(self) -> None:
         """Start queued batches while there is room for them."""
-        while self._queue and self._running_transfers < self._options.concurrency:
-            _, batch, run = heapq.heappop(self._queue)
+        while self._queue and self._running.total() < self._options.concurrency:
+            _, batch, run = self._queue[0]
+            # Loads come first in the queue: behind a store that must wait there is none.
+            stores = run.job.operation is Operation.STORE
+            if stores and self._running[Operation.STORE] >= self._max_stores:
+                return
+            heapq.heappop(self._queue)
             if not run.concluded:
-                self._running_transfers += 1
+                self._running[run.job.operation] += 1
                 self._spawn(run, batch)
+
+    def _drop_queued(self, verdict: Verdict, directions: Container[Direction]) -> None:
+        """Take the batches of some directions out of the queue, with one verdict for all."""
+        kept: list[_Queued] = []
+        dropped: list[_Queued] = []
+        for item in self._queue:
+            (dropped if _DIRECTIONS[item[2].job.operation] in directions else kept).append(item)
+        self._queue = kept
+        heapq.heapify(kept)
+        for _, batch, run in dropped:
+            self._end_batch(run, batch, verdict)
 
     def _spawn(self, run: _Run, batch: range) -> None:
         work = {
@@ -209,25 +291,33 @@ class TierLoop:
         }[run.job.operation]
         task = self._clock.spawn(work(run, batch), name=f"{run.job.operation.value} job")
         run.tasks.add(task)
-        task.add_done_callback(lambda task: self._ended(run, task))
+        task.add_done_callback(lambda task: self._ended(run, batch, task))
 
-    def _ended(self, run: _Run, task: asyncio.Task[None]) -> None:
+    def _ended(self, run: _Run, batch: range, task: asyncio.Task[None]) -> None:
         """A batch's task is over, however: no task dies unseen."""
         run.tasks.discard(task)
-        if run.job.operation in (Operation.LOAD, Operation.STORE):
-            self._running_transfers -= 1
+        if run.job.operation in _MOVES:
+            self._running[run.job.operation] -= 1
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._log.error("a batch failed inside the SDK", exc_info=failure)
-            self._conclude(run, Verdict.FAILED)
-        run.open_batches -= 1
-        if not run.concluded and run.open_batches == 0:
-            self._conclude(run)
-        elif run.concluded and not run.tasks and run in self._runs:
+        # What has a verdict keeps it.
+        self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
+        if run.concluded and not run.tasks and run in self._runs:
             self._runs.discard(run)
             self._report(IoEnded(run.job.job_id))
         self._progress.set()
         self._fill()
+
+    def _end_batch(self, run: _Run, batch: range, verdict: Verdict) -> None:
+        """No more verdicts will come for a batch; its chunks that have none get this one."""
+        run.open_batches -= 1
+        if run.concluded:
+            return
+        for index in batch:
+            run.verdicts[index] = run.verdicts[index] or verdict
+        if run.open_batches == 0:
+            self._conclude(run)
 
     def _expire(self, run: _Run) -> None:
         # A late lookup is a miss like others, and counted; a load or a store is lost work.
@@ -238,22 +328,44 @@ class TierLoop:
             run.job.operation.value,
             len(run.verdicts),
         )
-        self._conclude(run)
+        self._conclude(run, Verdict.TIMEOUT)
+        # A lookup's deadline is short, and missed under load by a tier that is well.
+        outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
+        direction = _DIRECTIONS[run.job.operation]
+        for started_s in run.calls_s:
+            # A call that was begun late was kept from its end by the queue, not by the tier.
+            had_time = started_s - run.started_s <= (run.job.deadline_s - run.started_s) / 2
+            if had_time and self._gate.note_overdue(direction, outcome):
+                self._drop_queued(Verdict.UNAVAILABLE, [direction])
 
-    def _conclude(self, run: _Run, verdict: Verdict | None = None) -> None:
-        """Report the job's one result; with a verdict given, for every chunk that had none."""
+    def _note(self, run: _Run, errors: Sequence[TierError | None]) -> None:
+        """Tell the breaker what a call returned, unless the job's end has told it already."""
+        direction = _DIRECTIONS[run.job.operation]
+        if not run.concluded and self._gate.note(direction, errors):
+            self._drop_queued(Verdict.UNAVAILABLE, [direction])
+
+    async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
+        """Await a call of the tier; the deadline knows of it while it runs."""
+        started_s = self._clock.now_s()
+        run.calls_s.append(started_s)
+        try:
+            return await call
+        finally:
+            run.calls_s.remove(started_s)
+
+    def _conclude(self, run: _Run, verdict: Verdict = Verdict.CANCELLED) -> None:
+        """Report the job's one result, with a verdict for every chunk that has none."""
         if run.concluded:
             return
         run.concluded = True
         if run.timer is not None:
             run.timer.cancel()
-        if verdict is not None:
-            run.verdicts = [verdict if v is Verdict.TIMEOUT else v for v in run.verdicts]
+        verdicts = [given or verdict for given in run.verdicts]
         for task in run.tasks:
             task.cancel()
         moved = 0
-        if run.job.operation in (Operation.LOAD, Operation.STORE):
-            moved = run.verdicts.count(Verdict.OK) * self._memory.chunk_bytes
+        if run.job.operation in _MOVES:
+            moved = verdicts.count(Verdict.OK) * self._chunk_bytes
         released = not run.tasks
         if released:
             self._runs.discard(run)
@@ -262,11 +374,12 @@ class TierLoop:
         self._report(
             JobResult(
                 job_id=run.job.job_id,
-                verdicts=run.verdicts,
+                verdicts=verdicts,
                 moved_bytes=moved,
                 duration_s=self._clock.now_s() - run.started_s,
                 error=run.error,
                 released=released,
+                retries=run.retries,
             )
         )
         self._progress.set()
@@ -283,14 +396,16 @@ class TierLoop:
         attempt = 0
         while True:
             try:
-                found = await self._call.lookup(run.job.keys, run.job.request)
+                found = await self._timed(run, self._call.lookup(run.job.keys, run.job.request))
             except TierError as error:
+                self._note(run, [error])
                 if error.retryable and await self._pause(run, attempt):
                     attempt += 1
                     continue
                 for index in batch:
                     self._settle(run, index, error)
                 return
+            self._note(run, [None])
             if not run.concluded:
                 run.verdicts = [Verdict.OK if there else Verdict.NOT_FOUND for there in found]
             return
@@ -306,23 +421,12 @@ class TierLoop:
 
     async def _transfer(self, run: _Run, batch: range) -> None:
         """Move a batch, trying again what may succeed, and note each chunk's verdict."""
-        headers = self._headers.take(len(batch))
-        try:
-            pending = {
-                index: Transfer(
-                    run.job.keys[index],
-                    run.job.request,
-                    header,
-                    self._memory.padded_view(run.job.slots[index], self._alignment),
-                )
-                for index, header in zip(batch, headers, strict=True)
-            }
-            if run.job.operation is Operation.STORE:
-                for transfer in pending.values():
-                    self._frame.seal(transfer.key, transfer.header, transfer.payload)
+        operation = run.job.operation
+        with self._mover.transfers(run.job, batch) as pending:
             attempt = 0
             while True:
-                errors = await self._attempt(run.job.operation, pending)
+                errors = await self._timed(run, self._mover.move(operation, pending))
+                self._note(run, list(errors.values()))
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):
                     break
@@ -332,43 +436,23 @@ class TierLoop:
                 attempt += 1
             for index, error in errors.items():
                 self._settle(run, index, error)
-        finally:
-            self._headers.give_back(headers)
-
-    async def _attempt(
-        self, operation: Operation, pending: dict[int, Transfer]
-    ) -> dict[int, TierError | None]:
-        """Call the tier once and check what it brought."""
-        results = await self._call.transfer(operation, list(pending.values()))
-        errors = dict(zip(pending, results, strict=True))
-        if operation is Operation.STORE:
-            return errors
-        for index, error in errors.items():
-            if error is None:
-                transfer = pending[index]
-                try:
-                    self._frame.check(transfer.key, transfer.header, transfer.payload)
-                except CorruptChunkError as damage:
-                    damage.tier, damage.operation = self._tier.context.name, operation.value
-                    errors[index] = damage
-        damaged = [
-            pending[index].key
-            for index, error in errors.items()
-            if isinstance(error, CorruptChunkError)
-        ]
-        if damaged and Capability.DELETE in self._tier.capabilities:
-            try:
-                await self._call.delete(damaged)
-            except TierError as error:
-                self._log.warning("%s", error)
-        return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
-        """Wait before a retry; false where there is none, by count or by deadline."""
-        if attempt >= self._options.retries or run.concluded:
+        """Wait before a retry; false where there is none: too many, too late, or refused."""
+        direction = _DIRECTIONS[run.job.operation]
+        if attempt >= self._options.retries or run.concluded or not self._gate.admits(direction):
             return False
         delay_s = self._options.retry_delay_s * 2**attempt * self._rng.uniform(0.5, 1.5)
         if self._clock.now_s() + delay_s >= run.job.deadline_s:
             return False
         await self._clock.sleep(delay_s)
+        if not self._gate.admits(direction):
+            return False
+        run.retries += 1
         return True
+
+    def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
+        """On any thread. What probes leave behind and take away is nobody's chunk."""
+        removed = [key for key in keys if key != CANARY_KEY]
+        if removed:
+            self._report(ChunksRemoved(removed))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.clock import Clock
 from kvtier_sdk.jobs import Job, Report
+from kvtier_sdk.runner.thread_runner import end_event_loop
 from kvtier_sdk.runner.tier_loop import TierLoop
 
 
@@ -55,8 +55,4 @@ class InlineRunner:
         """Drain, close the tier, and close the event loop."""
         self.drain(timeout_s)
         self._event_loop.run_until_complete(self._tier_loop.close())
-        # Whatever the tier left behind would be destroyed pending: let it go first.
-        for task in asyncio.all_tasks(self._event_loop):
-            task.cancel()
-        self._event_loop.run_until_complete(self._clock.sleep(0))
-        self._event_loop.close()
+        end_event_loop(self._event_loop, self._clock)

@@ -1,6 +1,14 @@
 """The tiering manager: what an engine's scheduler calls."""
 
 from kvtier_sdk.tiering.assembly import open_manager
-from kvtier_sdk.tiering.manager import LoadSpec, PrepareStoreOutput, TieringManager
+from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
 
-__all__ = ["LoadSpec", "PrepareStoreOutput", "TieringManager", "open_manager"]
+__all__ = [
+    "LoadSpec",
+    "MissReason",
+    "PrepareStoreOutput",
+    "ResetScope",
+    "TieringManager",
+    "open_manager",
+]

@@ -53,7 +53,9 @@ def open_manager(
     specs = with_unique_names(
         TierSpec.from_url(tier) if isinstance(tier, str) else tier for tier in tiers
     )
-    manager = TieringManager(pool, policy=load_policy(policy)(), clock=clock, events=events)
+    eviction = load_policy(policy)()
+    eviction.open(pool.slots)
+    manager = TieringManager(pool, policy=eviction, clock=clock, events=events)
     try:
         for spec in specs:
 

@@ -6,73 +6,32 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from kvtier_sdk.clock import Clock
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
-from kvtier_sdk.jobs import (
-    ChunksRemoved,
-    IoEnded,
-    Job,
-    JobResult,
-    Operation,
-    Verdict,
-    failure_counts,
-)
 from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
+from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.tiering.probes import Probe, ProbeBook
+from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
+from kvtier_sdk.tiering.questions import Question, QuestionBook
+from kvtier_sdk.tiering.reports import EventLog, ReportDesk
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.tier_port import TierPort
-from kvtier_sdk.types import Locality, LookupResult, Medium, OffloadKey, RequestContext
+from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
 _log = logging.getLogger("kvtier.manager")
 
 # Looked up once: this is the engine's thread.
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS
 _HIT_PENDING, _RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
-_NOT_FOUND = Verdict.NOT_FOUND
 _READY, _WRITING, _LOADING = SlotState.READY, SlotState.WRITING, SlotState.LOADING
-
-#: How long after its deadline a job's conclusion may arrive before the manager does without.
-_CONCLUSION_GRACE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSpec:
-    """Where the chunks of a load lie.
-
-    Attributes:
-        slots: a slot index a key, in the order of the keys.
-        sources: where each chunk came from for this request: the index of the tier that it was
-            promoted from, -1 for one that was in the primary tier.
-    """
-
-    slots: list[int]
-    sources: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareStoreOutput:
-    """What is to be stored, and where.
-
-    Attributes:
-        keys_to_store: the keys that are new and got a slot, in the order given.
-        slots: a slot index for each of them.
-        evicted_keys: chunks that left the primary tier to make room.
-        rejected_keys: new keys for which there was no room.
-    """
-
-    keys_to_store: list[OffloadKey]
-    slots: list[int]
-    evicted_keys: list[OffloadKey]
-    rejected_keys: list[OffloadKey]
 
 
 class TieringManager:
@@ -91,8 +50,14 @@ class TieringManager:
         pool: the slots' memory; the caller closes it after :meth:`shutdown`.
         policy: chooses what leaves the primary tier.
         clock: time.
-        store_reserve: share of the slots that promotions leave to stores, 0.0 to 1.0.
+        store_reserve: share of the slots that promotions leave to stores, 0.0 to 1.0; the same
+            share is kept free where a tier is given what is evicted.
         events: whether to collect events for :meth:`take_events`; somebody must take them.
+        one_copy: whether a request that wants a chunk which is being copied to the device for
+            another is told to wait, so that one copy serves both. An engine that sees to this
+            itself leaves it off.
+        recompute_s: how long the engine takes to recompute a chunk; with it, chunks that a tier
+            brings more slowly than that are a ``MISS``.
     """
 
     def __init__(
@@ -103,23 +68,33 @@ class TieringManager:
         clock: Clock,
         store_reserve: float = 0.1,
         events: bool = False,
+        one_copy: bool = False,
+        recompute_s: float | None = None,
     ) -> None:
         self._clock = clock
         self._policy = policy
         self._pool = pool
-        self._chunk_bytes = pool.chunk_bytes
+        self._one_copy = one_copy
+        self._recompute_s = recompute_s
+        self._events = EventLog(wanted=events)
         self._primary = PrimaryTier(pool.slots, policy, self._note_evicted)
         self._primary_stats = TierStats(PRIMARY, "primary")
         self._ports: list[TierPort] = []
         self._all_tiers = 0
         self._lookup_deadline_s = 0.0
-        self._promotions = Promotions(self._primary, limit=int(pool.slots * (1 - store_reserve)))
+        self._questions = QuestionBook()
+        reserve = round(pool.slots * store_reserve)
+        self._promotions = Promotions(self._primary, limit=pool.slots - reserve)
+        self._cascade = Cascade(self._primary, headroom_slots=reserve)
+        self._desk = ReportDesk(
+            self._primary, self._questions, self._promotions, self._cascade, self._events
+        )
         self._requests: dict[str, RequestState] = {}
-        self._probes = ProbeBook()
         self._job_ids = itertools.count(1)
         self._touched: dict[OffloadKey, None] = {}
         self._evicted: list[OffloadKey] = []
-        self._events: list[OffloadingEvent] | None = [] if events else None
+        # Slots that copies of before a reset may still touch.
+        self._stale_copies: list[Slot] = []
         self._collected = False
         self._now_s = clock.now_s()
 
@@ -132,15 +107,23 @@ class TieringManager:
 
         Raises:
             ConfigError: a tier of that name is there, or a setting cannot work.
+            BackendError: the tier's store policy cannot be found or loaded.
             TierError: the store cannot be reached.
         """
         if any(port.spec.name == spec.name for port in self._ports):
             raise ConfigError(f"two tiers are named {spec.name!r}; give one of them another name")
+        store_policy = load_store_policy(spec.runner.store_policy)
         runner.start()
-        port = TierPort(len(self._ports), spec, runner, self._chunk_bytes)
+        port = TierPort(len(self._ports), spec, runner, store_policy, self._pool.chunk_bytes)
         self._ports.append(port)
         self._all_tiers |= port.bit
+        self._cascade.add(port)
         self._lookup_deadline_s = max(self._lookup_deadline_s, spec.runner.lookup_deadline_s)
+
+    @property
+    def headroom_slots(self) -> int:
+        """Slots that are kept free where a tier is given what is evicted."""
+        return self._cascade.headroom_slots
 
     @property
     def stats(self) -> list[TierStats]:
@@ -157,8 +140,10 @@ class TieringManager:
             writing=states[_WRITING],
             loading=states[_LOADING],
             quarantined=states[SlotState.QUARANTINED],
-            pinned=sum(1 for slot in self._primary.slots if slot.pins),
+            pinned=sum(1 for s in self._primary.slots if s.pins and s.state is _READY),
         )
+
+    # --- a request ----------------------------------------------------------------------------
 
     def on_new_request(self, request: RequestContext) -> None:
         """A request has arrived.
@@ -171,7 +156,8 @@ class TieringManager:
         """
         if request.request_id in self._requests:
             raise KVTierError(f"request {request.request_id!r} is alive already")
-        self._requests[request.request_id] = RequestState(request)
+        learns_order = self._policy.uses_prefix or self._cascade.uses_position
+        self._requests[request.request_id] = RequestState(request, learns_order=learns_order)
 
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
         """Say whether a chunk can be had.
@@ -191,26 +177,27 @@ class TieringManager:
         if not self._collected:
             self._collect()
         state = self._requests.get(request.request_id) or self._state(request)
-        if self._policy.uses_prefix:
+        if state.lineage is not None:
             state.lineage.note(key)
         slot = self._primary.by_key.get(key)
         if slot is not None:
-            if slot.state is _READY:
-                slot.hit_step = self._primary.step
-                self._touched[key] = None
-                return _HIT
-            if slot.state is _LOADING and key not in state.pending:
-                self._promotions.join(slot, state)
-            return _HIT_PENDING
-        probe = state.probes.get(key)
-        if probe is None:
-            return self._ask(key, state)
-        if probe.hits:
-            return self._promote(probe, state)
-        if probe.waiting:
-            if self._now_s <= probe.deadline_s:
+            return self._find(slot, state)
+        question = state.asked.get(key)
+        if question is None:
+            question = self._ask(key, state)
+            if question is None:
+                return _MISS
+        having = question.hits.get(key)
+        if having:
+            return self._promote(key, question, state)
+        if question.waiting:
+            if self._now_s <= question.deadline_s:
                 return _RETRY
-            self._probes.give_up(probe)
+            self._questions.give_up(question)
+        if having is None:
+            self._count_miss(key, state, question.doubt or MissReason.ABSENT.value)
+        else:
+            self._count_miss(key, state, MissReason.LOAD_FAILED.value)
         return _MISS
 
     def lookup_prefix(
@@ -258,22 +245,35 @@ class TieringManager:
         """
         state = self._state(request)
         by_key = self._primary.by_key
-        slots = [by_key.get(key) for key in keys]
-        for key, slot in zip(keys, slots, strict=True):
+        slots = []
+        for key in keys:
+            slot = by_key.get(key)
             if slot is None or slot.state is not _READY:
                 raise KVTierError(f"prepare_load of chunk {key.hex()}, which is not readable")
+            slots.append(slot)
+        indices = []
         sources = []
+        from_primary = 0
         for key, slot in zip(keys, slots, strict=True):
-            assert slot is not None
-            # What was promoted for this request came from its tier, also if it waited since.
-            source = slot.source if self._promotions.let_go(key, state) else -1
-            stats = self._primary_stats if source < 0 else self._ports[source].stats
-            stats.hit_chunks += 1
-            sources.append(source)
             slot.pins += 1
-            state.loads[key] = state.loads.get(key, 0) + 1
-            self._touched[key] = None
-        return LoadSpec([slot.index for slot in slots if slot is not None], sources)
+            slot.copies += 1
+            # What was promoted for this request came from its tier, also if it waited since.
+            if key in state.claims:
+                tier = self._promotions.let_go(key, state)
+                sources.append(tier)
+                self._ports[tier].stats.hit_chunks += 1
+            else:
+                sources.append(-1)
+                from_primary += 1
+            indices.append(slot.index)
+            if key in state.copies:
+                state.copies[key].append(slot)
+            else:
+                state.copies[key] = [slot]
+        self._primary_stats.hit_chunks += from_primary
+        self._touched.update(dict.fromkeys(keys))
+        self._cascade.used(slots, state.context)
+        return LoadSpec(indices, sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
         """The copies to the device have ended, well or not.
@@ -286,16 +286,21 @@ class TieringManager:
         if state is None:
             return
         loaded = 0
+        copies, unpin = state.copies, self._primary.unpin
         for key in keys:
-            copies = state.loads.pop(key, 0)
-            if copies:
-                loaded += 1
-                self._primary.by_key[key].pins -= 1
-            if copies > 1:
-                state.loads[key] = copies - 1
+            slots = copies.get(key)
+            if slots is None:
+                continue
+            slot = slots.pop()
+            if not slots:
+                del copies[key]
+            slot.copies -= 1
+            unpin(slot)
+            loaded += 1
         self._primary_stats.loaded_chunks += loaded
-        self._primary_stats.loaded_bytes += loaded * self._chunk_bytes
-        self._end_if_over(state)
+        self._primary_stats.loaded_bytes += loaded * self._pool.chunk_bytes
+        if state.finished:
+            self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
         """Count chunks as used. Not needed after ``lookup`` and ``prepare_load``.
@@ -323,26 +328,29 @@ class TieringManager:
         """
         state = self._state(request)
         by_key = self._primary.by_key
-        if self._policy.uses_prefix:
+        if state.lineage is not None:
             for key in keys:
                 state.lineage.note(key)
-        new = [key for key in dict.fromkeys(keys) if key not in by_key]
+        distinct = dict.fromkeys(keys)
+        new = [key for key in distinct if key not in by_key]
         if len(new) > self._primary.free_slots:
             self._collect()
-        self._evicted.clear()
+        if self._cascade.tracks and len(new) < len(distinct):
+            present = [slot for key in distinct if (slot := by_key.get(key)) is not None]
+            self._cascade.include(present, state.context)
+        self._evicted = []
         slots = self._primary.take(len(new))
-        stored = new[: len(slots)]
-        for key, slot in zip(stored, slots, strict=True):
-            self._primary.assign(slot, key, _WRITING)
-            if self._policy.uses_prefix:
-                slot.parent, slot.position = state.lineage.note(key)
-            state.writes[key] = slot
         rejected = new[len(slots) :]
         if rejected:
+            del new[len(slots) :]
             self._primary_stats.dropped["store.primary_full"] += len(rejected)
-        return PrepareStoreOutput(
-            stored, [slot.index for slot in slots], list(self._evicted), rejected
-        )
+            self._cascade.note_missing(len(rejected))
+        self._primary.assign(new, slots, _WRITING)
+        state.writes.update(zip(new, slots, strict=True))
+        if state.lineage is not None:
+            for key, slot in zip(new, slots, strict=True):
+                slot.parent, slot.position = state.lineage.note(key)
+        return PrepareStoreOutput(new, [slot.index for slot in slots], self._evicted, rejected)
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
@@ -359,22 +367,23 @@ class TieringManager:
             return
         if isinstance(keys, set | frozenset):
             keys = [key for key in state.writes if key in keys]
-        written = [(key, slot) for key in keys if (slot := state.writes.pop(key, None))]
-        if success:
-            # The last first: a chunk without those before it is worth nothing, so the start of
-            # the prefix shall be the last to go.
-            for _, slot in reversed(written):
-                self._primary.publish(slot, state.context)
-            self._primary_stats.stored_chunks += len(written)
-            self._primary_stats.stored_bytes += len(written) * self._chunk_bytes
-            self._cascade(written, state.context)
-            if self._events is not None and written:
-                self._events.append(self._primary_event([key for key, _ in written], removed=False))
-        else:
-            for _, slot in written:
+        writes = state.writes
+        slots = [slot for key in keys if (slot := writes.pop(key, None)) is not None]
+        if success and slots:
+            self._primary.publish(slots, state.context)
+            self._primary_stats.stored_chunks += len(slots)
+            self._primary_stats.stored_bytes += len(slots) * self._pool.chunk_bytes
+            self._cascade.stored(slots, state.context)
+            if self._events.wanted:
+                self._events.primary([slot.key for slot in slots], removed=False)
+        elif slots:
+            for slot in slots:
                 self._primary.forget(slot)
-                self._primary.give_back(slot)
-        self._end_if_over(state)
+        unpin = self._primary.unpin
+        for slot in slots:
+            unpin(slot)
+        if state.finished:
+            self._end_if_over(state)
 
     def on_request_finished(self, request: RequestContext) -> None:
         """A request is done or was aborted: no more lookups or prepares for it follow.
@@ -393,6 +402,8 @@ class TieringManager:
         self._end_if_over(state)
         self._flush()
 
+    # --- a step -------------------------------------------------------------------------------
+
     def on_schedule_end(self, preempted_request_ids: Collection[str] = ()) -> None:
         """A step ends: collect results, note uses, hand over what was gathered.
 
@@ -404,33 +415,75 @@ class TieringManager:
             self._collect()
         for request_id in preempted_request_ids:
             if request_id in self._requests:
-                self._requests[request_id].probes.clear()
+                self._requests[request_id].forget_answers()
         if self._touched:
-            # Reversed, so that the start of a prefix is the most recent, as in complete_store.
-            touched = list(reversed(self._touched))
+            touched = list(self._touched)
             self._touched = {}
-            for key in touched:
-                self._primary.access(key)
+            self._primary.access(touched)
+            # Reversed, so that the start of a prefix is the most recent here too.
+            touched.reverse()
             for port in self._ports:
                 port.touch(touched)
+        self._cascade.keep_headroom()
         self._flush()
         for port in self._ports:
-            self._give_up_overdue(port)
+            if port.jobs:
+                self._desk.give_up_overdue(port, self._now_s)
         self._primary.step += 1
         self._collected = False
 
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although no request is scheduled."""
-        if not self._collected:
-            self._collect()
-        return any(port.jobs or port.waiting for port in self._ports)
+        self._collect()
+        return self._cascade.behind or any(port.jobs or port.waiting for port in self._ports)
 
     def take_events(self) -> list[OffloadingEvent]:
         """Take the events since the last call, oldest first."""
-        taken = self._events or []
-        if self._events is not None:
-            self._events = []
-        return taken
+        return self._events.take()
+
+    # --- everything ---------------------------------------------------------------------------
+
+    def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
+        """Forget what is cached; cold when it returns.
+
+        Requests that are alive stay so, and begin anew: nothing is stored, loaded or answered
+        for them. No completion may follow for copies that were prepared before; their slots are
+        in quarantine until :meth:`on_reset_flushed`. What a tier is doing goes on, and has no
+        effect here.
+
+        Args:
+            scope: how far the reset goes.
+        """
+        self._questions.forget()
+        removed = []
+        for slot in self._primary.slots:
+            if slot.state in (_READY, _WRITING, _LOADING):
+                if slot.state is _READY:
+                    removed.append(slot.key)
+                self._promotions.forget(slot)
+        for port in self._ports:
+            loads, stores = port.take_back()
+            for index in loads:
+                self._promotions.withdraw(index)
+            for index in stores:
+                self._primary.unpin(self._primary.slots[index])
+        for state in list(self._requests.values()):
+            self._stale_copies.extend(itertools.chain.from_iterable(state.copies.values()))
+            self._stale_copies.extend(state.writes.values())
+            state.copies.clear()
+            state.writes.clear()
+            state.claims.clear()
+            state.forget_answers()
+            self._end_if_over(state)
+        self._touched.clear()
+        self._cascade.forget()
+        self._events.primary(removed, removed=True)
+
+    def on_reset_flushed(self) -> None:
+        """The device copies of before the last reset have ended: their slots can be used again."""
+        stale, self._stale_copies = self._stale_copies, []
+        for slot in stale:
+            self._primary.unpin(slot)
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Let stores that run finish, close the tiers, and forget everything.
@@ -443,6 +496,8 @@ class TieringManager:
             port.runner.close(timeout_s)
         self._collect()
         self._requests.clear()
+
+    # --- inside -------------------------------------------------------------------------------
 
     def _state(self, request: RequestContext) -> RequestState:
         try:
@@ -457,132 +512,112 @@ class TieringManager:
         if state.over:
             self._requests.pop(state.context.request_id, None)
 
-    # --- asking and promoting -----------------------------------------------------------------
+    def _find(self, slot: Slot, state: RequestState) -> LookupResult:
+        """The chunk is in the primary tier, or on its way there."""
+        if slot.state is _READY:
+            if self._one_copy and slot.copies and slot.key not in state.copies:
+                return _HIT_PENDING
+            slot.hit_step = self._primary.step
+            self._touched[slot.key] = None
+            return _HIT
+        if slot.state is _LOADING and slot.key not in state.claims:
+            self._promotions.join(slot, state)
+        return _HIT_PENDING
 
-    def _ask(self, key: OffloadKey, state: RequestState) -> LookupResult:
-        """Put the question to all tiers, or join one that is open."""
+    def _ask(self, key: OffloadKey, state: RequestState) -> Question | None:
+        """Put the question to all tiers, or join one that is open; ``None`` is a miss."""
         if not self._ports:
-            return _MISS
-        probe = self._probes.find(key)
-        if probe is None:
-            deadline_s = self._now_s + self._lookup_deadline_s
-            probe = self._probes.open(key, self._all_tiers, deadline_s)
-            for port in self._ports:
-                port.lookup(key, state.context)
-        state.probes[key] = probe
-        return self._promote(probe, state) if probe.hits else _RETRY
+            return None
+        question = self._questions.open.get(key)
+        if question is None:
+            question = state.asking
+            if question is None or question.sealed:
+                question = self._begin_question(state)
+                if question is None:
+                    self._count_miss(key, state, MissReason.UNAVAILABLE.value)
+                    return None
+            question.keys.append(key)
+            self._questions.open[key] = question
+        state.asked[key] = question
+        return question
 
-    def _promote(self, probe: Probe, state: RequestState) -> LookupResult:
-        port = self._ports[probe.best_hit]
-        return _HIT_PENDING if self._promotions.start(probe, port, state) else _MISS
-
-    # --- handing over -------------------------------------------------------------------------
-
-    def _cascade(self, written: Sequence[tuple[OffloadKey, Slot]], request: RequestContext) -> None:
-        """Write newly stored chunks through to every tier; each holds a pin until it is done."""
-        if not written:
-            return
-        keys = [key for key, _ in written]
-        indices = [slot.index for _, slot in written]
+    def _begin_question(self, state: RequestState) -> Question | None:
+        """Ask the tiers that can be asked; ``None`` where none can."""
+        tiers = 0
         for port in self._ports:
-            taken = port.store(keys, indices, request)
-            for _, slot in written[:taken]:
-                slot.pins += 1
+            if port.takes_reads:
+                tiers |= port.bit
+        if not tiers:
+            return None
+        deadline_s = self._now_s + self._lookup_deadline_s
+        question = self._questions.begin(state.context, tiers, deadline_s)
+        if tiers != self._all_tiers:
+            question.doubt = MissReason.UNAVAILABLE.value
+        state.asking = question
+        return question
 
-    def _flush(self) -> None:
-        now_s = self._clock.now_s()
-        for port in self._ports:
-            for job in port.flush(now_s, self._job_ids.__next__):
-                if job.operation is Operation.LOOKUP:
-                    self._probes.handed_over(job)
+    def _promote(self, key: OffloadKey, question: Question, state: RequestState) -> LookupResult:
+        port = self._ports[question.best_hit(key)]
+        while not port.takes_reads:
+            # It had the chunk when it answered, and would refuse now.
+            question.strike(key, port.index)
+            if not question.hits[key]:
+                self._count_miss(key, state, MissReason.UNAVAILABLE.value)
+                return _MISS
+            port = self._ports[question.best_hit(key)]
+        room = port.load_room
+        if not room:
+            port.stats.dropped["load.queue_full"] += 1
+            reason = MissReason.QUEUE_FULL
+        elif not self._is_worth_loading(question, port):
+            reason = MissReason.SLOWER_THAN_RECOMPUTE
+        else:
+            keys = [key]
+            if question.request is state.context:
+                # The scan will come to what was found behind this one too: one go for all of it.
+                keys = question.found_from(key, port.index, room)
+                by_key = self._primary.by_key
+                if len(keys) > 1:
+                    keys = [k for k in keys if k not in by_key]
+            if self._promotions.start(keys, question, port, state):
+                return _HIT_PENDING
+            port.stats.dropped["load.primary_full"] += 1
+            reason = MissReason.PRIMARY_FULL
+        self._count_miss(key, state, reason.value)
+        return _MISS
 
-    # --- taking back --------------------------------------------------------------------------
+    def _is_worth_loading(self, question: Question, port: TierPort) -> bool:
+        """Weigh, once a question, bringing all that was found against recomputing it."""
+        if self._recompute_s is None:
+            return True
+        if question.worth_loading is None:
+            found = len(question.hits)
+            expected_s = port.expected_load_s(found, self._now_s)
+            question.worth_loading = expected_s <= found * self._recompute_s
+        return question.worth_loading
+
+    def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> None:
+        if state.missed != key:
+            state.missed = key
+            self._primary_stats.misses[reason] += 1
 
     def _collect(self) -> None:
         """Take what the tiers have reported since the last time."""
         self._collected = True
         self._now_s = self._clock.now_s()
         for port in self._ports:
-            for report in port.runner.poll():
-                if isinstance(report, JobResult):
-                    self._conclude(port, report)
-                elif isinstance(report, IoEnded):
-                    self._release(port, report.job_id)
-                else:
-                    self._note_removed(port, report)
+            reports = port.runner.poll()
+            if reports:
+                self._desk.take(port, reports, self._now_s)
 
-    def _give_up_overdue(self, port: TierPort) -> None:
-        """Conclude jobs in the place of a runner that does not: its loop must be stuck."""
-        for job in port.jobs.overdue(self._now_s, _CONCLUSION_GRACE_S):
-            error = f"{port.spec.name} {job.operation.value}: no answer; the tier blocks its loop"
-            _log.error("%s", error)
-            verdicts = [Verdict.TIMEOUT] * len(job.keys)
-            self._conclude(port, JobResult(job.job_id, verdicts, error=error, released=False))
-
-    def _conclude(self, port: TierPort, result: JobResult) -> None:
-        job = port.jobs.conclude(result.job_id)
-        if job is not None:
-            port.settled(job)
-            self._count(port, job, result)
-            if job.operation is Operation.LOOKUP:
-                self._probes.answered(job, port.bit, result.verdicts)
-            elif job.operation is Operation.LOAD:
-                landed = self._promotions.concluded(job, result.verdicts, self._policy.uses_prefix)
-                if self._events is not None and landed:
-                    self._events.append(self._primary_event(landed, removed=False))
-            elif job.operation is Operation.STORE and self._events is not None:
-                stored = [
-                    key
-                    for key, verdict in zip(job.keys, result.verdicts, strict=True)
-                    if verdict is Verdict.OK
-                ]
-                if stored:
-                    self._events.append(port.event(stored, removed=False))
-        if result.released:
-            self._release(port, result.job_id)
-
-    def _release(self, port: TierPort, job_id: int) -> None:
-        """The tier touches the job's slots no more."""
-        job = port.jobs.release(job_id)
-        if job is None:
-            return
-        if job.operation is Operation.STORE:
-            slots = self._primary.slots
-            for index in job.slots:
-                slots[index].pins -= 1
-        elif job.operation is Operation.LOAD:
-            self._promotions.released(job)
-
-    def _count(self, port: TierPort, job: Job, result: JobResult) -> None:
-        stats = port.stats
-        succeeded = result.verdicts.count(Verdict.OK)
-        if job.operation is Operation.STORE:
-            stats.stored_chunks += succeeded
-            stats.stored_bytes += result.moved_bytes
-            stats.store_s += result.duration_s
-        elif job.operation is Operation.LOAD:
-            stats.loaded_chunks += succeeded
-            stats.loaded_bytes += result.moved_bytes
-            stats.load_s += result.duration_s
-        # That a chunk is not there is an answer to a lookup, not a failure of it.
-        answered = result.verdicts.count(_NOT_FOUND) if job.operation is Operation.LOOKUP else 0
-        if succeeded + answered < len(job.keys):
-            for reason, count in failure_counts(result.verdicts).items():
-                if not (answered and reason == _NOT_FOUND.value):
-                    stats.failures[f"{job.operation.value}.{reason}"] += count
-        if result.error is not None:
-            stats.note_error(result.error)
-
-    def _note_removed(self, port: TierPort, report: ChunksRemoved) -> None:
-        port.stats.evicted_chunks += len(report.keys)
-        if self._events is not None:
-            self._events.append(port.event(report.keys, removed=True))
+    def _flush(self) -> None:
+        """Hand over what was gathered, to each tier in one hop."""
+        now_s = self._clock.now_s()
+        questions = self._questions.take_new()
+        for port in self._ports:
+            port.flush(now_s, self._job_ids.__next__, questions, self._questions.handed_over)
 
     def _note_evicted(self, keys: Sequence[OffloadKey]) -> None:
         self._evicted.extend(keys)
         self._primary_stats.evicted_chunks += len(keys)
-        if self._events is not None:
-            self._events.append(self._primary_event(keys, removed=True))
-
-    def _primary_event(self, keys: Sequence[OffloadKey], removed: bool) -> OffloadingEvent:
-        return OffloadingEvent(keys, PRIMARY, Medium.CPU, Locality.LOCAL, removed)
+        self._events.primary(keys, removed=True)

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from kvtier_sdk.jobs import Job, Verdict
 from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
-from kvtier_sdk.tiering.probes import Probe
+from kvtier_sdk.tiering.questions import Question
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.tier_port import TierPort
 from kvtier_sdk.types import OffloadKey
 
+_OK = Verdict.OK
+_LOADING, _QUARANTINED = SlotState.LOADING, SlotState.QUARANTINED
 
-@dataclass(eq=False, slots=True)
+
 class Promotion:
-    """One chunk's load.
+    """One chunk's way up.
 
     Attributes:
-        probe: the answer that it rests on.
+        question: the answers that the load rests on.
         tier: index of the tier that brings it.
-        waiters: requests that want it.
+        waiters: while it is loading, the requests that want it.
+        claims: how many requests have a pin on it and have not used it yet.
     """
 
-    probe: Probe
-    tier: int
-    waiters: list[RequestState]
+    __slots__ = ("claims", "question", "tier", "waiters")
+
+    def __init__(self, question: Question, tier: int, state: RequestState) -> None:
+        self.question = question
+        self.tier = tier
+        self.waiters = [state]
+        self.claims = 1
 
 
 class Promotions:
-    """Takes slots for loads, and holds what was loaded until its requests have used it.
+    """Takes slots for loads, and keeps what was loaded until its requests have used it.
 
-    Slots that are loading, held, or in quarantine after a failed load count against a limit, so
-    that loads for a deep waiting queue leave room for the stores of what runs.
+    A request *claims* a chunk that is promoted for it: it holds a pin on the slot from then on.
+    Slots that are loading, claimed, or in quarantine after a failed load have a
+    :class:`Promotion`, and their number is limited, so that loads for a deep waiting queue leave
+    room for the stores of what runs.
 
     Args:
         primary: the slot table.
@@ -42,109 +51,128 @@ class Promotions:
         self._primary = primary
         self._limit = limit
         self._occupied = 0
-        self._failed: dict[int, list[Slot]] = {}
 
-    def start(self, probe: Probe, port: TierPort, state: RequestState) -> bool:
-        """Take a slot for a chunk at once, and collect its load.
+    def start(
+        self, keys: Sequence[OffloadKey], question: Question, port: TierPort, state: RequestState
+    ) -> int:
+        """Take slots for chunks at once, and collect their loads.
 
         Args:
-            probe: says that the tier has it.
+            keys: chunks that are not in the primary tier, in prefix order.
+            question: says that the tier has them.
             port: the tier.
-            state: the request that wants it.
+            state: the request that wants them.
 
         Returns:
-            False where there is no room in the pool or in the queue; the reason is counted.
+            How many, from the front, got a slot; the pool has no room for the others.
         """
-        if not port.has_load_room:
-            port.stats.dropped["load.queue_full"] += 1
-            return False
-        taken = self._primary.take(1) if self._occupied < self._limit else []
-        if not taken:
-            port.stats.dropped["load.primary_full"] += 1
-            return False
-        slot = taken[0]
-        self._occupied += 1
-        self._primary.assign(slot, probe.key, SlotState.LOADING)
-        slot.promotion = Promotion(probe, port.index, [])
-        self.join(slot, state)
-        port.load(probe.key, slot.index, state.context)
-        return True
+        slots = self._primary.take(min(len(keys), self._limit - self._occupied))
+        taken = keys[: len(slots)]
+        self._primary.assign(taken, slots, _LOADING)
+        self._occupied += len(slots)
+        claims, asked, tier = state.claims, state.asked, port.index
+        for key, slot in zip(taken, slots, strict=True):
+            slot.promotion = Promotion(question, tier, state)
+            slot.pins += 1
+            claims[key] = slot
+            asked[key] = question
+            if state.lineage is not None:
+                slot.parent, slot.position = state.lineage.note(key)
+        port.load(taken, [slot.index for slot in slots], state.context)
+        return len(slots)
 
     def join(self, slot: Slot, state: RequestState) -> None:
         """A request waits for a load that is under way; if it fails, the answer is its too."""
-        slot.promotion.waiters.append(state)
-        state.pending[slot.key] = slot
-        state.probes[slot.key] = slot.promotion.probe
+        promotion: Promotion = slot.promotion
+        promotion.waiters.append(state)
+        promotion.claims += 1
+        slot.pins += 1
+        state.claims[slot.key] = slot
+        state.asked[slot.key] = promotion.question
 
-    def concluded(self, job: Job, verdicts: list[Verdict], parents: bool) -> list[OffloadKey]:
-        """Take the verdicts of a load job.
+    def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
+        """Take the verdicts of a load job: what has failed is forgotten.
 
         Args:
             job: the job.
             verdicts: one a key.
-            parents: whether the policy wants each chunk's place in its prefix.
 
         Returns:
-            The chunks that have become readable.
+            The slots of the chunks that are readable now, in prefix order, not yet published.
+            Their pins by the job stay until it is released.
         """
+        slots = self._primary.slots
         landed = []
-        failed = []
-        # The last first, as in complete_store: the start of a prefix shall be the last to go.
-        for index in range(len(job.keys) - 1, -1, -1):
-            slot = self._primary.slots[job.slots[index]]
-            promotion: Promotion = slot.promotion
-            for state in promotion.waiters:
-                state.pending.pop(slot.key, None)
-            if verdicts[index] is Verdict.OK:
-                self._land(slot, promotion, job, parents)
-                landed.append(slot.key)
-            else:
-                # The next tier that has it is tried; with none left, the answer is a miss.
-                promotion.probe.hits &= ~(1 << promotion.tier)
-                self._primary.forget(slot)
-                failed.append(slot)
-        if failed:
-            self._failed[job.job_id] = failed
+        for index, verdict in zip(job.slots, verdicts, strict=True):
+            slot = slots[index]
+            # A slot that is no longer loading was forgotten by a reset meanwhile.
+            if slot.state is _LOADING:
+                if verdict is _OK:
+                    slot.promotion.waiters.clear()
+                    landed.append(slot)
+                else:
+                    self._fail(slot)
         return landed
 
     def released(self, job: Job) -> None:
-        """The I/O of a load job has ended: the slots of its failed chunks are free."""
-        for slot in self._failed.pop(job.job_id, ()):
-            self._primary.give_back(slot)
-            self._occupied -= 1
+        """The I/O of a load job has ended: slots whose chunk did not arrive are free."""
+        slots, unpin = self._primary.slots, self._primary.unpin
+        for index in job.slots:
+            slot = slots[index]
+            promotion = slot.promotion
+            if promotion is not None and not promotion.claims:
+                self._vacate(slot)
+            unpin(slot)
 
-    def let_go(self, key: OffloadKey, state: RequestState) -> bool:
+    def let_go(self, key: OffloadKey, state: RequestState) -> int:
         """Drop the pin that a request holds on a chunk that was promoted for it.
 
+        Args:
+            key: a chunk that the request claims.
+            state: the request.
+
         Returns:
-            Whether there was one.
+            Index of the tier that the chunk came from.
         """
-        slot = state.holds.pop(key, None)
-        if slot is None:
-            return False
-        slot.pins -= 1
-        slot.holds -= 1
-        if not slot.holds:
-            self._occupied -= 1
-        return True
+        slot = state.claims.pop(key)
+        promotion: Promotion = slot.promotion
+        promotion.claims -= 1
+        if slot.state is _LOADING:
+            promotion.waiters.remove(state)
+        elif not promotion.claims:
+            self._vacate(slot)
+        self._primary.unpin(slot)
+        return promotion.tier
 
     def abandon(self, state: RequestState) -> None:
         """A request is over: it holds nothing and waits for nothing any more."""
-        for slot in state.pending.values():
-            slot.promotion.waiters.remove(state)
-        state.pending.clear()
-        for key in list(state.holds):
+        for key in list(state.claims):
             self.let_go(key, state)
 
-    def _land(self, slot: Slot, promotion: Promotion, job: Job, parents: bool) -> None:
-        slot.promotion = None
-        slot.source = promotion.tier
-        slot.holds = len(promotion.waiters)
-        slot.pins += slot.holds
+    def forget(self, slot: Slot) -> None:
+        """Take the chunk out of its slot, whoever claims it; loading goes on in quarantine."""
+        promotion: Promotion | None = slot.promotion
+        if promotion is not None:
+            claims, promotion.claims = promotion.claims, 0
+            if slot.state is not _LOADING:
+                self._vacate(slot)
+            self._primary.unpin(slot, claims)
+        self._primary.forget(slot)
+
+    def withdraw(self, index: int) -> None:
+        """The load of a slot that was forgotten will not even begin."""
+        slot = self._primary.slots[index]
+        self._vacate(slot)
+        self._primary.unpin(slot)
+
+    def _fail(self, slot: Slot) -> None:
+        # The next tier that has it is tried; with none left, the answer is a miss.
+        promotion: Promotion = slot.promotion
+        promotion.question.strike(slot.key, promotion.tier)
         for state in promotion.waiters:
-            state.holds[slot.key] = slot
-        if parents and promotion.waiters:
-            slot.parent, slot.position = promotion.waiters[0].lineage.note(slot.key)
-        if not slot.holds:
-            self._occupied -= 1
-        self._primary.publish(slot, job.request)
+            del state.claims[slot.key]
+        self.forget(slot)
+
+    def _vacate(self, slot: Slot) -> None:
+        slot.promotion = None
+        self._occupied -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtier_sdk.primary import Slot
 from kvtier_sdk.tiering.lineage import Lineage
-from kvtier_sdk.tiering.probes import Probe
+from kvtier_sdk.tiering.questions import Question
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 
@@ -13,38 +13,47 @@ class RequestState:
 
     Attributes:
         context: as the engine gave it.
-        probes: what the tiers answered to this request, by key. A verdict never outlives the
-            request that asked.
-        pending: promotions that the request waits for, by key.
-        holds: promoted chunks that are pinned until the request uses them or ends.
-        loads: how many copies to the device each slot is pinned for, by key.
+        asked: the question that was put to the tiers about each chunk. Its answers never outlive
+            the request that asked.
+        asking: the question that this step's new chunks are added to.
+        claims: chunks that are promoted for the request, or were and are pinned until it uses
+            them or ends.
+        copies: slots that are being copied to the device, by key; twice where there are two.
         writes: slots that the device is writing, by key, in prefix order.
-        lineage: the order of the request's chunks.
+        lineage: the order of the request's chunks, where somebody wants to know it.
+        missed: the chunk whose miss was counted last, so that it is counted once.
         finished: the engine is done with it; completions may still arrive.
     """
 
     __slots__ = (
+        "asked",
+        "asking",
+        "claims",
         "context",
+        "copies",
         "finished",
-        "holds",
         "lineage",
-        "loads",
-        "pending",
-        "probes",
+        "missed",
         "writes",
     )
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, *, learns_order: bool) -> None:
         self.context = context
-        self.probes: dict[OffloadKey, Probe] = {}
-        self.pending: dict[OffloadKey, Slot] = {}
-        self.holds: dict[OffloadKey, Slot] = {}
-        self.loads: dict[OffloadKey, int] = {}
+        self.asked: dict[OffloadKey, Question] = {}
+        self.asking: Question | None = None
+        self.claims: dict[OffloadKey, Slot] = {}
+        self.copies: dict[OffloadKey, list[Slot]] = {}
         self.writes: dict[OffloadKey, Slot] = {}
-        self.lineage = Lineage()
+        self.lineage = Lineage() if learns_order else None
+        self.missed: OffloadKey | None = None
         self.finished = False
 
     @property
     def over(self) -> bool:
         """Whether nothing of the request is left to wait for."""
-        return self.finished and not self.loads and not self.writes
+        return self.finished and not self.copies and not self.writes
+
+    def forget_answers(self) -> None:
+        """What the tiers have said so far no longer counts."""
+        self.asked.clear()
+        self.asking = None

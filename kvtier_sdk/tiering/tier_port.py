@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvtier_sdk.breaker import BreakerState, Direction
+from kvtier_sdk.contract import StorePolicy
 from kvtier_sdk.events import OffloadingEvent
-from kvtier_sdk.jobs import Job, JobTable, Operation
+from kvtier_sdk.jobs import BreakerMoved, Job, JobTable, Operation
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.tiering.load_rate import LoadRate
+from kvtier_sdk.tiering.questions import Question
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
-_NOBODY = RequestContext("kvtier")
+#: On whose behalf the manager acts where it is nobody's in particular.
+NOBODY = RequestContext("kvtier")
 
 
 @dataclass(slots=True)
@@ -34,112 +39,205 @@ class TierPort:
         runner: runs it.
         jobs: what was handed over and is not yet released.
         stats: what it has done.
+        store_policy: which chunks it gets.
+        whole_requests: whether it gets all chunks of a request.
+        takes_reads: false while its breaker for lookups and loads is open.
+        takes_stores: false while its breaker for stores is open.
         store_bytes: payload of stores that are collected or under way.
         load_bytes: payload of loads that are collected or under way.
     """
 
-    def __init__(self, index: int, spec: TierSpec, runner: TierRunner, chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        spec: TierSpec,
+        runner: TierRunner,
+        store_policy: StorePolicy,
+        chunk_bytes: int,
+    ) -> None:
         self.spec = spec
         self.index = index
         self.bit = 1 << index
         self.runner = runner
         self.jobs = JobTable()
         self.stats = TierStats(spec.name, spec.backend)
+        self.store_policy = store_policy
+        self.whole_requests = spec.runner.offload_policy == "request"
+        self.takes_reads = True
+        self.takes_stores = True
         self.store_bytes = 0
         self.load_bytes = 0
         self._chunk_bytes = chunk_bytes
         self._touches = Capability.TOUCH in spec.tier_class.capabilities
-        self._lookups: dict[str, _Batch] = {}
         self._loads: dict[str, _Batch] = {}
         self._stores: list[_Batch] = []
         self._touched: Sequence[OffloadKey] = ()
+        self._load_rate = LoadRate()
+        self._loads_running = 0
 
     @property
     def waiting(self) -> bool:
         """Whether anything is collected and not yet handed over."""
-        return bool(self._lookups or self._loads or self._stores)
+        return bool(self._loads or self._stores)
 
-    def lookup(self, key: OffloadKey, request: RequestContext) -> None:
-        """Collect a question."""
-        batch = self._lookups.get(request.request_id)
-        if batch is None:
-            batch = self._lookups[request.request_id] = _Batch(request)
-        batch.keys.append(key)
+    # --- collecting ---------------------------------------------------------------------------
 
     @property
-    def has_load_room(self) -> bool:
-        """Whether the queue has room for another load."""
-        return self.load_bytes + self._chunk_bytes <= self.spec.runner.max_queue_bytes
+    def load_room(self) -> int:
+        """How many more chunks the queue of loads has room for."""
+        room_bytes = self.spec.runner.max_queue_bytes - self.load_bytes
+        return max(0, room_bytes // self._chunk_bytes)
 
-    def load(self, key: OffloadKey, slot: int, request: RequestContext) -> None:
-        """Collect a promotion."""
-        self.load_bytes += self._chunk_bytes
+    @property
+    def store_room(self) -> int:
+        """How many more chunks the queue of stores has room for."""
+        room_bytes = self.spec.runner.max_queue_bytes - self.store_bytes
+        return max(0, room_bytes // self._chunk_bytes)
+
+    def load(
+        self, keys: Sequence[OffloadKey], slots: Sequence[int], request: RequestContext
+    ) -> None:
+        """Collect promotions, for which there is room."""
+        if not keys:
+            return
+        self.load_bytes += len(keys) * self._chunk_bytes
         batch = self._loads.get(request.request_id)
         if batch is None:
             batch = self._loads[request.request_id] = _Batch(request)
-        batch.keys.append(key)
-        batch.slots.append(slot)
+        batch.keys.extend(keys)
+        batch.slots.extend(slots)
 
-    def store(
-        self, keys: Sequence[OffloadKey], slots: Sequence[int], request: RequestContext
-    ) -> int:
+    def store(self, keys: list[OffloadKey], slots: list[int], request: RequestContext) -> int:
         """Collect stores, as many from the front as the queue has room for.
+
+        Args:
+            keys: the chunks; the list is the port's from now on.
+            slots: a slot index for each, likewise.
+            request: on whose behalf.
 
         Returns:
             How many were taken; the others are dropped, and counted.
         """
-        room = (self.spec.runner.max_queue_bytes - self.store_bytes) // self._chunk_bytes
-        taken = min(len(keys), max(0, room))
-        if taken < len(keys):
-            self.stats.dropped["store.queue_full"] += len(keys) - taken
+        count = len(keys)
+        if not self.takes_stores:
+            self.drop_stores(count)
+            return 0
+        taken = min(count, self.store_room)
+        if taken < count:
+            self.stats.dropped["store.queue_full"] += count - taken
+            del keys[taken:], slots[taken:]
         if taken:
             self.store_bytes += taken * self._chunk_bytes
-            self._stores.append(_Batch(request, list(keys[:taken]), list(slots[:taken])))
+            self._stores.append(_Batch(request, keys, slots))
         return taken
+
+    def drop_stores(self, count: int) -> None:
+        """Count chunks that the tier does not get because its stores fail."""
+        if count:
+            self.stats.dropped["store.unavailable"] += count
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Pass the step's uses on, where the tier wants them."""
-        if self._touches:
+        if self._touches and self.takes_reads:
             self._touched = keys
 
-    def settled(self, job: Job) -> None:
-        """A job has been concluded: its bytes are no longer under way."""
-        size_bytes = len(job.keys) * self._chunk_bytes
-        if job.operation is Operation.STORE:
-            self.store_bytes -= size_bytes
-        elif job.operation is Operation.LOAD:
-            self.load_bytes -= size_bytes
+    def take_back(self) -> tuple[list[int], list[int]]:
+        """Withdraw what was collected and not handed over.
 
-    def flush(self, now_s: float, new_job_id: Callable[[], int]) -> list[Job]:
+        Returns:
+            The slots of the loads, and those of the stores.
+        """
+        loads = [slot for batch in self._loads.values() for slot in batch.slots]
+        stores = [slot for batch in self._stores for slot in batch.slots]
+        self.load_bytes -= len(loads) * self._chunk_bytes
+        self.store_bytes -= len(stores) * self._chunk_bytes
+        self._loads, self._stores, self._touched = {}, [], ()
+        return loads, stores
+
+    # --- handing over -------------------------------------------------------------------------
+
+    def flush(
+        self,
+        now_s: float,
+        new_job_id: Callable[[], int],
+        questions: Sequence[Question],
+        on_asked: Callable[[int, Question], None],
+    ) -> None:
         """Hand over what was collected.
 
         Args:
             now_s: the time, from which deadlines count.
             new_job_id: gives the next job's id.
-
-        Returns:
-            The jobs that were handed over.
+            questions: new ones; those that are meant for this tier are asked.
+            on_asked: told of the job that answers a question.
         """
         options = self.spec.runner
-        jobs = [
-            Job(new_job_id(), operation, batch.keys, batch.slots, batch.request, now_s + within_s)
-            for operation, batches, within_s in (
-                (Operation.LOOKUP, self._lookups.values(), options.lookup_deadline_s),
-                (Operation.LOAD, self._loads.values(), options.load_deadline_s),
-                (Operation.STORE, self._stores, options.store_deadline_s),
-            )
-            for batch in batches
-        ]
+        jobs = []
+        for question in questions:
+            if question.waiting & self.bit:
+                job_id = new_job_id()
+                deadline_s = now_s + options.lookup_deadline_s
+                keys, request = question.keys, question.request
+                jobs.append(Job(job_id, Operation.LOOKUP, keys, (), request, deadline_s))
+                on_asked(job_id, question)
+        for operation, batches, within_s in (
+            (Operation.LOAD, self._loads.values(), options.load_deadline_s),
+            (Operation.STORE, self._stores, options.store_deadline_s),
+        ):
+            for batch in batches:
+                job = Job(
+                    new_job_id(),
+                    operation,
+                    batch.keys,
+                    batch.slots,
+                    batch.request,
+                    now_s + within_s,
+                )
+                jobs.append(job)
         if self._touched:
             deadline_s = now_s + options.store_deadline_s
-            jobs.append(Job(new_job_id(), Operation.TOUCH, self._touched, (), _NOBODY, deadline_s))
-            self._touched = ()
+            jobs.append(Job(new_job_id(), Operation.TOUCH, self._touched, (), NOBODY, deadline_s))
         if jobs:
-            self._lookups, self._loads, self._stores = {}, {}, []
+            if self._loads:
+                if not self._loads_running:
+                    self._load_rate.begin(now_s)
+                self._loads_running += len(self._loads)
+            self._loads, self._stores, self._touched = {}, [], ()
             for job in jobs:
                 self.jobs.add(job)
             self.runner.submit(jobs)
-        return jobs
+
+    # --- taking back --------------------------------------------------------------------------
+
+    def settled(self, job: Job, moved_bytes: int, now_s: float) -> None:
+        """A job has been concluded: its bytes are no longer under way.
+
+        Args:
+            job: which.
+            moved_bytes: payload that arrived.
+            now_s: the time.
+        """
+        size_bytes = len(job.keys) * self._chunk_bytes
+        if job.operation is Operation.STORE:
+            self.store_bytes -= size_bytes
+        elif job.operation is Operation.LOAD:
+            self.load_bytes -= size_bytes
+            self._loads_running -= 1
+            self._load_rate.note(moved_bytes, now_s)
+
+    def breaker_moved(self, report: BreakerMoved) -> None:
+        """A breaker of the tier has opened, tries a probe, or has closed."""
+        closed = report.state is BreakerState.CLOSED
+        if report.direction is Direction.READ:
+            self.takes_reads = closed
+            self.stats.reads_open = int(not closed)
+        else:
+            self.takes_stores = closed
+            self.stats.stores_open = int(not closed)
+
+    def expected_load_s(self, chunks: int, now_s: float) -> float:
+        """How long it would take to bring so many more chunks; 0.0 where nothing tells."""
+        return self._load_rate.expected_s(self.load_bytes + chunks * self._chunk_bytes, now_s)
 
     def event(self, keys: Sequence[OffloadKey], *, removed: bool) -> OffloadingEvent:
         """An event of this tier."""

@@ -91,6 +91,8 @@ def test_option_names_are_those_that_people_write() -> None:
 
 def test_the_runner_has_the_documented_defaults() -> None:
     assert RunnerOptions().model_dump() == {
+        "store_policy": "through",
+        "offload_policy": "chunk",
         "lookup_deadline_s": 0.05,
         "load_deadline_s": 5.0,
         "store_deadline_s": 30.0,
@@ -99,11 +101,25 @@ def test_the_runner_has_the_documented_defaults() -> None:
         "concurrency": 8,
         "max_batch_bytes": 8 * 2**20,
         "max_queue_bytes": 256 * 2**20,
+        "breaker_failures": 5,
+        "breaker_window": 20,
+        "probe_interval_s": 1.0,
+        "max_probe_interval_s": 30.0,
     }
 
 
 @pytest.mark.parametrize(
-    "options", [{"retries": -1}, {"concurrency": 0}, {"max_batch": 0}, {"load_deadline": "5"}]
+    "options",
+    [
+        {"retries": -1},
+        {"concurrency": 0},
+        {"max_batch": 0},
+        {"load_deadline": "5"},
+        {"breaker_failures": 0},
+        {"breaker_window": 0},
+        {"probe_interval": "0s"},
+        {"max_probe_interval": "500ms"},
+    ],
 )
 def test_the_runner_refuses_what_cannot_work(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"option '{next(iter(options))}'"):

@@ -35,6 +35,7 @@ RANKS = {
     "kvtier_sdk.memory": 3,
     "kvtier_sdk.registry": 3,
     "kvtier_sdk.tier_spec": 3,
+    "kvtier_sdk.breaker": 4,
     "kvtier_sdk.jobs": 4,
     "kvtier_sdk.policies": 4,
     "kvtier_sdk.runner": 5,

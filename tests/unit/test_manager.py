@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
 
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -14,185 +14,9 @@ from kvtier_sdk import (
     CorruptChunkError,
     KVTierError,
     LookupResult,
-    MemoryTier,
-    MemoryTierConfig,
-    Namespace,
-    OffloadKey,
-    RequestContext,
-    RunnerOptions,
     TierError,
-    TierSpec,
     TierUnavailableError,
-    Transfer,
-    load_policy,
-    make_offload_key,
 )
-from kvtier_sdk.jobs import Report
-from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner import TierLoop
-from kvtier_sdk.testing import InlineRunner, VirtualClock
-from kvtier_sdk.tiering import TieringManager
-
-CHUNK_BYTES = 64
-KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(64)]
-A, B = RequestContext("a"), RequestContext("b")
-
-
-class FaultyTier(MemoryTier):
-    """A memory tier whose next calls can be made to fail, hang, or return nonsense."""
-
-    def __init__(self, config: MemoryTierConfig, context: Any) -> None:
-        super().__init__(config, context)
-        self.on_load: Callable[[Transfer], TierError | None] = lambda transfer: None
-        self.on_store: Callable[[Transfer], TierError | None] = lambda transfer: None
-        self.gate: asyncio.Event | None = None
-        self.stubborn = False
-        self.raises: Exception | None = None
-        self.calls: list[tuple[str, list[OffloadKey]]] = []
-
-    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        self.calls.append(("lookup", list(keys)))
-        return await super().lookup(keys, request)
-
-    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        self.calls.append(("store", [transfer.key for transfer in batch]))
-        await self._trouble()
-        verdicts = [self.on_store(transfer) for transfer in batch]
-        good = [t for t, error in zip(batch, verdicts, strict=True) if error is None]
-        await super().store(good)
-        return verdicts
-
-    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        self.calls.append(("load", [transfer.key for transfer in batch]))
-        await self._trouble()
-        verdicts = [self.on_load(transfer) for transfer in batch]
-        loaded = await super().load(batch)
-        return [ours or theirs for ours, theirs in zip(verdicts, loaded, strict=True)]
-
-    async def _trouble(self) -> None:
-        if self.raises is not None:
-            error, self.raises = self.raises, None
-            raise error
-        while self.gate is not None and not self.gate.is_set():
-            try:
-                await self.gate.wait()
-            except asyncio.CancelledError:
-                if not self.stubborn:
-                    raise
-
-
-class Engine:
-    """A manager over faulty tiers, and the steps of an engine."""
-
-    def __init__(self, slots: int = 8, tiers: int = 1, **runner: Any) -> None:
-        self.clock = VirtualClock()
-        self.pool = HostPool(slots, CHUNK_BYTES)
-        self.manager = TieringManager(
-            self.pool, policy=load_policy("lru")(), clock=self.clock, events=True
-        )
-        self.runners: list[InlineRunner] = []
-        self.tiers: list[FaultyTier] = []
-        for index in range(tiers):
-            self._add(f"tier{index}", runner)
-
-    def _add(self, name: str, runner: dict[str, Any]) -> None:
-        spec = TierSpec(
-            name, "memory", FaultyTier, MemoryTierConfig(), RunnerOptions.model_validate(runner)
-        )
-        loops: list[TierLoop] = []
-
-        def make_loop(report: Callable[[Report], None]) -> TierLoop:
-            loops.append(
-                TierLoop(
-                    spec,
-                    namespace=Namespace({}),
-                    memory=self.pool,
-                    clock=self.clock,
-                    report=report,
-                )
-            )
-            return loops[0]
-
-        self.runners.append(InlineRunner(make_loop, self.clock))
-        self.manager.add_tier(spec, self.runners[-1])
-        tier = loops[0]._tier
-        assert isinstance(tier, FaultyTier)
-        self.tiers.append(tier)
-
-    def step(self, tiers_for_s: float = 0.001) -> None:
-        """End a step and let the tiers run."""
-        self.manager.on_schedule_end()
-        for runner in self.runners:
-            runner.run_for(tiers_for_s)
-
-    def store(self, request: RequestContext, *keys: OffloadKey) -> None:
-        """Store chunks, each filled with the first bytes of its key."""
-        output = self.manager.prepare_store(keys, request)
-        for key, slot in zip(output.keys_to_store, output.slots, strict=True):
-            self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
-        self.manager.complete_store(output.keys_to_store, request)
-
-    def load(self, request: RequestContext, *keys: OffloadKey) -> None:
-        """Load chunks and compare them."""
-        spec = self.manager.prepare_load(keys, request)
-        for key, slot in zip(keys, spec.slots, strict=True):
-            assert self.pool.view(slot) == (key * CHUNK_BYTES)[:CHUNK_BYTES]
-        self.manager.complete_load(keys, request)
-
-    def look(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
-        return [self.manager.lookup(key, request).name for key in keys]
-
-    def settle(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
-        """Look up, a step at a time, until nothing is pending."""
-        for _ in range(20):
-            names = self.look(request, *keys)
-            if not {"RETRY", "HIT_PENDING"} & set(names):
-                return names
-            self.step()
-        raise AssertionError(f"still {names} after 20 steps")
-
-    def push_out(self, request: RequestContext) -> None:
-        """Fill the primary tier with other chunks, which are stored in the tiers too."""
-        for start in range(32, 32 + self.pool.slots):
-            self.store(request, KEYS[start])
-            self.step()
-            self.step()
-
-    def at_rest(self) -> None:
-        """Nothing is pinned, in flight or in quarantine."""
-        for _ in range(3):
-            self.step(1.0)
-        usage = self.manager.usage()
-        assert not self.manager.has_pending_work()
-        assert (usage.pinned, usage.writing, usage.loading, usage.quarantined) == (0, 0, 0, 0)
-        assert usage.free + usage.ready == usage.slots
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Engine]]:
-    engines: list[Engine] = []
-
-    def build(*args: Any, **kwargs: Any) -> Engine:
-        engines.append(Engine(*args, **kwargs))
-        engines[-1].manager.on_new_request(A)
-        engines[-1].manager.on_new_request(B)
-        return engines[-1]
-
-    yield build
-    for engine in engines:
-        for tier in engine.tiers:
-            if tier.gate is not None:
-                tier.gate.set()
-        engine.manager.shutdown(1.0)
-        engine.pool.close()
-
-
-def stored_below(engine: Engine, *keys: OffloadKey) -> None:
-    """Store chunks for A, and push them out of the primary tier."""
-    engine.store(A, *keys)
-    engine.step()
-    engine.step()
-    engine.push_out(A)
 
 
 def test_a_chunk_comes_back_from_the_primary_tier(make: Callable[..., Engine]) -> None:
@@ -531,6 +355,6 @@ def test_misuse_is_told(make: Callable[..., Engine]) -> None:
     with pytest.raises(KVTierError, match="not readable"):
         engine.manager.prepare_load([KEYS[0]], A)
     with pytest.raises(ConfigError, match="tier0"):
-        engine._add("tier0", {})
+        engine.add("tier0", {})
     engine.runners[-1].close(0.0)
     assert engine.manager.lookup(KEYS[0], A) is LookupResult.RETRY

@@ -1,0 +1,178 @@
+"""A tier's circuit breakers, one a direction: when it is not worth asking, and when it is again.
+
+Pure state: whoever holds a breaker says what time it is and makes the probes.
+
+::
+
+                 5 failures in a row, or half of 20
+        CLOSED ------------------------------------> OPEN <-----------+
+           ^                                          | a pause       | the probe fails:
+           |                                          v               | the pause doubles
+           +---------- the probe succeeds ------- HALF_OPEN ----------+
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+
+from kvtier_sdk.errors import (
+    ChunkNotFoundError,
+    CorruptChunkError,
+    TierCapacityError,
+    TierError,
+)
+
+#: By how much jitter shortens a pause at most. It never lengthens one, so that a breaker closes
+#: within one probe interval of the tier's recovery.
+_JITTER = 0.1
+
+
+class Direction(Enum):
+    """Which calls of a tier a breaker guards: a full disk must stop stores and not loads."""
+
+    #: Lookups and loads.
+    READ = "read"
+    #: Stores.
+    WRITE = "write"
+
+
+class BreakerState(Enum):
+    """Whether a tier is asked."""
+
+    #: It is.
+    CLOSED = "closed"
+    #: It is not; a probe follows after a pause.
+    OPEN = "open"
+    #: A probe is under way; nobody else asks yet.
+    HALF_OPEN = "half_open"
+
+
+class Outcome(Enum):
+    """What one call of a tier says about its health."""
+
+    #: The tier did its work, be it that it said no.
+    ANSWERED = "answered"
+    #: It was too slow. Load does that too, to a healthy tier, so it neither lengthens nor ends a
+    #: row of failures; it is a failure among the last calls only.
+    LATE = "late"
+    #: It did not do its work.
+    FAILED = "failed"
+
+
+# What a healthy tier says too. Room is a matter of stores: a full disk can be read.
+_ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
+    Direction.READ: (ChunkNotFoundError, CorruptChunkError, TierCapacityError),
+    Direction.WRITE: (ChunkNotFoundError, CorruptChunkError),
+}
+
+
+def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outcome:
+    """Judge one call by what it returned.
+
+    Args:
+        direction: of the call.
+        errors: a verdict a chunk; one for a call that failed as a whole.
+
+    Returns:
+        ``FAILED`` if no chunk got an answer. One that did is enough for ``ANSWERED``: a cluster
+        with one node down still serves the keys of the others, a disk that is nearly full still
+        takes some chunks, and an open breaker would take away from them what works.
+    """
+    answers = _ANSWERS[direction]
+    answered = any(error is None or isinstance(error, answers) for error in errors)
+    return Outcome.ANSWERED if answered else Outcome.FAILED
+
+
+class Breaker:
+    """The breaker of one tier and direction.
+
+    Attributes:
+        state: whether the tier is asked.
+        pause_s: length of the pause before the next probe, before jitter.
+
+    Args:
+        failures: it opens after so many failures in a row,
+        window: or when half of the last so many calls have failed or were late.
+        probe_interval_s: the first pause; it doubles with each probe that fails.
+        max_probe_interval_s: the longest pause.
+        rng: shortens each pause a little, so that engines do not probe a server in step.
+    """
+
+    def __init__(
+        self,
+        *,
+        failures: int,
+        window: int,
+        probe_interval_s: float,
+        max_probe_interval_s: float,
+        rng: random.Random,
+    ) -> None:
+        self.state = BreakerState.CLOSED
+        self.pause_s = probe_interval_s
+        self._probe_at_s = 0.0
+        self._failures = failures
+        self._probe_interval_s = probe_interval_s
+        self._max_probe_interval_s = max_probe_interval_s
+        self._rng = rng
+        self._row = 0
+        # Of the last calls, those that did not go well.
+        self._recent: deque[bool] = deque(maxlen=window)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the tier is asked."""
+        return self.state is BreakerState.CLOSED
+
+    def note(self, outcome: Outcome, now_s: float) -> bool:
+        """Take the outcome of a call; one that ends while the breaker is not closed is ignored.
+
+        Args:
+            outcome: of the call.
+            now_s: the time.
+
+        Returns:
+            Whether the breaker has opened because of it.
+        """
+        if not self.is_closed:
+            return False
+        self._recent.append(outcome is not Outcome.ANSWERED)
+        if outcome is Outcome.ANSWERED:
+            self._row = 0
+        elif outcome is Outcome.FAILED:
+            self._row += 1
+        half = 2 * sum(self._recent) >= (self._recent.maxlen or 0)
+        if self._row < self._failures and not half:
+            return False
+        self._open(now_s)
+        return True
+
+    def wait_s(self, now_s: float) -> float:
+        """How long the pause before the next probe lasts from now on; meant for ``OPEN``."""
+        return max(0.0, self._probe_at_s - now_s)
+
+    def begin_probe(self) -> None:
+        """The pause is over: from ``OPEN`` to ``HALF_OPEN``."""
+        self.state = BreakerState.HALF_OPEN
+
+    def end_probe(self, succeeded: bool, now_s: float) -> None:
+        """From ``HALF_OPEN`` to ``CLOSED``, or back to ``OPEN`` for twice the pause.
+
+        Args:
+            succeeded: whether the tier did what the probe asked.
+            now_s: the time.
+        """
+        if succeeded:
+            self.state = BreakerState.CLOSED
+            self.pause_s = self._probe_interval_s
+            self._row = 0
+            self._recent.clear()
+        else:
+            self.pause_s = min(2 * self.pause_s, self._max_probe_interval_s)
+            self._open(now_s)
+
+    def _open(self, now_s: float) -> None:
+        self.state = BreakerState.OPEN
+        self._probe_at_s = now_s + self.pause_s * self._rng.uniform(1 - _JITTER, 1)

@@ -1,0 +1,108 @@
+"""Adaptive replacement: recency and frequency, weighed by what was evicted too early.
+
+After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from kvtier_sdk.contract import EvictionPolicy
+from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.types import OffloadKey, RequestContext
+
+_Order = OrderedDict[OffloadKey, None]
+
+
+class ARCPolicy(EvictionPolicy):
+    """Evicts from the chunks used once or from those used again, whichever list is over its share.
+
+    The paper's four lists, least recent first: T1 holds what was inserted and not used since, T2
+    what was used again; B1 and B2 remember the keys of as many chunks evicted from each. A chunk
+    that comes back while B1 knows it shows that T1 is too small, one that B2 knows that T2 is.
+    Where the paper decides about a victim when it knows the newcomer, here the room is made
+    first; so the tie that it breaks by the newcomer is broken in favour of T1.
+
+    A chunk that is promoted from a tier is inserted, and then used by the request that waited for
+    it: it moves on to T2. That is right, since whoever stored it was its first use. What is read
+    once, a scan, is only ever stored; it passes through T1 and leaves T2 alone.
+    """
+
+    uses_prefix = False
+
+    def __init__(self) -> None:
+        self._slots = 0
+        self._once: _Order = OrderedDict()  # T1
+        self._again: _Order = OrderedDict()  # T2
+        self._once_ghosts: _Order = OrderedDict()  # B1
+        self._again_ghosts: _Order = OrderedDict()  # B2
+        # The paper's p: how many slots T1 ought to have.
+        self._target = 0.0
+
+    def open(self, slots: int) -> None:
+        self._slots = slots
+
+    def on_insert(
+        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
+    ) -> None:
+        if not self._slots:
+            raise KVTierError("policy arc: open() was not called, so it does not know the capacity")
+        # How far the target moves: the shorter of the two memories speaks the louder.
+        once, again = len(self._once_ghosts), len(self._again_ghosts)
+        if key in self._once_ghosts:
+            self._target = min(float(self._slots), self._target + max(1.0, again / once))
+            del self._once_ghosts[key]
+            self._again[key] = None
+        elif key in self._again_ghosts:
+            self._target = max(0.0, self._target - max(1.0, once / again))
+            del self._again_ghosts[key]
+            self._again[key] = None
+        else:
+            self._once[key] = None
+            self._forget_ghosts()
+
+    def on_access(self, key: OffloadKey) -> None:
+        if key in self._again:
+            self._again.move_to_end(key)
+        else:
+            del self._once[key]
+            self._again[key] = None
+
+    def on_remove(self, key: OffloadKey) -> None:
+        if key in self._again:
+            del self._again[key]
+            self._again_ghosts[key] = None
+        else:
+            del self._once[key]
+            self._once_ghosts[key] = None
+
+    def choose_victims(
+        self, count: int, is_evictable: Callable[[OffloadKey], bool]
+    ) -> Sequence[OffloadKey]:
+        once, again = filter(is_evictable, self._once), filter(is_evictable, self._again)
+        victims: list[OffloadKey] = []
+        left_once = len(self._once)
+        while len(victims) < count:
+            over = left_once > self._target
+            victim = next(once if over else again, None)
+            if victim is None:
+                # All of that list is pinned or chosen: the rest has to come from the other.
+                victims += islice(again if over else once, count - len(victims))
+                break
+            left_once -= over
+            victims.append(victim)
+        return victims
+
+    def _forget_ghosts(self) -> None:
+        """Keep T1 and B1 within the slots, and all four lists within twice as many.
+
+        Only a chunk that no list knew makes them longer.
+        """
+        known_once = len(self._once) + len(self._once_ghosts)
+        if known_once > self._slots:
+            self._once_ghosts.popitem(last=False)
+            known_once -= 1
+        if known_once + len(self._again) + len(self._again_ghosts) > 2 * self._slots:
+            self._again_ghosts.popitem(last=False)

@@ -1,0 +1,36 @@
+"""First in, first out: the baseline that a policy has to beat."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from kvtier_sdk.contract import EvictionPolicy
+from kvtier_sdk.types import OffloadKey, RequestContext
+
+
+class FIFOPolicy(EvictionPolicy):
+    """Evicts the chunk that has been here the longest, used or not."""
+
+    uses_prefix = False
+
+    def __init__(self) -> None:
+        # Not a plain dict: that one walks over all that was deleted at its front.
+        self._order: OrderedDict[OffloadKey, None] = OrderedDict()
+
+    def on_insert(
+        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
+    ) -> None:
+        self._order[key] = None
+
+    def on_access(self, key: OffloadKey) -> None:
+        return
+
+    def on_remove(self, key: OffloadKey) -> None:
+        del self._order[key]
+
+    def choose_victims(
+        self, count: int, is_evictable: Callable[[OffloadKey], bool]
+    ) -> Sequence[OffloadKey]:
+        return list(islice(filter(is_evictable, self._order), count))

@@ -1,0 +1,124 @@
+"""Chunks between slots and a tier: headers lent and filled, payloads verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvtier_sdk.contract import TierContext
+from kvtier_sdk.errors import CorruptChunkError, TierError
+from kvtier_sdk.frame import Frame
+from kvtier_sdk.jobs import Job, Operation
+from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.headers import HeaderPool
+from kvtier_sdk.runner.tier_caller import TierCaller
+from kvtier_sdk.types import Transfer
+
+
+class ChunkMover:
+    """Moves batches of chunks. Nothing here outlives a batch but the headers' memory.
+
+    Args:
+        call: the tier.
+        context: the tier's.
+        frame: seals and checks.
+        memory: the slots.
+        alignment: the tier's.
+        can_delete: whether the tier can.
+    """
+
+    def __init__(
+        self,
+        call: TierCaller,
+        context: TierContext,
+        frame: Frame,
+        memory: SlotMemory,
+        *,
+        alignment: int,
+        can_delete: bool,
+    ) -> None:
+        self._call = call
+        self._context = context
+        self._frame = frame
+        self._memory = memory
+        self._alignment = alignment
+        self._can_delete = can_delete
+        self._headers = HeaderPool(context.header_bytes)
+        # As whom each operation takes views of slots.
+        self._holders = {
+            operation: f"{context.name} {operation.value}"
+            for operation in (Operation.LOAD, Operation.STORE)
+        }
+
+    @contextmanager
+    def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
+        """Lend the buffers of a batch, sealed where it is a store.
+
+        Args:
+            job: a load or a store.
+            batch: indices into its keys.
+
+        Yields:
+            Index to transfer. The headers are taken back at the end: by then, nothing may touch
+            them.
+        """
+        headers = self._headers.take(len(batch))
+        holder = self._holders[job.operation]
+        try:
+            lent = {
+                index: Transfer(
+                    job.keys[index],
+                    job.request,
+                    header,
+                    self._memory.padded_view(job.slots[index], self._alignment, holder),
+                )
+                for index, header in zip(batch, headers, strict=True)
+            }
+            if job.operation is Operation.STORE:
+                for transfer in lent.values():
+                    self._frame.seal(transfer.key, transfer.header, transfer.payload)
+            yield lent
+        finally:
+            self._headers.give_back(headers)
+
+    async def move(
+        self, operation: Operation, transfers: dict[int, Transfer]
+    ) -> dict[int, TierError | None]:
+        """Call the tier once and check what it brought; what is damaged is deleted there.
+
+        Args:
+            operation: load or store.
+            transfers: the batch, or the rest of it.
+
+        Returns:
+            A verdict for each.
+        """
+        results = await self._call.transfer(operation, list(transfers.values()))
+        errors = dict(zip(transfers, results, strict=True))
+        if operation is Operation.STORE:
+            return errors
+        for index, error in errors.items():
+            if error is None:
+                errors[index] = self._damage(transfers[index])
+        await self._delete(
+            transfers[index]
+            for index, error in errors.items()
+            if isinstance(error, CorruptChunkError)
+        )
+        return errors
+
+    def _damage(self, loaded: Transfer) -> CorruptChunkError | None:
+        try:
+            self._frame.check(loaded.key, loaded.header, loaded.payload)
+        except CorruptChunkError as damage:
+            damage.tier, damage.operation = self._context.name, Operation.LOAD.value
+            return damage
+        return None
+
+    async def _delete(self, damaged: Iterable[Transfer]) -> None:
+        keys = [transfer.key for transfer in damaged]
+        if keys and self._can_delete:
+            try:
+                await self._call.delete(keys)
+            except TierError as error:
+                self._context.logger.warning("%s", error)

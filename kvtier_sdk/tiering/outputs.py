@@ -1,0 +1,67 @@
+"""What the manager hands back to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvtier_sdk.types import OffloadKey
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """Where the chunks of a load lie.
+
+    Attributes:
+        slots: a slot index a key, in the order of the keys.
+        sources: where each chunk came from for this request: the index of the tier that it was
+            promoted from, -1 for one that was in the primary tier.
+    """
+
+    slots: list[int]
+    sources: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStoreOutput:
+    """What is to be stored, and where.
+
+    Attributes:
+        keys_to_store: the keys that are new and got a slot, in the order given.
+        slots: a slot index for each of them.
+        evicted_keys: chunks that left the primary tier to make room.
+        rejected_keys: new keys for which there was no room.
+    """
+
+    keys_to_store: list[OffloadKey]
+    slots: list[int]
+    evicted_keys: list[OffloadKey]
+    rejected_keys: list[OffloadKey]
+
+
+class ResetScope(Enum):
+    """How far a reset goes."""
+
+    #: The primary tier; what the secondary tiers hold is found again.
+    PRIMARY = "primary"
+    #: The secondary tiers too: nothing that was stored before is found again.
+    ALL = "all"
+
+
+class MissReason(Enum):
+    """Why a lookup was answered ``MISS``; the values are the reasons that are counted."""
+
+    #: No tier has the chunk.
+    ABSENT = "absent"
+    #: A tier did not answer by the lookup deadline.
+    TIMEOUT = "timeout"
+    #: A tier that may have the chunk cannot be asked.
+    UNAVAILABLE = "unavailable"
+    #: A tier has it and failed to bring it.
+    LOAD_FAILED = "load_failed"
+    #: A tier has it, and the primary tier has no room.
+    PRIMARY_FULL = "primary_full"
+    #: A tier has it, and its queue of loads is full.
+    QUEUE_FULL = "queue_full"
+    #: A tier has it, and recomputing is faster than bringing it.
+    SLOWER_THAN_RECOMPUTE = "slower_than_recompute"

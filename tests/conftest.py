@@ -1,0 +1,29 @@
+"""Fixtures that tests of all kinds share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.engine import A, B, Engine
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Engine]]:
+    """Make an engine with the requests ``A`` and ``B`` alive; it is at an end with the test."""
+    engines: list[Engine] = []
+
+    def build(*args: Any, **kwargs: Any) -> Engine:
+        engines.append(Engine(*args, **kwargs))
+        engines[-1].manager.on_new_request(A)
+        engines[-1].manager.on_new_request(B)
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        for tier in engine.tiers:
+            if tier.gate is not None:
+                tier.gate.set()
+        engine.manager.shutdown(1.0)
+        engine.pool.close()

@@ -1,0 +1,345 @@
+"""Incidents of systems like this one, which must not happen here.
+
+Each test says what to take out of the code to see it fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
+from support.live import live
+
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    CorruptChunkError,
+    TierError,
+)
+
+EngineFactory = Callable[..., Engine]
+
+
+def chunk_files(root: Path) -> list[Path]:
+    """The files that hold chunks: everything that is as long as a chunk at least."""
+    return [p for p in root.rglob("*") if p.is_file() and p.stat().st_size >= 4096 + 64]
+
+
+def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(tmp_path: Path) -> None:
+    """Remove ``strike`` in ``Promotions._fail``: the load is tried again on every step."""
+    with live([f"file://{tmp_path}"]) as engine:
+        engine.store(engine.begin("a"), KEYS[0])
+    with live([f"file://{tmp_path}"]) as engine:
+        request = engine.begin("b")
+        engine.manager.lookup(KEYS[0], request)
+        engine.rest()
+        [file] = chunk_files(tmp_path)
+        os.truncate(file, 100)
+        assert engine.settle(request, KEYS[0]) == ["MISS"]
+        assert engine.settle(request, KEYS[0]) == ["MISS"]
+        assert engine.manager.stats[1].failures == {"load.corrupt": 1}
+        engine.rest()
+        assert not file.exists()
+        engine.store(request, KEYS[0])
+        assert engine.settle(request, KEYS[0]) == ["HIT"]
+
+
+def test_case_02_a_bit_flips_and_the_size_stays(tmp_path: Path) -> None:
+    """Remove the comparison of digests in ``Frame.check``: wrong bytes are loaded."""
+    with live([f"file://{tmp_path}"]) as engine:
+        engine.store(engine.begin("a"), KEYS[0])
+    [file] = chunk_files(tmp_path)
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    with live([f"file://{tmp_path}"]) as engine:
+        assert engine.settle(engine.begin("b"), KEYS[0]) == ["MISS"]
+        assert engine.manager.stats[1].failures == {"load.corrupt": 1}
+    assert not file.exists()
+
+
+def test_case_03_the_pool_runs_out_in_the_middle_of_a_batch(make: EngineFactory) -> None:
+    """Let ``Promotions.start`` report all keys as started: the others count as on their way."""
+    engine = make(slots=4, manager={"store_reserve": 0.5})
+    stored_below(engine, *KEYS[:4])
+    assert engine.settle(B, *KEYS[:4]) == ["HIT", "HIT", "MISS", "MISS"]
+    engine.load(B, *KEYS[:2])
+    engine.at_rest()
+
+
+def test_case_04_the_second_key_of_a_store_fails(make: EngineFactory) -> None:
+    """Give all keys of a job one verdict in ``TierLoop``: the first is not accounted."""
+    engine = make()
+    engine.tiers[0].on_store = lambda t: TierError("no") if t.key == KEYS[1] else None
+    engine.store(A, *KEYS[:2])
+    engine.at_rest()
+    stats = engine.manager.stats[1]
+    assert (stats.stored_chunks, stats.stored_bytes) == (1, CHUNK_BYTES)
+    assert stats.failures == {"store.failed": 1}
+    stored = [e.keys for e in engine.manager.take_events() if e.tier == "tier0"]
+    assert stored == [[KEYS[0]]]
+
+
+def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None:
+    """Remove ``except Exception`` in ``TierCaller``: the job's task dies unaccounted."""
+    engine = make()
+    engine.tiers[0].raises = ZeroDivisionError("bug")
+    engine.store(A, KEYS[0])
+    engine.at_rest()
+    engine.store(A, KEYS[1])
+    engine.at_rest()
+    assert list(engine.tiers[0]._objects) == [KEYS[1]]
+    assert engine.manager.stats[1].failures == {"store.contract": 1}
+
+
+def test_case_06_a_backend_never_answers(make: EngineFactory) -> None:
+    """Remove the timer in ``TierLoop._start``: the load is pending for ever."""
+    engine = make(load_deadline="5s")
+    stored_below(engine, KEYS[0])
+    tier = engine.tiers[0]
+    tier.gate, tier.stubborn = asyncio.Event(), True
+    engine.look(B, KEYS[0])
+    engine.step()
+    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    engine.step(6.0)
+    assert engine.look(B, KEYS[0]) == ["MISS"]
+    assert engine.manager.usage().quarantined == 1, "the call may still write the slot"
+    tier.gate.set()
+    engine.at_rest()
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_case_07_a_request_is_aborted_with_its_load_in_flight(
+    make: EngineFactory, steps: int
+) -> None:
+    """Remove ``abandon`` in ``on_request_finished``: the claim holds its slot for ever."""
+    engine = make()
+    stored_below(engine, *KEYS[:3])
+    for _ in range(steps):
+        engine.look(B, *KEYS[:3])
+        engine.step()
+    engine.manager.on_request_finished(B)
+    engine.at_rest()
+
+
+def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> None:
+    """Drop the state in ``on_request_finished`` whatever is open: the store never happens."""
+    engine = make()
+    engine.manager.prepare_store(KEYS[:2], A)
+    engine.manager.on_request_finished(A)
+    engine.step()
+    assert [name for name, _ in engine.tiers[0].calls] == []
+    engine.manager.complete_store(KEYS[:2], A)
+    engine.at_rest()
+    assert [name for name, _ in engine.tiers[0].calls] == ["store"]
+
+
+def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: EngineFactory) -> None:
+    """Let ``prepare_store`` take slots for keys that are there: the same chunk lies twice."""
+    engine = make()
+    engine.tiers[0].gate = asyncio.Event()
+    for key, slot in zip(KEYS, engine.manager.prepare_store(KEYS[:2], A).slots, strict=False):
+        engine.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
+    engine.manager.on_schedule_end(preempted_request_ids=["a"])
+    assert engine.look(A, *KEYS[:2]) == ["HIT_PENDING"] * 2
+    assert engine.manager.prepare_store(KEYS[:2], A).keys_to_store == []
+    engine.manager.complete_store(KEYS[:2], A)
+    engine.step()
+    assert engine.look(A, *KEYS[:2]) == ["HIT"] * 2
+    engine.load(A, *KEYS[:2])
+    engine.tiers[0].gate.set()
+    engine.at_rest()
+
+
+def test_case_10_a_reset_with_a_load_in_flight(make: EngineFactory) -> None:
+    """Let ``PrimaryTier.forget`` free pinned slots: the load writes into another chunk's."""
+    engine = make(slots=1)
+    stored_below(engine, KEYS[0])
+    gate = engine.tiers[0].gate = asyncio.Event()
+    engine.look(B, KEYS[0])
+    engine.step()
+    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    engine.step()
+    engine.manager.reset_cache()
+    assert engine.manager.prepare_store([KEYS[1]], A).keys_to_store == []
+    gate.set()
+    engine.at_rest()
+    engine.store(A, KEYS[1])
+    assert engine.look(B, KEYS[1]) == ["HIT"]
+    engine.load(B, KEYS[1])
+    engine.manager.on_request_finished(B)
+    engine.at_rest()
+
+
+def test_case_11_a_deep_waiting_queue_and_a_small_pool(make: EngineFactory) -> None:
+    """Remove the limit in ``Promotions.start``: running stores find no slot.
+
+    Remove the claims: promoted chunks evict each other unread.
+    """
+    engine = make(slots=10, manager={"store_reserve": 0.2})
+    stored_below(engine, *KEYS[:20])
+    for start in range(0, 20, 4):
+        names = engine.settle(B, *KEYS[start : start + 4])
+        assert names == (["HIT"] * 4 if start < 8 else ["MISS"] * 4)
+        output = engine.manager.prepare_store([KEYS[40 + start], KEYS[41 + start]], A)
+        assert output.rejected_keys == []
+        engine.manager.complete_store(output.keys_to_store, A)
+        engine.step()
+        engine.step()
+    assert engine.look(B, *KEYS[:8]) == ["HIT"] * 8
+    engine.load(B, *KEYS[:8])
+    engine.at_rest()
+
+
+def test_case_12_two_tiers_and_one_is_stalled(make: EngineFactory) -> None:
+    """Remove the timer in ``TierLoop._start``: the slot is pinned until the stall ends."""
+    engine = make(tiers=2, store_deadline="30s")
+    engine.tiers[0].gate = asyncio.Event()
+    engine.store(A, KEYS[0])
+    engine.step()
+    engine.step()
+    assert list(engine.tiers[1]._objects) == [KEYS[0]]
+    engine.step(31.0)
+    engine.step()
+    assert engine.manager.usage().pinned == 0
+    assert engine.manager.stats[2].stored_chunks == 1
+
+
+def test_case_13_one_root_and_another_dtype(tmp_path: Path) -> None:
+    """Leave the namespace out of the file tier's path and of the frame: wrong KV is served."""
+    with live([f"file://{tmp_path}"], namespace={"dtype": "bfloat16"}) as engine:
+        engine.store(engine.begin("a"), KEYS[0])
+    with live([f"file://{tmp_path}"], namespace={"dtype": "float16"}) as engine:
+        assert engine.settle(engine.begin("b"), KEYS[0]) == ["MISS"]
+        assert engine.manager.stats[1].absent_chunks == 1
+    with live([f"file://{tmp_path}"], namespace={"dtype": "bfloat16"}) as engine:
+        assert engine.settle(engine.begin("c"), KEYS[0]) == ["HIT"]
+
+
+_STORES_FOR_EVER = """
+    import itertools
+    from support.live import live
+    with live(["file://{root}"]) as engine:
+        for n in itertools.count():
+            request = engine.begin(str(n))
+            engine.store(request, *[n.to_bytes(8, "big") * 4 + bytes([i] * 4) for i in range(8)])
+            engine.manager.on_request_finished(request)
+            print(n, flush=True)
+"""
+
+
+def _start(script: str) -> subprocess.Popen[str]:
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
+    """Write under the final name, or leave the sweep out of ``open``: pieces stay."""
+    child = _start(_STORES_FOR_EVER.format(root=tmp_path))
+    assert child.stdout is not None
+    for _ in range(5):
+        child.stdout.readline()
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    with live([f"file://{tmp_path}"]):
+        pass
+    lengths = {p.stat().st_size for p in chunk_files(tmp_path)}
+    assert len(lengths) == 1, "every chunk is whole"
+    assert not [p for p in tmp_path.rglob("*") if "tmp" in p.name and p.is_file()]
+
+
+def test_case_15_two_processes_store_the_same_chunks(tmp_path: Path) -> None:
+    """Name temporaries after the key alone: one of the renames fails."""
+    script = f"""
+        from support.live import live
+        with live(["file://{tmp_path}"]) as engine:
+            for n in range(30):
+                request = engine.begin(str(n))
+                engine.store(request, *[bytes([n, i]) * 18 for i in range(8)])
+                engine.manager.on_request_finished(request)
+            print(dict(engine.manager.stats[1].failures), flush=True)
+    """
+    children = [_start(script) for _ in range(2)]
+    for child in children:
+        output, _ = child.communicate(timeout=120)
+        assert output == "{}\n"
+    assert len(chunk_files(tmp_path)) == 240
+
+
+def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(tmp_path: Path) -> None:
+    """Start the budget at what this process has stored: everything else looks like too much."""
+    url = f"file://{tmp_path}?capacity=1MiB"
+    with live([url]) as engine:
+        engine.store(engine.begin("a"), *KEYS[:60])
+    stored = set(chunk_files(tmp_path))
+    assert len(stored) == 60
+    with live([url]) as engine:
+        request = engine.begin("b")
+        engine.store(request, b"new" * 12)
+        assert engine.manager.stats[1].evicted_chunks == 0
+        assert engine.settle(request, *KEYS[:3]) == ["HIT"] * 3
+    assert stored < set(chunk_files(tmp_path))
+
+
+def test_case_19_the_last_request_ends_with_stores_in_flight(make: EngineFactory) -> None:
+    """Remove ``_flush`` from ``on_request_finished``: no step comes that hands them over."""
+    engine = make()
+    engine.store(A, KEYS[0])
+    engine.manager.on_request_finished(A)
+    engine.manager.on_request_finished(B)
+    assert engine.manager.has_pending_work()
+    engine.runners[0].run_for(1.0)
+    assert list(engine.tiers[0]._objects) == [KEYS[0]]
+    assert not engine.manager.has_pending_work()
+
+
+def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> None:
+    """Keep answers in the manager instead of the request: the load is issued on every step."""
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.look(A, KEYS[0])
+    engine.step()
+    engine.manager.on_request_finished(A)
+    engine.tiers[0]._objects.clear()
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    engine.tiers[0].on_load = lambda transfer: ChunkNotFoundError("gone")
+    engine.step()
+    assert "load" not in [name for name, _ in engine.tiers[0].calls]
+
+
+@pytest.mark.parametrize("change", [-64, 64])
+def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
+    make: EngineFactory, change: int
+) -> None:
+    """Copy what is stored without comparing lengths: the slot is overrun, or half old."""
+    engine = make()
+    stored_below(engine, *KEYS[:2])
+    stored = engine.tiers[0]._objects[KEYS[0]]
+    stored.resize(len(stored) + change, refcheck=False)
+    assert engine.settle(B, *KEYS[:2]) == ["MISS", "HIT"]
+    assert engine.manager.stats[1].failures == {"load.corrupt": 1}
+    engine.load(B, KEYS[1])
+    engine.manager.on_request_finished(B)
+    engine.at_rest()
+
+
+def test_a_damaged_chunk_names_tier_and_operation(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
+    engine.settle(B, KEYS[0])
+    assert engine.manager.stats[1].errors == ["tier0 load: flipped"]

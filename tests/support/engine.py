@@ -1,0 +1,183 @@
+"""A manager over faulty tiers, stepped by hand on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvtier_sdk import (
+    MemoryTier,
+    MemoryTierConfig,
+    Namespace,
+    OffloadKey,
+    RequestContext,
+    RunnerOptions,
+    TierError,
+    TierSpec,
+    Transfer,
+    load_policy,
+    make_offload_key,
+)
+from kvtier_sdk.jobs import Report
+from kvtier_sdk.pool import HostPool
+from kvtier_sdk.runner import TierLoop
+from kvtier_sdk.testing import InlineRunner, VirtualClock
+from kvtier_sdk.tiering import TieringManager
+
+CHUNK_BYTES = 64
+KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(64)]
+A, B = RequestContext("a"), RequestContext("b")
+
+
+class FaultyTier(MemoryTier):
+    """A memory tier whose next calls can be made to fail, hang, or return nonsense."""
+
+    def __init__(self, config: MemoryTierConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self.on_load: Callable[[Transfer], TierError | None] = lambda transfer: None
+        self.on_store: Callable[[Transfer], TierError | None] = lambda transfer: None
+        self.gate: asyncio.Event | None = None
+        self.stubborn = False
+        self.raises: Exception | None = None
+        self.calls: list[tuple[str, list[OffloadKey]]] = []
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        self.calls.append(("lookup", list(keys)))
+        return await super().lookup(keys, request)
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self.calls.append(("store", [transfer.key for transfer in batch]))
+        await self._trouble()
+        verdicts = [self.on_store(transfer) for transfer in batch]
+        good = [t for t, error in zip(batch, verdicts, strict=True) if error is None]
+        await super().store(good)
+        return verdicts
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self.calls.append(("load", [transfer.key for transfer in batch]))
+        await self._trouble()
+        verdicts = [self.on_load(transfer) for transfer in batch]
+        loaded = await super().load(batch)
+        return [ours or theirs for ours, theirs in zip(verdicts, loaded, strict=True)]
+
+    async def _trouble(self) -> None:
+        if self.raises is not None:
+            error, self.raises = self.raises, None
+            raise error
+        while self.gate is not None and not self.gate.is_set():
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                if not self.stubborn:
+                    raise
+
+
+class Engine:
+    """A manager over faulty tiers, and the steps of an engine."""
+
+    def __init__(
+        self,
+        slots: int = 8,
+        tiers: int = 1,
+        manager: dict[str, Any] | None = None,
+        each: Sequence[dict[str, Any]] = (),
+        **runner: Any,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.pool = HostPool(slots, CHUNK_BYTES)
+        self.manager = TieringManager(
+            self.pool,
+            policy=load_policy("lru")(),
+            clock=self.clock,
+            **{"events": True, **(manager or {})},
+        )
+        self.runners: list[InlineRunner] = []
+        self.tiers: list[FaultyTier] = []
+        for index in range(tiers):
+            self.add(f"tier{index}", {**runner, **(each[index] if each else {})})
+
+    def add(self, name: str, runner: dict[str, Any]) -> None:
+        spec = TierSpec(
+            name, "memory", FaultyTier, MemoryTierConfig(), RunnerOptions.model_validate(runner)
+        )
+        loops: list[TierLoop] = []
+
+        def make_loop(report: Callable[[Report], None]) -> TierLoop:
+            loops.append(
+                TierLoop(
+                    spec,
+                    namespace=Namespace({}),
+                    memory=self.pool,
+                    clock=self.clock,
+                    report=report,
+                )
+            )
+            return loops[0]
+
+        self.runners.append(InlineRunner(make_loop, self.clock))
+        self.manager.add_tier(spec, self.runners[-1])
+        tier = loops[0]._tier
+        assert isinstance(tier, FaultyTier)
+        self.tiers.append(tier)
+
+    def step(self, tiers_for_s: float = 0.001) -> None:
+        """End a step and let the tiers run."""
+        self.manager.on_schedule_end()
+        for runner in self.runners:
+            runner.run_for(tiers_for_s)
+
+    def store(self, request: RequestContext, *keys: OffloadKey) -> None:
+        """Store chunks, each filled with the first bytes of its key."""
+        output = self.manager.prepare_store(keys, request)
+        for key, slot in zip(output.keys_to_store, output.slots, strict=True):
+            self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
+        self.manager.complete_store(output.keys_to_store, request)
+
+    def load(self, request: RequestContext, *keys: OffloadKey) -> None:
+        """Load chunks and compare them."""
+        spec = self.manager.prepare_load(keys, request)
+        for key, slot in zip(keys, spec.slots, strict=True):
+            assert self.pool.view(slot) == (key * CHUNK_BYTES)[:CHUNK_BYTES]
+        self.manager.complete_load(keys, request)
+
+    def look(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
+        return [self.manager.lookup(key, request).name for key in keys]
+
+    def settle(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
+        """Look up, a step at a time, until nothing is pending."""
+        for _ in range(20):
+            names = self.look(request, *keys)
+            if not {"RETRY", "HIT_PENDING"} & set(names):
+                return names
+            self.step()
+        raise AssertionError(f"still {names} after 20 steps")
+
+    def push_out(self, request: RequestContext) -> None:
+        """Fill the primary tier with other chunks, which are stored in the tiers too."""
+        for start in range(32, 32 + self.pool.slots):
+            self.store(request, KEYS[start])
+            self.step()
+            self.step()
+
+    def at_rest(self) -> None:
+        """Nothing is pinned, in flight or in quarantine."""
+        self.at_rest_with(writing=0)
+        usage = self.manager.usage()
+        assert usage.free + usage.ready == usage.slots
+
+    def at_rest_with(self, *, writing: int) -> None:
+        """Nothing is pinned, in flight or in quarantine, but for what the device is writing."""
+        for _ in range(3):
+            self.step(1.0)
+        usage = self.manager.usage()
+        assert not self.manager.has_pending_work()
+        assert (usage.pinned, usage.writing, usage.loading, usage.quarantined) == (0, writing, 0, 0)
+
+
+def stored_below(engine: Engine, *keys: OffloadKey) -> None:
+    """Store chunks for A, and push them out of the primary tier."""
+    engine.store(A, *keys)
+    engine.step()
+    engine.step()
+    engine.push_out(A)

@@ -1,0 +1,97 @@
+"""A manager over real tiers on threads of their own, and the steps of an engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from kvtier_sdk import (
+    HostPool,
+    Namespace,
+    OffloadKey,
+    RequestContext,
+    TieringManager,
+    TierSpec,
+    open_manager,
+)
+
+CHUNK_BYTES = 4096
+_WAIT_S = 0.01
+_STEPS = 3000
+
+
+class Live:
+    """Plays steps until nothing is pending; a step waits for a report, or a moment."""
+
+    def __init__(self, manager: TieringManager, pool: HostPool, reported: threading.Event) -> None:
+        self.manager = manager
+        self.pool = pool
+        self._reported = reported
+
+    def step(self) -> None:
+        self._reported.clear()
+        self.manager.on_schedule_end()
+        self._reported.wait(_WAIT_S)
+
+    def begin(self, name: str) -> RequestContext:
+        request = RequestContext(name)
+        self.manager.on_new_request(request)
+        return request
+
+    def store(self, request: RequestContext, *keys: OffloadKey) -> None:
+        """Store chunks, each filled with its key over and over."""
+        output = self.manager.prepare_store(keys, request)
+        for key, slot in zip(output.keys_to_store, output.slots, strict=True):
+            self.pool.view(slot)[:] = content(key)
+        self.manager.complete_store(output.keys_to_store, request)
+        self.rest()
+
+    def settle(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
+        """Look up, a step at a time, until nothing is pending."""
+        for _ in range(_STEPS):
+            names = [self.manager.lookup(key, request).name for key in keys]
+            if not {"RETRY", "HIT_PENDING"} & set(names):
+                return names
+            self.step()
+        raise AssertionError(f"still {names}")
+
+    def load(self, request: RequestContext, *keys: OffloadKey) -> None:
+        """Load chunks and compare them."""
+        spec = self.manager.prepare_load(keys, request)
+        for key, slot in zip(keys, spec.slots, strict=True):
+            assert self.pool.view(slot) == content(key)
+        self.manager.complete_load(keys, request)
+
+    def rest(self) -> None:
+        """Let the tiers finish."""
+        for _ in range(_STEPS):
+            self.step()
+            if not self.manager.has_pending_work():
+                return
+        raise AssertionError("the tiers do not finish")
+
+
+def content(key: OffloadKey) -> bytes:
+    """What a chunk holds."""
+    return (key * CHUNK_BYTES)[:CHUNK_BYTES]
+
+
+@contextmanager
+def live(
+    tiers: Sequence[str], *, slots: int = 64, namespace: dict[str, object] | None = None
+) -> Iterator[Live]:
+    """Open tiers with a manager over them; deadlines are long, since the machine may be busy."""
+    patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
+    pool = HostPool(slots, CHUNK_BYTES)
+    reported = threading.Event()
+    try:
+        with open_manager(
+            pool,
+            [TierSpec.from_url(url, **patience) for url in tiers],
+            Namespace(namespace or {"model": "m"}),
+            notify=reported.set,
+        ) as manager:
+            yield Live(manager, pool, reported)
+    finally:
+        pool.close()

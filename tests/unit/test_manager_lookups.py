@@ -1,0 +1,170 @@
+"""What a lookup answers, and why it is a miss when it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
+
+from kvtier_sdk import CorruptChunkError, LookupResult, make_offload_key, split_offload_key
+
+EngineFactory = Callable[..., Engine]
+
+
+def misses(engine: Engine) -> dict[str, int]:
+    return dict(engine.manager.stats[0].misses)
+
+
+def test_absent_is_counted_once_a_chunk_and_request(make: EngineFactory) -> None:
+    engine = make()
+    for _ in range(3):
+        assert engine.settle(A, KEYS[0]) == ["MISS"]
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    assert misses(engine) == {"absent": 2}
+
+
+def test_a_miss_costs_no_second_question(make: EngineFactory) -> None:
+    engine = make()
+    engine.settle(A, *KEYS[:3])
+    engine.tiers[0].calls.clear()
+    assert engine.look(A, *KEYS[:3]) == ["MISS"] * 3
+    engine.step()
+    assert engine.tiers[0].calls == []
+
+
+def test_a_lookup_past_its_deadline(make: EngineFactory) -> None:
+    engine = make()
+    engine.look(A, KEYS[0])
+    engine.manager.on_schedule_end()
+    engine.clock.advance(0.06)
+    assert engine.look(A, KEYS[0]) == ["MISS"]
+    assert misses(engine) == {"timeout": 1}
+
+
+def test_a_load_that_failed(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    assert misses(engine) == {"load_failed": 1}
+
+
+def test_no_room_for_a_promotion(make: EngineFactory) -> None:
+    engine = make(slots=2)
+    stored_below(engine, KEYS[0])
+    engine.manager.prepare_store(KEYS[1:3], A)
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    assert misses(engine) == {"primary_full": 1}
+    engine.manager.complete_store(KEYS[1:3], A, success=False)
+
+
+def test_no_room_in_the_queue_of_loads(make: EngineFactory) -> None:
+    engine = make(max_queue=str(CHUNK_BYTES))
+    for key in KEYS[:2]:
+        stored_below(engine, key)
+    assert engine.look(B, *KEYS[:2]) == ["RETRY"] * 2
+    engine.step()
+    assert engine.look(B, *KEYS[:2]) == ["HIT_PENDING", "MISS"]
+    assert misses(engine)["queue_full"] == 1
+
+
+def slow_below(make: EngineFactory, **manager: Any) -> Engine:
+    """A tier that was seen to need 10 ms for a chunk, and has KEYS[1:4]."""
+    engine = make(manager=manager, load_deadline="10s", lookup_deadline="1s")
+    stored_below(engine, *KEYS[:4])
+    config = engine.tiers[0].config
+    engine.tiers[0].config = config.model_copy(update={"latency_s": 0.01})
+    engine.manager.lookup(KEYS[0], A)
+    engine.step(0.02)
+    engine.manager.lookup(KEYS[0], A)
+    engine.step(0.01)
+    engine.manager.on_schedule_end()
+    return engine
+
+
+def test_loading_more_slowly_than_recomputing_is_a_miss(make: EngineFactory) -> None:
+    engine = slow_below(make, recompute_s=0.001)
+    assert engine.look(B, *KEYS[1:4]) == ["RETRY"] * 3
+    engine.step(0.02)
+    assert engine.look(B, *KEYS[1:4]) == ["MISS"] * 3
+    assert misses(engine)["slower_than_recompute"] == 3
+
+
+@pytest.mark.parametrize("manager", [{"recompute_s": 0.1}, {}])
+def test_loading_faster_than_recomputing_is_not(
+    make: EngineFactory, manager: dict[str, float]
+) -> None:
+    engine = slow_below(make, **manager)
+    engine.look(B, *KEYS[1:4])
+    engine.step(0.02)
+    assert engine.look(B, *KEYS[1:4]) == ["HIT_PENDING"] * 3
+
+
+def test_a_judgement_that_nothing_confirms_is_forgotten(make: EngineFactory) -> None:
+    engine = slow_below(make, recompute_s=0.001)
+    engine.step(30.0)
+    engine.look(B, *KEYS[1:4])
+    engine.step(0.02)
+    assert engine.look(B, *KEYS[1:4]) == ["HIT_PENDING"] * 3
+
+
+def test_one_copy_to_the_device_serves_two_requests(make: EngineFactory) -> None:
+    engine = make(tiers=0, manager={"one_copy": True})
+    engine.store(A, KEYS[0])
+    assert engine.look(A, KEYS[0]) == ["HIT"]
+    engine.manager.prepare_load([KEYS[0]], A)
+    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    assert engine.look(A, KEYS[0]) == ["HIT"]
+    engine.manager.complete_load([KEYS[0]], A)
+    assert engine.look(B, KEYS[0]) == ["HIT"]
+
+
+def test_an_engine_that_sees_to_that_itself_is_not_told_to_wait(make: EngineFactory) -> None:
+    engine = make(tiers=0)
+    engine.store(A, KEYS[0])
+    engine.look(A, KEYS[0])
+    engine.manager.prepare_load([KEYS[0]], A)
+    assert engine.look(B, KEYS[0]) == ["HIT"]
+    engine.manager.complete_load([KEYS[0]], A)
+
+
+def test_groups_are_prefixes_of_their_own(make: EngineFactory) -> None:
+    engine = make(slots=16)
+    hashes = [split_offload_key(key)[0] for key in KEYS[:3]]
+    groups = [[make_offload_key(chain_hash, group) for chain_hash in hashes] for group in (0, 1)]
+    stored_below(engine, *groups[0], *groups[1][:2])
+    for _ in range(3):
+        found = [engine.manager.lookup_prefix(keys, B) for keys in groups]
+        engine.step()
+    assert found == [(3, False), (2, False)]
+    engine.look(B, *groups[0], *groups[1][:2])
+    engine.load(B, *groups[0], *groups[1][:2])
+    engine.at_rest()
+
+
+def test_what_was_found_behind_a_chunk_is_brought_with_it(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, *KEYS[:4])
+    engine.look(B, *KEYS[:4])
+    engine.step()
+    assert engine.manager.lookup(KEYS[0], B) is LookupResult.HIT_PENDING
+    engine.step()
+    assert engine.tiers[0].calls[-1] == ("load", KEYS[:4])
+    engine.manager.on_request_finished(B)
+    engine.at_rest()
+
+
+def test_what_another_request_asked_for_is_not_brought_for_this_one(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, *KEYS[:4])
+    engine.look(A, *KEYS[:4])
+    assert engine.look(B, KEYS[1]) == ["RETRY"]
+    engine.step()
+    assert engine.look(B, KEYS[1]) == ["HIT_PENDING"]
+    engine.step()
+    assert engine.tiers[0].calls[-1] == ("load", [KEYS[1]])
+    engine.manager.on_request_finished(A)
+    engine.manager.on_request_finished(B)
+    engine.at_rest()

@@ -1,0 +1,137 @@
+"""A reset is cold when it returns, whatever is in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
+
+EngineFactory = Callable[..., Engine]
+
+
+def test_nothing_is_found_after_a_reset(make: EngineFactory) -> None:
+    engine = make(tiers=0)
+    engine.store(A, *KEYS[:3])
+    engine.manager.take_events()
+    engine.manager.reset_cache()
+    assert engine.look(B, KEYS[0]) == ["MISS"]
+    assert engine.manager.usage().free == 8
+    [event] = engine.manager.take_events()
+    assert (event.removed, set(event.keys)) == (True, set(KEYS[:3]))
+
+
+def test_a_tier_keeps_what_it_has(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.manager.reset_cache()
+    assert engine.settle(B, KEYS[0]) == ["HIT"]
+    engine.load(B, KEYS[0])
+    engine.at_rest()
+
+
+def test_an_answer_to_a_question_of_before_means_nothing(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    assert engine.look(B, KEYS[0]) == ["RETRY"]
+    engine.manager.on_schedule_end()
+    engine.manager.reset_cache()
+    assert engine.look(B, KEYS[0]) == ["RETRY"]
+    engine.runners[0].run_for(0.001)
+    engine.manager.on_schedule_end()
+    assert engine.look(B, KEYS[0]) == ["RETRY"], "the answer was to the question of before"
+    engine.step()
+    assert engine.settle(B, KEYS[0]) == ["HIT"]
+
+
+def test_a_late_load_does_not_write_into_a_slot_that_was_given_away(make: EngineFactory) -> None:
+    engine = make(slots=2)
+    stored_below(engine, KEYS[0])
+    gate = engine.tiers[0].gate = asyncio.Event()
+    assert engine.look(B, KEYS[0]) == ["RETRY"]
+    engine.step()
+    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    engine.step()
+    engine.manager.reset_cache()
+    assert engine.manager.usage().quarantined == 1
+    assert engine.manager.prepare_store([KEYS[1], KEYS[2]], A).rejected_keys == [KEYS[2]]
+    engine.manager.complete_store([KEYS[1]], A, success=False)
+    gate.set()
+    engine.at_rest()
+    assert engine.settle(B, KEYS[0]) == ["HIT"], "asked and loaded anew"
+    engine.load(B, KEYS[0])
+
+
+def test_a_load_that_was_not_handed_over_is_withdrawn(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.look(B, KEYS[0])
+    engine.step()
+    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    engine.tiers[0].calls.clear()
+    engine.manager.reset_cache()
+    assert engine.manager.usage().free == 8
+    engine.at_rest()
+    assert "load" not in [name for name, _ in engine.tiers[0].calls]
+
+
+def test_slots_that_the_device_may_write_wait_until_it_has_ended(make: EngineFactory) -> None:
+    engine = make(slots=2, tiers=0)
+    late = engine.manager.prepare_store(KEYS[:2], A)
+    engine.manager.reset_cache()
+    assert engine.manager.prepare_store([KEYS[2]], A).keys_to_store == []
+    for slot in late.slots:
+        engine.pool.view(slot)[:] = b"x" * CHUNK_BYTES
+    engine.manager.on_reset_flushed()
+    engine.store(A, KEYS[2])
+    assert engine.look(B, KEYS[2]) == ["HIT"]
+    engine.load(B, KEYS[2])
+    engine.at_rest()
+
+
+def test_slots_that_the_device_may_read_wait_until_it_has_ended(make: EngineFactory) -> None:
+    engine = make(slots=1, tiers=0)
+    engine.store(A, KEYS[0])
+    assert engine.look(B, KEYS[0]) == ["HIT"]
+    engine.manager.prepare_load([KEYS[0]], B)
+    engine.manager.reset_cache()
+    assert engine.manager.prepare_store([KEYS[1]], A).keys_to_store == []
+    engine.manager.on_reset_flushed()
+    assert engine.manager.prepare_store([KEYS[1]], A).keys_to_store == [KEYS[1]]
+    engine.manager.complete_store([KEYS[1]], A)
+    engine.at_rest()
+
+
+def test_slots_that_a_tier_reads_wait_until_it_has_ended(make: EngineFactory) -> None:
+    engine = make(slots=1)
+    gate = engine.tiers[0].gate = asyncio.Event()
+    engine.store(A, KEYS[0])
+    engine.step()
+    engine.manager.reset_cache()
+    assert engine.manager.usage().quarantined == 1
+    gate.set()
+    engine.at_rest()
+    assert bytes(engine.tiers[0]._objects[KEYS[0]][-4:]) == (KEYS[0] * CHUNK_BYTES)[60:64]
+
+
+def test_requests_live_on_and_those_that_ended_do_not(make: EngineFactory) -> None:
+    engine = make(tiers=0)
+    engine.manager.prepare_store([KEYS[0]], A)
+    engine.manager.on_request_finished(A)
+    engine.manager.reset_cache()
+    engine.manager.on_new_request(A)
+    engine.manager.on_reset_flushed()
+    engine.store(B, KEYS[1])
+    engine.at_rest()
+
+
+def test_a_chunk_is_stored_anew_while_its_old_copy_still_goes(make: EngineFactory) -> None:
+    engine = make(slots=2, tiers=0)
+    old = engine.manager.prepare_store([KEYS[0]], A).slots
+    engine.manager.reset_cache()
+    new = engine.manager.prepare_store([KEYS[0]], A).slots
+    assert set(old).isdisjoint(new)
+    engine.manager.complete_store([KEYS[0]], A)
+    assert engine.look(B, KEYS[0]) == ["HIT"]
+    engine.manager.on_reset_flushed()
+    engine.at_rest()

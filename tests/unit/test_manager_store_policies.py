@@ -1,0 +1,200 @@
+"""Which chunk goes to which tier, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from support.engine import KEYS, A, B, Engine
+
+from kvtier_sdk import (
+    ConfigError,
+    RequestContext,
+    TierError,
+    UnknownBackendError,
+    load_store_policy,
+)
+
+EngineFactory = Callable[..., Engine]
+
+
+def below(engine: Engine, tier: int = 0) -> set[bytes]:
+    return set(engine.tiers[tier]._objects)
+
+
+def test_on_evict_a_tier_gets_nothing_while_there_is_room(make: EngineFactory) -> None:
+    engine = make(slots=8, store_policy="on_evict")
+    engine.store(A, *KEYS[:4])
+    engine.at_rest()
+    assert below(engine) == set()
+
+
+def test_on_evict_a_tier_gets_what_leaves_and_nothing_else(make: EngineFactory) -> None:
+    engine = make(slots=4, store_policy="on_evict", manager={"store_reserve": 0.0})
+    engine.store(A, *KEYS[:4])
+    engine.step()
+    output = engine.manager.prepare_store(KEYS[4:7], A)
+    assert output.rejected_keys, "a chunk that is owed to the tier is not evicted before"
+    engine.manager.complete_store(output.keys_to_store, A)
+    engine.step()
+    engine.step()
+    assert engine.manager.prepare_store(output.rejected_keys, A).rejected_keys == []
+    engine.manager.complete_store(output.rejected_keys, A)
+    engine.at_rest()
+    evicted = {key for e in engine.manager.take_events() if e.removed for key in e.keys}
+    assert below(engine) == evicted
+    assert evicted >= set(KEYS[2:4])
+    assert engine.settle(B, *KEYS[:2]) == ["HIT"] * 2
+
+
+def test_on_evict_the_headroom_is_kept_by_a_cadence_of_its_own(make: EngineFactory) -> None:
+    engine = make(slots=10, store_policy="on_evict", manager={"store_reserve": 0.3})
+    engine.store(A, *KEYS[:10])
+    engine.at_rest()
+    assert engine.manager.usage().free == 3
+    assert below(engine) == set(KEYS[7:10])
+
+
+def test_on_evict_what_a_tier_has_is_not_written_to_it_again(make: EngineFactory) -> None:
+    engine = make(slots=4, store_policy="on_evict", manager={"store_reserve": 0.25})
+    engine.store(A, *KEYS[:4])
+    engine.at_rest()
+    assert below(engine) == {KEYS[3]}
+    assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
+    engine.load(B, *KEYS[:4])
+    engine.at_rest()
+    stored = [key for name, keys in engine.tiers[0].calls if name == "store" for key in keys]
+    assert len(stored) == len(set(stored))
+
+
+def test_on_evict_a_tier_that_fails_does_not_fill_the_pool(make: EngineFactory) -> None:
+    engine = make(slots=4, store_policy="on_evict")
+    engine.tiers[0].on_store = lambda transfer: TierError("no")
+    for start in range(0, 16, 2):
+        engine.store(A, *KEYS[start : start + 2])
+        engine.step()
+        engine.step()
+    assert engine.settle(B, KEYS[14]) == ["HIT"]
+    assert engine.manager.stats[1].failures["store.failed"] > 0
+    engine.manager.on_request_finished(B)
+    engine.at_rest()
+
+
+def test_on_evict_and_through_side_by_side(make: EngineFactory) -> None:
+    policies = ({"store_policy": "on_evict"}, {})
+    engine = make(slots=4, tiers=2, each=policies, manager={"store_reserve": 0.5})
+    for start in range(0, 12, 2):
+        engine.store(A, *KEYS[start : start + 2])
+        engine.at_rest()
+    assert below(engine, 1) == set(KEYS[:12])
+    assert below(engine, 0) < set(KEYS[:12])
+    assert below(engine, 0)
+
+
+def test_after_hits_a_tier_gets_what_came_back_that_often(make: EngineFactory) -> None:
+    engine = make(store_policy="after_hits:2")
+    engine.store(A, *KEYS[:2])
+    for times in (1, 2, 3):
+        assert engine.look(B, KEYS[0]) == ["HIT"]
+        engine.load(B, KEYS[0])
+        engine.at_rest()
+        assert below(engine) == (set() if times < 2 else {KEYS[0]})
+    assert [name for name, _ in engine.tiers[0].calls].count("store") == 1, "once is enough"
+
+
+def test_prompt_only_leaves_what_was_generated(make: EngineFactory) -> None:
+    engine = make(store_policy="prompt_only")
+    request = RequestContext("c", prompt_chunks=2)
+    engine.manager.on_new_request(request)
+    assert engine.settle(request, *KEYS[:4]) == ["MISS"] * 4
+    engine.store(request, *KEYS[:4])
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:2])
+
+
+def test_a_tier_of_whole_requests_gets_what_is_there_already(make: EngineFactory) -> None:
+    engine = make(tiers=2, each=({"offload_policy": "request"}, {}))
+    engine.store(A, *KEYS[:2])
+    engine.at_rest()
+    for tier in engine.tiers:
+        tier._objects.clear()
+    assert engine.settle(B, *KEYS[:2]) == ["HIT"] * 2
+    engine.load(B, KEYS[0])
+    engine.store(B, *KEYS[1:3])
+    engine.at_rest()
+    assert below(engine, 0) == set(KEYS[:3])
+    assert below(engine, 1) == {KEYS[2]}
+
+
+def test_a_tier_of_whole_requests_gets_what_is_still_in_flight(make: EngineFactory) -> None:
+    engine = make(offload_policy="request")
+    engine.manager.prepare_store([KEYS[0]], A)
+    assert engine.manager.prepare_store(KEYS[:2], B).keys_to_store == [KEYS[1]]
+    engine.manager.complete_store([KEYS[1]], B)
+    engine.at_rest_with(writing=1)
+    assert below(engine) == {KEYS[1]}
+    engine.manager.complete_store([KEYS[0]], A)
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:2])
+    stores = [keys for name, keys in engine.tiers[0].calls if name == "store"]
+    assert stores.count([KEYS[0]]) == 2, "once for A, which stored it, and once for B"
+
+
+def test_stores_of_a_request_that_ended_come_after_its_copies(make: EngineFactory) -> None:
+    engine = make()
+    engine.manager.prepare_store(KEYS[:2], A)
+    engine.manager.on_request_finished(A)
+    engine.step()
+    assert below(engine) == set()
+    engine.manager.complete_store(set(KEYS[:2]), A)
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:2])
+
+
+def test_a_preempted_request_comes_back_with_its_store_in_flight(make: EngineFactory) -> None:
+    engine = make()
+    engine.tiers[0].gate = asyncio.Event()
+    engine.store(A, *KEYS[:2])
+    engine.manager.on_schedule_end(preempted_request_ids=["a"])
+    engine.step()
+    assert engine.look(A, *KEYS[:2]) == ["HIT"] * 2
+    engine.load(A, *KEYS[:2])
+    assert engine.manager.prepare_store(KEYS[:3], A).keys_to_store == [KEYS[2]]
+    engine.manager.complete_store([KEYS[2]], A)
+    engine.tiers[0].gate.set()
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:3])
+
+
+def test_a_request_that_is_fully_cached_stores_nothing(make: EngineFactory) -> None:
+    engine = make()
+    engine.store(A, *KEYS[:3])
+    engine.at_rest()
+    assert engine.settle(B, *KEYS[:3]) == ["HIT"] * 3
+    engine.load(B, *KEYS[:3])
+    output = engine.manager.prepare_store(KEYS[:3], B)
+    assert (output.keys_to_store, output.slots, output.rejected_keys) == ([], [], [])
+    engine.manager.complete_store([], B)
+    engine.manager.on_request_finished(B)
+    engine.at_rest()
+    assert [name for name, _ in engine.tiers[0].calls].count("store") == 1
+
+
+@pytest.mark.parametrize("text", ["after_hits", "after_hits:0", "after_hits:x", "through:1"])
+def test_an_argument_that_means_nothing_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load_store_policy(text)
+
+
+def test_an_unknown_store_policy_is_told() -> None:
+    with pytest.raises(UnknownBackendError, match="did you mean 'on_evict'"):
+        load_store_policy("onevict")
+
+
+def test_contexts_of_one_id_are_one_request(make: EngineFactory) -> None:
+    engine = make()
+    engine.store(replace(A, priority=3), KEYS[0])
+    engine.manager.on_request_finished(A)
+    engine.at_rest()

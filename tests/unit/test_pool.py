@@ -1,0 +1,143 @@
+"""Views of the host pool: what they are, how long they live, and who is named when they stay."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtier_sdk import ConfigError, HostPool, KVTierError
+
+CHUNK_BYTES = 1000
+
+
+@pytest.fixture
+def pool() -> Iterator[HostPool]:
+    pool = HostPool(4, CHUNK_BYTES)
+    yield pool
+    pool.close()
+
+
+def address_of(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+def warnings_of(pool: HostPool, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What closing the pool says."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="kvtier.pool"):
+        pool.close()
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("alignment", [1, 512, 4096])
+def test_a_view_is_contiguous_aligned_writable_bytes(pool: HostPool, alignment: int) -> None:
+    for slot in range(pool.slots):
+        view = pool.padded_view(slot, alignment, "test")
+        assert (view.format, view.itemsize, view.contiguous, view.readonly) == ("B", 1, True, False)
+        assert len(view) == -(-CHUNK_BYTES // alignment) * alignment
+        assert address_of(view) % 4096 == 0
+
+
+def test_views_of_a_slot_are_one_memory_and_of_two_slots_are_two(pool: HostPool) -> None:
+    for slot in range(pool.slots):
+        pool.view(slot, "writer")[:] = bytes([slot + 1]) * CHUNK_BYTES
+    for slot in range(pool.slots):
+        assert pool.view(slot, "reader") == bytes([slot + 1]) * CHUNK_BYTES
+        assert not any(pool.padded_view(slot, 4096, "reader")[CHUNK_BYTES:])
+
+
+@pytest.mark.parametrize("slot", [-1, 4])
+def test_there_is_no_other_slot(pool: HostPool, slot: int) -> None:
+    with pytest.raises(IndexError, match=f"slot {slot} of a pool of 4"):
+        pool.view(slot)
+
+
+# What somebody may make of a view and keep. The view itself is gone in each case but the first.
+KEPT: dict[str, Callable[[memoryview], Any]] = {
+    "the view": lambda view: view,
+    "a slice": lambda view: view[10:20],
+    "a slice of a slice": lambda view: view[10:20][2:3],
+    "a cast": lambda view: view.cast("Q"),
+    "an array": lambda view: np.frombuffer(view, np.uint8),
+    "a slice of an array": lambda view: np.frombuffer(view, np.uint8)[5:6],
+    "a view of an array": lambda view: memoryview(np.frombuffer(view, np.uint8))[1:],
+    "a read-only view": lambda view: view.toreadonly(),
+}
+
+
+@pytest.mark.parametrize("make", KEPT.values(), ids=list(KEPT))
+def test_closing_names_the_holder_and_leaves_the_memory_to_it(
+    pool: HostPool, caplog: pytest.LogCaptureFixture, make: Callable[[memoryview], Any]
+) -> None:
+    pool.view(1, "test")[:] = b"k" * CHUNK_BYTES
+    kept = make(pool.view(1, "redis load"))
+    mapping = weakref.ref(pool._mapping)
+    assert warnings_of(pool, caplog) == [
+        "the host pool was closed with views of it still out, handed to: redis load; its memory "
+        "is given back when the last of them is gone"
+    ]
+    assert bytes(memoryview(kept))[:1] == b"k"
+    del kept
+    assert mapping() is None, "the last view is gone, and the pool object keeps nothing"
+    assert warnings_of(pool, caplog) == [], "it is said once"
+
+
+def test_all_holders_are_named_and_no_other(
+    pool: HostPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = [pool.view(0, "s3 store"), pool.view(1, "s3 store"), pool.view(0, "redis load")[1:]]
+    pool.view(2, "file load")
+    (message,) = warnings_of(pool, caplog)
+    assert "handed to: redis load, s3 store;" in message
+    del kept
+
+
+def test_closing_without_views_gives_the_memory_back_at_once(
+    pool: HostPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool.view(0, "test")
+    mapping = weakref.ref(pool._mapping)
+    assert warnings_of(pool, caplog) == []
+    assert mapping() is None
+
+
+def test_a_closed_pool_hands_out_nothing(pool: HostPool) -> None:
+    pool.view(0, "test")
+    pool.close()
+    with pytest.raises(KVTierError, match="the host pool is closed"):
+        pool.view(0, "test")
+    with pytest.raises(KVTierError, match="the host pool is closed"):
+        pool.view(0, "somebody new")
+
+
+def test_threads_that_ask_for_one_holder_at_once_share_it(
+    pool: HostPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept: list[memoryview] = []
+    barrier = threading.Barrier(8)
+
+    def take() -> None:
+        barrier.wait()
+        kept.append(pool.view(0, "tier load"))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(view.obj) for view in kept}) == 1
+    (message,) = warnings_of(pool, caplog)
+    assert "handed to: tier load;" in message
+    kept.clear()
+
+
+@pytest.mark.parametrize("shape", [(0, 1), (1, 0)])
+def test_a_pool_of_nothing_is_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="at least one slot of one byte"):
+        HostPool(*shape)
