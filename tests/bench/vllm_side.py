@@ -1,4 +1,4 @@
-"""vLLM's tiering manager as one side of ``vllm_peer.py``; the only file of it that imports vllm."""
+"""vLLM's tiering manager as one side of ``scheduler.py``; the only file of it that imports vllm."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from vllm.v1.kv_offload.tiering.manager import (
 )
 
 from kvtier_sdk.replay import ReplayRequest
+
+_POLL_S = 50e-6
 
 
 class VLLMSide:
@@ -84,12 +86,11 @@ class VLLMSide:
         """What ``on_schedule_end`` takes."""
         return (ScheduleEndContext(new_req_ids=scheduled, preempted_req_ids=()),)
 
-    def is_settled(self) -> bool:
-        """Between two steps: whether the tier has finished; then the engine takes statistics."""
-        if not self._tier.is_settled():
-            return False
+    def run_model(self) -> None:
+        """Wait until the tier has finished; then the engine takes statistics."""
+        while not self._tier.is_settled():
+            time.sleep(_POLL_S)
         self.manager.get_stats()
-        return True
 
     def close(self) -> None:
         """End the threads and give the memory back."""
