@@ -165,9 +165,7 @@ _OF_TIERS, _OF_POOL = _declared(TierStats), _declared(PoolUsage)
 METRICS: tuple[Metric, ...] = tuple(metric for _, metric in (*_OF_TIERS, *_OF_POOL))
 
 
-def metric_samples(
-    stats: Sequence[TierStats], usage: PoolUsage | None = None
-) -> Iterator[Sample]:
+def metric_samples(stats: Sequence[TierStats], usage: PoolUsage | None = None) -> Iterator[Sample]:
     """The values of all metrics.
 
     Args:

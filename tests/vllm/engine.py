@@ -86,7 +86,8 @@ class Way:
 
 
 PLAIN = Way("none", None)
-OURS_UNDER_THEIRS = Way("a", "KVTierCPUTieringSpec", "kvtier")
+OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
+OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 
 
 class EngineError(Exception):

@@ -11,7 +11,12 @@ import os
 import sys
 from typing import Any
 
+# One thread an engine, and nothing compiled: several engines start one after the other, and each
+# serves but a few prompts.
 os.environ.update(
+    OMP_NUM_THREADS="1",
+    TORCHDYNAMO_DISABLE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_NO_USAGE_STATS="1",
@@ -76,6 +81,39 @@ class Host:
         while core.scheduler.has_requests() or self._pending():
             self._llm.llm_engine.step()
 
+    def serve(
+        self, prompts: list[list[int]], abort: int, lookahead: int = 0, max_tokens: int = 4
+    ) -> dict[str, Any]:
+        """Add prompts at once, and abort one of them while its chunks are loaded from a tier.
+
+        Args:
+            prompts: added in this order.
+            abort: index of the one that is aborted.
+            max_tokens: for each.
+
+        Returns:
+            By index, the tokens of the others; and whether loads were under way at the abort.
+        """
+        from vllm import SamplingParams
+
+        engine = self._llm.llm_engine
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False)
+        names = [f"serve-{index}" for index in range(len(prompts))]
+        names = [
+            engine.add_request(name, {"prompt_token_ids": prompt}, sampling) or name
+            for name, prompt in zip(names, prompts, strict=True)
+        ]
+        tokens: dict[str, list[int]] = {}
+        aborted = False
+        while engine.has_unfinished_requests():
+            if not aborted and self._loading():
+                engine.abort_request([names[abort]], internal=True)
+                aborted = True
+            for output in engine.step():
+                if output.finished:
+                    tokens[output.request_id] = list(output.outputs[0].token_ids)
+        return {"aborted_while_loading": aborted, "tokens": tokens}
+
     def reset_device(self) -> bool:
         """Empty the device cache."""
         return bool(self._llm.reset_prefix_cache())
@@ -86,9 +124,12 @@ class Host:
 
     def stats(self) -> dict[str, Any]:
         """What the tiers' own counters say, by tier name."""
-        from dataclasses import asdict
+        from dataclasses import fields
 
-        return {tier.name: asdict(tier) for tier in self._tiers()}
+        return {
+            tier.name: {field.name: getattr(tier, field.name) for field in fields(tier)}
+            for tier in self._tiers()
+        }
 
     def primary_chunks(self) -> int:
         """Chunks in the host pool."""
@@ -103,6 +144,10 @@ class Host:
         """Blocks in the device's prefix cache."""
         pool = self._scheduler.kv_cache_manager.block_pool
         return len(pool.cached_block_hash_to_block)
+
+    def shut_down(self) -> None:
+        """End the engine as an operator would."""
+        self._llm.llm_engine.engine_core.shutdown()
 
     def _pending(self) -> bool:
         connector = self._scheduler.connector
@@ -139,6 +184,11 @@ def main() -> None:
             answer(error=f"{type(error).__name__}: {error}")
             raise
         answer(result=result)
+    host.shut_down()
+    answers.close()
+    # Tearing the interpreter down takes longer than starting it.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvtier_sdk.integrations.vllm.cpu_tiering import KVTierCPUTieringSpec
     from kvtier_sdk.integrations.vllm.secondary_tier import KVTierSecondaryTier
+    from kvtier_sdk.integrations.vllm.spec import KVTierOffloadingSpec
 
-__all__ = ["KVTierCPUTieringSpec", "KVTierSecondaryTier"]
+__all__ = ["KVTierCPUTieringSpec", "KVTierOffloadingSpec", "KVTierSecondaryTier"]
 
 _HOMES = {
     "KVTierCPUTieringSpec": "cpu_tiering",
+    "KVTierOffloadingSpec": "spec",
     "KVTierSecondaryTier": "secondary_tier",
 }
 

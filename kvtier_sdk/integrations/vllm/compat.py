@@ -9,10 +9,16 @@ import logging
 import vllm
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 #: Releases that this package was tried with.
 TRIED = ("0.32", "0.33")
+
+#: Whether vLLM says when the copies of before a reset have ended (since 0.33).
+ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
+
+_HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 _log = logging.getLogger("kvtier.vllm")
 
@@ -69,6 +75,3 @@ def actual_hash() -> tuple[str, bytes] | None:
             if get_hash_fn_by_name(name)(source) == seed:
                 return name, bytes(seed)
     return "unknown", bytes(seed)
-
-
-_HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")

@@ -8,7 +8,8 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kvtier_sdk.integrations.vllm.cpu_worker import open_cpu_worker
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.integrations.vllm.cpu_worker import worker_over_region
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
@@ -22,6 +23,10 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if not current_platform.is_cpu():
             return super().get_worker(kv_caches)
+        if self.config.canonical_layout:
+            raise ConfigError(
+                "kv_connector_extra_config: option 'canonical_layout' is not available on a CPU"
+            )
         if self._worker is None:
             region = SharedOffloadRegion(
                 engine_id=self.config.engine_id,
@@ -30,10 +35,5 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            self._worker = open_cpu_worker(
-                kv_caches,
-                region,
-                blocks_per_chunk=self.blocks_per_chunk,
-                canonical=self.config.canonical_layout,
-            )
+            self._worker = worker_over_region(kv_caches, region, self.blocks_per_chunk)
         return self._worker

@@ -10,7 +10,7 @@ import numpy as np
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker, TransferResult
 
 from kvtier_sdk.clock import Clock, SystemClock
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.pool import HostPool
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import CanonicalKVCaches, LoadStoreSpec
@@ -38,12 +38,12 @@ class CPUWorker(OffloadingWorker):  # type: ignore[misc]
     def __init__(
         self,
         kv_caches: CanonicalKVCaches,
-        slots: Sequence[np.ndarray[Any, np.dtype[np.int8]]],
+        slots: Sequence[np.ndarray[Any, np.dtype[np.uint8]]],
         blocks_per_chunk: int,
         close: Any,
         clock: Clock | None = None,
     ) -> None:
-        self._device = [cache.tensor.numpy() for cache in kv_caches.tensors]
+        self._device = [cache.tensor.numpy().view(np.uint8) for cache in kv_caches.tensors]
         self._slots = list(slots)
         self._pitch = [cache.page_size_bytes for cache in kv_caches.tensors]
         self._pages = [
@@ -127,8 +127,8 @@ class CPUWorker(OffloadingWorker):  # type: ignore[misc]
             next_slot += -(-(offset + count) // per_chunk) if count else 0
 
 
-def open_cpu_worker(
-    kv_caches: CanonicalKVCaches, region: Any, *, blocks_per_chunk: int, canonical: bool
+def worker_over_region(
+    kv_caches: CanonicalKVCaches, region: Any, blocks_per_chunk: int
 ) -> CPUWorker:
     """A worker over vLLM's shared region.
 
@@ -136,18 +136,32 @@ def open_cpu_worker(
         kv_caches: the device's tensors.
         region: this rank's mapping; the worker's from now on.
         blocks_per_chunk: how many blocks make a chunk.
-        canonical: whether the configuration asks for the canonical layout.
-
-    Returns:
-        The worker.
-
-    Raises:
-        ConfigError: the canonical layout, which is not available here.
     """
-    if canonical:
-        raise ConfigError("option 'canonical_layout' is not available on a CPU; remove it")
     slots = [
-        region.create_next_worker_view(cache.page_size_bytes * blocks_per_chunk).numpy()
-        for cache in kv_caches.tensors
+        region.create_next_worker_view(size_bytes).numpy().view(np.uint8)
+        for size_bytes in _chunk_sizes(kv_caches, blocks_per_chunk)
     ]
     return CPUWorker(kv_caches, slots, blocks_per_chunk, region.cleanup)
+
+
+def worker_over_pool(
+    kv_caches: CanonicalKVCaches, pool: HostPool, blocks_per_chunk: int
+) -> CPUWorker:
+    """A worker over its part of a host pool.
+
+    Args:
+        kv_caches: the device's tensors.
+        pool: mapped as this worker; the worker's from now on.
+        blocks_per_chunk: how many blocks make a chunk.
+    """
+    part = pool.part(pool.worker or 0, "device copies")
+    slots, start = [], 0
+    for size_bytes in _chunk_sizes(kv_caches, blocks_per_chunk):
+        slots.append(part[:, start : start + size_bytes])
+        start += size_bytes
+    return CPUWorker(kv_caches, slots, blocks_per_chunk, pool.close)
+
+
+def _chunk_sizes(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[int]:
+    """Bytes of a chunk in each tensor."""
+    return [cache.page_size_bytes * blocks_per_chunk for cache in kv_caches.tensors]

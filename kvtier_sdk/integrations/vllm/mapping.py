@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvtier_sdk.errors import ConfigError, KVTierError
-from kvtier_sdk.pool import ROW_ALIGNMENT
+from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 
 
 class EngineSlots:
@@ -15,12 +17,13 @@ class EngineSlots:
 
     Args:
         view: of shape (slots, row bytes), contiguous.
+        on_close: called by :meth:`close`, if the mapping is not vLLM's to give back.
 
     Raises:
         ConfigError: rows do not begin at multiples of 4,096 bytes.
     """
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: memoryview, on_close: Callable[[], None] | None = None) -> None:
         shape = view.shape
         if shape is None or len(shape) != 2 or shape[1] % ROW_ALIGNMENT:
             raise ConfigError(
@@ -29,6 +32,7 @@ class EngineSlots:
             )
         self.slots, self.chunk_bytes = shape
         # vLLM releases its view when it shuts down, which an array made from it would forbid.
+        self._on_close = on_close
         self._bytes: memoryview | None = view.cast("B")
 
     def view(self, slot: int, holder: str = "nobody named") -> memoryview:
@@ -59,3 +63,5 @@ class EngineSlots:
     def close(self) -> None:
         """Let go of the mapping."""
         self._bytes = None
+        if self._on_close is not None:
+            self._on_close()

@@ -16,7 +16,6 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult as EngineResult
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_sdk.breaker import BreakerState, Direction
 from kvtier_sdk.clock import Clock, SystemClock
@@ -26,8 +25,9 @@ from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.identity import Identity
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import StatsFeed, metric_definitions
-from kvtier_sdk.integrations.vllm.options import GuestEntry, check_names
+from kvtier_sdk.integrations.vllm.options import GuestEntry, check_guest_names
 from kvtier_sdk.integrations.vllm.translate import (
+    cache_hit_source,
     engine_event,
     engine_locality,
     engine_medium,
@@ -47,7 +47,7 @@ from kvtier_sdk.jobs import (
 )
 from kvtier_sdk.metrics import TierStats, metric_samples
 from kvtier_sdk.runner import ThreadRunner, TierLoop
-from kvtier_sdk.types import Capability, Medium, OffloadKey, RequestContext
+from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 _HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 _OK, _NOT_FOUND = Verdict.OK, Verdict.NOT_FOUND
-_CACHE_HIT_SOURCES = {Medium.CPU: CacheHitSource.HOST, Medium.STORAGE: CacheHitSource.DISK}
 #: How long a drain waits before it says so and goes on waiting.
 _DRAIN_PATIENCE_S = 30.0
 
@@ -115,7 +114,7 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         compat.warn_if_untried()
-        check_names(offloading_spec.extra_config.get("secondary_tiers", []))
+        check_guest_names(offloading_spec.extra_config.get("secondary_tiers", []))
         entry = GuestEntry.read(options, where=f"secondary tier {tier_type!r}")
         self._spec = entry.tier
         self._options = entry.options
@@ -125,7 +124,7 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self.tier_type = self._spec.name
         self.medium = engine_medium(tier_class.medium)
         self.locality = engine_locality(tier_class.locality)
-        self.cache_hit_source = _CACHE_HIT_SOURCES[tier_class.medium]
+        self.cache_hit_source = cache_hit_source(tier_class.medium)
         self._whole_requests = self._spec.runner.offload_policy == "request"
         self._touches = Capability.TOUCH in tier_class.capabilities
         self._wants_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)

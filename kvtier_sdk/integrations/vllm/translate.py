@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.kv_offload.base import Locality as EngineLocality
 from vllm.v1.kv_offload.base import Medium as EngineMedium
 from vllm.v1.kv_offload.base import OffloadingEvent as EngineEvent
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.types import Locality, Medium, RequestContext
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 def engine_medium(medium: Medium) -> EngineMedium:
     """vLLM's member for a medium."""
     return EngineMedium(medium.value)
+
+
+def cache_hit_source(medium: Medium) -> CacheHitSource:
+    """As what vLLM counts hits of a tier on this medium."""
+    return CacheHitSource.HOST if medium is Medium.CPU else CacheHitSource.DISK
 
 
 def engine_locality(locality: Locality) -> EngineLocality:
