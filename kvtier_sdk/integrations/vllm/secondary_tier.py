@@ -241,6 +241,11 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         """What this tier has done; live, not a copy."""
         return self._stats
 
+    @property
+    def under_way(self) -> int:
+        """Jobs and requests that this tier still remembers; 0 when nothing is under way."""
+        return len(self._engine_jobs) + len(self._concluded) + len(self._askers)
+
     def shutdown(self) -> None:
         self._runner.close(self._options.shutdown_timeout_s)
         self._slots.close()

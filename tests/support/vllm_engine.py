@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-HOST = Path(__file__).with_name("engine_host.py")
+HOST = Path(__file__).with_name("vllm_host.py")
 
 #: Tokens of a block, and so of a chunk, on a CPU.
 BLOCK_TOKENS = 128
+#: Payload of a chunk of the model below: keys and values of four layers in float32.
+CHUNK_BYTES = 2**20
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,10 +46,44 @@ def make_model(folder: Path) -> Path:
 
 def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
     """So many full chunks of tokens, and a few more."""
-    import random
-
     rng = random.Random(seed)
     return [rng.randrange(10, 1000) for _ in range(chunks * BLOCK_TOKENS + extra)]
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A tier that outlives an engine's process, and how to get at it from outside.
+
+    Attributes:
+        name: the backend's.
+        url: the tier's.
+        folder: where it keeps its chunks.
+    """
+
+    name: str
+    url: str
+    folder: Path
+
+    @classmethod
+    def file(cls, folder: Path) -> Self:
+        """The file tier below a folder."""
+        return cls("file", f"file://{folder}/kv?direct_io=off", folder / "kv")
+
+    def chunks(self) -> list[Path]:
+        """The stored chunks."""
+        return [path for path in self.folder.rglob("*") if path.stat().st_size > CHUNK_BYTES]
+
+    def damage(self) -> None:
+        """Change one byte of each stored chunk: the highest of one number, which becomes large."""
+        for path in self.chunks():
+            with path.open("r+b") as file:
+                file.seek(path.stat().st_size - CHUNK_BYTES // 2 + 3)
+                file.write(b"\x4f")
+
+    def kill(self) -> None:
+        """Put something else in the tier's place: every call fails from now on."""
+        self.folder.rename(self.folder.with_name("gone"))
+        self.folder.touch()
 
 
 @dataclass(frozen=True)
@@ -63,31 +100,49 @@ class Way:
     spec: str | None
     entry_type: str | None = None
 
+    @property
+    def offloads(self) -> bool:
+        """Whether anything is offloaded."""
+        return self.spec is not None
+
     def offloading(
-        self, url: str, host_bytes: int = 64 * 2**20, **entry: Any
+        self, url: str, *, host_bytes: int = 64 * 2**20, verify: bool = True, **entry: Any
     ) -> dict[str, Any] | None:
         """vLLM's ``kv_connector_extra_config`` for one tier.
 
         Args:
             url: the tier's.
             host_bytes: size of the host pool.
-            entry: more options of the tier.
+            verify: whether digests are checked.
+            entry: more options of the tier. On a busy machine a lookup takes longer than the
+                default allows; a test that is not about that waits.
         """
         if self.spec is None:
             return None
-        if self.entry_type is not None:
-            entry["type"] = self.entry_type
-        return {
+        entry = {"url": url, "lookup_deadline": "30s", **entry}
+        config: dict[str, Any] = {
             "spec_name": self.spec,
             "spec_module_path": "kvtier_sdk.integrations.vllm",
             "cpu_bytes_to_use": host_bytes,
-            "secondary_tiers": [{"url": url, **entry}],
+            "secondary_tiers": [entry],
         }
+        if self.entry_type is None:
+            config["verify"] = verify
+        else:
+            entry |= {"type": self.entry_type, "verify": verify}
+        return config
 
 
-PLAIN = Way("none", None)
+NOTHING = Way("none", None)
 OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
 OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
+
+
+def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
+    """Whether tokens and top-5 logprobs of all outputs are equal, to the last bit."""
+    return [(out["tokens"], out["logprobs"]) for out in ours] == [
+        (out["tokens"], out["logprobs"]) for out in theirs
+    ]
 
 
 class EngineError(Exception):
@@ -95,7 +150,7 @@ class EngineError(Exception):
 
 
 class Engine:
-    """An engine process. Commands are the public methods of ``engine_host.Host``.
+    """An engine process. Commands are the public methods of ``vllm_host.Host``.
 
     Args:
         model: directory of the model.
