@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -149,10 +149,42 @@ class EngineError(Exception):
     """What the engine raised."""
 
 
+class Interpreter:
+    """A Python process that has imported vLLM and starts engines, each in a fork of its own.
+
+    Args:
+        folder: for its socket and its log.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._socket = folder / "socket"
+        self._log = folder / "interpreter.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HOST), str(self._socket)], stdout=subprocess.PIPE, stderr=log
+            )
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise EngineError(f"vLLM cannot be imported:\n{self._log.read_text()[-4000:]}")
+
+    def connect(self) -> socket.socket:
+        """A connection to a new process."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self._socket))
+        return connection
+
+    def close(self) -> None:
+        """End it; engines that it has started go on."""
+        self._process.kill()
+        self._process.communicate()
+
+
 class Engine:
     """An engine process. Commands are the public methods of ``vllm_host.Host``.
 
     Args:
+        interpreter: starts it.
         model: directory of the model.
         log: where what the engine prints is written.
         offloading: vLLM's ``kv_connector_extra_config``.
@@ -165,6 +197,7 @@ class Engine:
 
     def __init__(
         self,
+        interpreter: Interpreter,
         model: Path,
         log: Path,
         offloading: dict[str, Any] | None = None,
@@ -172,22 +205,19 @@ class Engine:
         **options: Any,
     ) -> None:
         self._log = log
-        their_commands, our_commands = os.pipe()
-        our_answers, their_answers = os.pipe()
-        with log.open("w") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, str(HOST), str(their_commands), str(their_answers)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(their_commands, their_answers),
-                env={**os.environ, **(environment or {})},
-            )
-        os.close(their_commands)
-        os.close(their_answers)
-        self._commands = os.fdopen(our_commands, "w")
-        self._answers = os.fdopen(our_answers)
-        options = {"max_model_len": 2048, **options}
-        self._send({"model": str(model), "offloading": offloading, **options})
+        self._connection = interpreter.connect()
+        self._commands = self._connection.makefile("w")
+        self._answers = self._connection.makefile("r")
+        self._send(
+            {
+                "model": str(model),
+                "log": str(log),
+                "environment": environment or {},
+                "offloading": offloading,
+                "max_model_len": 2048,
+                **options,
+            }
+        )
         try:
             self._receive()
         except EngineError:
@@ -211,11 +241,17 @@ class Engine:
         return call
 
     def close(self) -> None:
-        """End the engine, as an operator would; twice does nothing."""
-        with suppress(BrokenPipeError):
-            self._commands.close()
-        self._process.wait(timeout=60)
-        self._answers.close()
+        """End the engine, as an operator would, and wait for it; twice does nothing."""
+        if self._connection.fileno() < 0:
+            return
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+        error = self._answers.readline()
+        for end in (self._commands, self._answers, self._connection):
+            with suppress(OSError):
+                end.close()
+        if error and not sys.exc_info()[0]:
+            raise EngineError(f"shutting down: {json.loads(error)['error']}")
 
     def log(self) -> str:
         """What the engine has printed."""

@@ -1,13 +1,16 @@
-"""A real engine in a process of its own, driven by one JSON document a line.
+"""Real engines, each in a process of its own, driven by one JSON document a line.
 
-Run by ``vllm_engine.py``; what the engine prints goes to standard error. The engine core is in
-this process, so that a test can look at the tiers' counters and at the caches.
+Run by ``vllm_engine.py`` with the path of a socket. This process imports vLLM, which takes longer
+than starting an engine, and nothing else; for each connection it forks an engine's process. The
+engine core is in that process, so that a test can look at the tiers' counters and at the caches.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import sys
 from dataclasses import fields
 from typing import Any
@@ -91,7 +94,7 @@ class Host:
         """Step until nothing is under way: nothing does after ``generate`` has returned."""
         connector = self._scheduler.connector
         self.generate([TICK], max_tokens=1)
-        while self._engine.has_unfinished_requests() or connector.has_pending_push_work():
+        while self._scheduler.has_requests() or connector.has_pending_push_work():
             self._engine.step()
 
     def serve_and_abort(self, prompts: list[list[int]], abort: int) -> dict[str, Any]:
@@ -249,15 +252,21 @@ class Host:
         return [tier.stats for tier in manager.secondary_tiers]
 
 
-def main() -> None:
-    commands, answers = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
+def drive(connection: socket.socket) -> None:
+    """Be an engine: the first line says which, each further one is a command."""
+    commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:
         answers.write(json.dumps(document) + "\n")
         answers.flush()
 
     try:
-        host = Host(**json.loads(commands.readline()))
+        options = json.loads(commands.readline())
+        log = os.open(options.pop("log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(options.pop("environment"))
+        host = Host(**options)
         answer(result=None)
         for line in commands:
             command = json.loads(line)
@@ -266,10 +275,45 @@ def main() -> None:
     except Exception as error:
         answer(error=f"{type(error).__name__}: {error}")
         raise
-    finally:
-        sys.stderr.flush()
-    # Tearing the interpreter down takes longer than all of the above.
-    os._exit(0)
+
+
+def import_vllm() -> None:
+    """Import what an engine will need."""
+    import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
+    import vllm.entrypoints.llm
+    import vllm.model_executor.models.llama
+    import vllm.v1.kv_offload.tiering.spec
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+
+def main() -> None:
+    path = sys.argv[1]
+    # Nobody waits for the engines' processes.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    import_vllm()
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen()
+    print("ready", flush=True)
+    while True:
+        connection, _ = server.accept()
+        if os.fork():
+            connection.close()
+            continue
+        server.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        status = 1
+        try:
+            drive(connection)
+            status = 0
+        except Exception:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            # Tearing the interpreter down takes long, and would run what the parent registered.
+            os._exit(status)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.vllm_engine import NOTHING, OUR_MANAGER, OUR_TIERS, Engine, Way, make_model
+from support.vllm_engine import (
+    NOTHING,
+    OUR_MANAGER,
+    OUR_TIERS,
+    Engine,
+    Interpreter,
+    Way,
+    make_model,
+)
 
 StartEngine = Callable[..., Engine]
 
@@ -16,16 +24,28 @@ OFFLOADING = [OUR_TIERS, OUR_MANAGER]
 
 
 @pytest.fixture(scope="session")
-def start_engine(tmp_path_factory: pytest.TempPathFactory) -> StartEngine:
-    """Start an engine of the test model; the caller closes it."""
+def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngine]:
+    """Start an engine of the test model; the caller closes it.
+
+    With ``fresh``, in an interpreter that was started for it: nothing is shared with any other.
+    """
     model = make_model(tmp_path_factory.mktemp("model"))
-    logs = tmp_path_factory.mktemp("logs")
+    folder = tmp_path_factory.mktemp("engines")
     numbers = itertools.count()
+    interpreters = [Interpreter(folder / "shared")]
 
-    def start(offloading: dict[str, Any] | None = None, **options: Any) -> Engine:
-        return Engine(model, logs / f"engine-{next(numbers)}.log", offloading, **options)
+    def start(
+        offloading: dict[str, Any] | None = None, *, fresh: bool = False, **options: Any
+    ) -> Engine:
+        name = f"engine-{next(numbers)}"
+        if fresh:
+            interpreters.append(Interpreter(folder / name))
+        interpreter = interpreters[-1 if fresh else 0]
+        return Engine(interpreter, model, folder / f"{name}.log", offloading, **options)
 
-    return start
+    yield start
+    for interpreter in interpreters:
+        interpreter.close()
 
 
 class Plain:

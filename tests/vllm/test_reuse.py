@@ -41,7 +41,7 @@ def second(way: Way, start_engine: Any, folder: Path) -> Iterator[Second]:
         with start_engine(offloading) as first:
             first.generate(prompts=PROMPTS)
             first.settle()
-    with start_engine(offloading) as engine:
+    with start_engine(offloading, fresh=way.offloads) as engine:
         before = engine.device_blocks(), engine.primary_chunks() if way.offloads else 0
         outputs = engine.generate(prompts=PROMPTS)
         if way.offloads:

@@ -13,7 +13,7 @@ PREFIX = make_prompt(1, CHUNKS, extra=0)
 PAIR = [PREFIX + make_prompt(seed, 0, extra=20) for seed in (2, 3)]
 
 #: Slow enough that several steps of the engine pass while it loads.
-SLOW_TIER = "memory:?latency=0.2"
+SLOW_TIER = "memory:?latency=200ms"
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["caching", "no-caching"])
