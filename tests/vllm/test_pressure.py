@@ -34,7 +34,9 @@ def engine(offloading_way: Way, start_engine: Any, tier: Tier) -> Iterator[Engin
     assert offloading is not None
     # Generated tokens too, so that what a preempted request has computed is stored.
     offloading["offload_prompt_only"] = False
-    with start_engine(offloading, num_gpu_blocks_override=DEVICE_BLOCKS) as engine:
+    with start_engine(
+        offloading, num_gpu_blocks_override=DEVICE_BLOCKS, max_model_len=1024
+    ) as engine:
         yield engine
 
 
