@@ -150,9 +150,9 @@ def sweep(directory: Path) -> None:
             with leases.gate(fd):
                 # A name that is gone already may be somebody else's new file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
-                    path.unlink()
-                    # Whoever waits at the gate finds the room when he comes through.
+                    # First the bytes: whoever finds no name any more shall find the room.
                     os.ftruncate(fd, 0)
+                    path.unlink()
                     _log.info("removed %s, a host pool that no process holds any more", path)
         finally:
             os.close(fd)
