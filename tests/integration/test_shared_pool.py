@@ -193,6 +193,19 @@ def test_who_ends_in_good_order_before_the_others_came_leaves_nothing(
     assert names_in(directory) == []
 
 
+def test_a_pool_that_a_child_still_maps_is_not_swept(start: Start, directory: Path) -> None:
+    scheduler, child, next_one = start(), start(), start()
+    scheduler.run(join_line(directory, 2, None))
+    [name] = names_in(directory)
+    child.run(f"attach({str(directory / name)!r})")
+    scheduler.kill()
+    next_one.run(join_line(directory, 2, None, replica="two"))
+    assert len(names_in(directory)) == 2
+    child.kill()
+    next_one.run(join_line(directory, 2, None, replica="three"))
+    assert name not in names_in(directory)
+
+
 def test_two_replicas_at_once_keep_apart(start: Start, directory: Path) -> None:
     first, first_workers = start_replica(start, directory, 2, replica="one")
     waiting = start()

@@ -117,6 +117,17 @@ def test_more_than_the_machine_has_is_refused() -> None:
         HostPool.create(PoolLayout(1 << 30, 1 << 20))
 
 
+def test_the_tightest_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = [memory.Room("here", 2 * MIB, "do this"), memory.Room("there", MIB, "do that")]
+    monkeypatch.setattr(memory, "rooms_of_cgroups", lambda: iter(rooms))
+    memory.check_room(MIB)
+    with pytest.raises(ConfigError) as failure:
+        HostPool(3, MIB)
+    assert str(failure.value) == (
+        "the host pool needs 3 MiB, and 1 MiB are free in there: use fewer slots, or do that"
+    )
+
+
 def control_groups(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -165,6 +176,15 @@ def test_no_limit_is_no_limit(tmp_path: Path, membership: str) -> None:
     assert list(memory.rooms_of_cgroups(tmp_path / "none", tmp_path / "top")) == []
 
 
+def test_a_pool_can_be_checked_without_being_made() -> None:
+    HostPool.check(LAYOUT)
+    HostPool.check(LAYOUT, directory=None)
+    with pytest.raises(ConfigError, match="needs 1024 TiB"):
+        HostPool.check(PoolLayout(1 << 30, 1 << 20))
+    with pytest.raises(ConfigError, match="a shared host pool needs /none"):
+        HostPool.check(LAYOUT, directory="/none")
+
+
 def test_a_failure_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(mapping: mmap.mmap, fd: int | None) -> None:
         raise ConfigError("no")
@@ -172,9 +192,11 @@ def test_a_failure_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> Non
     open_before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(memory, "prefault", fail)
     for make in MAKE.values():
-        with pytest.raises(ConfigError, match="no"):
+        # The traceback keeps what was made alive, so that nothing is closed by chance.
+        with pytest.raises(ConfigError, match="no") as failure:
             make()
-    assert len(os.listdir("/proc/self/fd")) == open_before
+        assert len(os.listdir("/proc/self/fd")) == open_before
+        assert failure.tb
 
 
 def test_parts_and_views_are_named_when_they_outlive_the_pool(
