@@ -151,9 +151,7 @@ class HostPool:
         file = open_handle(handle, layout)
         pool = cls.__new__(cls)
         try:
-            if worker is None:
-                file.claim_as_guest()
-            else:
+            if worker is not None:
                 file.claim(worker)
         except BaseException:
             file.close()
