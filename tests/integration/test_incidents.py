@@ -227,7 +227,6 @@ def test_case_13_one_root_and_another_dtype(tmp_path: Path) -> None:
 _STORES_FOR_EVER = """
     import itertools
     from support.live import live
-from support.small_shm import run_with_shm
     with live(["file://{root}"]) as engine:
         for n in itertools.count():
             request = engine.begin(str(n))
@@ -268,7 +267,6 @@ def test_case_15_two_processes_store_the_same_chunks(tmp_path: Path) -> None:
     """Name temporaries after the key alone: one of the renames fails."""
     script = f"""
         from support.live import live
-from support.small_shm import run_with_shm
         with live(["file://{tmp_path}"]) as engine:
             for n in range(30):
                 request = engine.begin(str(n))
