@@ -151,15 +151,26 @@ class HostPool:
         file = open_handle(handle, layout)
         pool = cls.__new__(cls)
         try:
-            if worker is None:
-                file.claim_as_guest()
-            else:
+            if worker is not None:
                 file.claim(worker)
         except BaseException:
             file.close()
             raise
         pool._map(file.layout, file, worker, prefault=prefault, huge_pages=huge_pages)
         return pool
+
+    @staticmethod
+    def check(layout: PoolLayout, *, directory: str | None = str(_SHARED_MEMORY)) -> None:
+        """Say whether there is room for a pool, without making it; what the dead left is taken.
+
+        Args:
+            layout: where what lies.
+            directory: where :meth:`join` would make it; None for :meth:`create`.
+
+        Raises:
+            ConfigError: there is not; it says what is needed, what is free, and what to do.
+        """
+        memory.check_room(layout.size_bytes, None if directory is None else Path(directory))
 
     def _map(
         self,

@@ -24,7 +24,6 @@ _STRETCH_BYTES = 64 << 20
 _MAX_THREADS = 16
 _HUGE_PAGE_BYTES = 2 << 20
 _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -54,7 +53,7 @@ def check_room(size_bytes: int, directory: Path | None = None) -> None:
     Raises:
         ConfigError: it says what is needed, what is free, and what to do.
     """
-    rooms = [_room_of_machine(), *_rooms_of_cgroups()]
+    rooms = [_room_of_machine(), *rooms_of_cgroups()]
     if directory is not None:
         rooms.append(_room_of_directory(directory))
     tightest = min(rooms, key=lambda room: room.free_bytes)
@@ -190,22 +189,31 @@ def _room_of_directory(directory: Path) -> Room:
     return Room(str(directory), status.f_bavail * status.f_frsize, remedy)
 
 
-def _rooms_of_cgroups() -> Iterator[Room]:
-    """What the memory limits above this process leave, as far as they can be read."""
+def rooms_of_cgroups(
+    membership: Path = Path("/proc/self/cgroup"), mounted_at: Path = Path("/sys/fs/cgroup")
+) -> Iterator[Room]:
+    """What the memory limits above this process leave, as far as they can be read.
+
+    Args:
+        membership: which groups this process is in.
+        mounted_at: where the groups are.
+    """
     try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            top, limit, used = _CGROUPS, "memory.max", "memory.current"
+            top, limit, used = mounted_at, "memory.max", "memory.current"
         elif "memory" in controllers.split(","):
-            top, limit, used = _CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            top = mounted_at / "memory"
+            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # In a container the path may be that of the host, while the top is the container's own.
-        group = top / path.lstrip("/")
+        # In a container the path may be that of the host, or begin with "/..", while the top is
+        # the container's own.
+        group = top / path.lstrip("/.")
         for directory in [group, *group.parents]:
             if not directory.is_relative_to(top):
                 break

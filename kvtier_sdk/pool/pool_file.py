@@ -48,10 +48,6 @@ class PoolFile:
                 "give each replica an id of its own"
             )
 
-    def claim_as_guest(self) -> None:
-        """Keep the file from being swept, without being a member."""
-        leases.claim_as_guest(self.fd)
-
     def absent(self, worker: int | None) -> list[str]:
         """Which members are not there, as seen by this one.
 
@@ -80,7 +76,7 @@ def new_unnamed(layout: PoolLayout) -> PoolFile:
 
 
 def open_handle(handle: int | str, layout: PoolLayout | None) -> PoolFile:
-    """Open a file anew, so that it is a member of its own, by descriptor or path.
+    """Open a file anew, by descriptor or path, so that its locks are apart; be a guest of it.
 
     Raises:
         ConfigError: it cannot be opened, or does not hold such a pool.
@@ -94,6 +90,8 @@ def open_handle(handle: int | str, layout: PoolLayout | None) -> PoolFile:
             "that this process inherited (pass_fds) or /proc/<pid>/fd/<n> of a process that has it"
         ) from error
     try:
+        # From here on nobody sweeps it: what is seen of its size stays true.
+        leases.claim_as_guest(fd)
         return PoolFile(fd, _layout_of(fd, layout))
     except BaseException:
         os.close(fd)
@@ -150,9 +148,9 @@ def sweep(directory: Path) -> None:
             with leases.gate(fd):
                 # A name that is gone already may be somebody else's new file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
-                    path.unlink()
-                    # Whoever waits at the gate finds the room when he comes through.
+                    # First the bytes: whoever finds no name any more shall find the room.
                     os.ftruncate(fd, 0)
+                    path.unlink()
                     _log.info("removed %s, a host pool that no process holds any more", path)
         finally:
             os.close(fd)

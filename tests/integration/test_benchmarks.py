@@ -14,7 +14,10 @@ BENCH = Path(__file__).parents[1] / "bench"
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["scheduler.py", "--requests", "10", "--rounds", "1", "--slots", "200"], "file tier moved"),
+        (
+            ["scheduler.py", "--requests", "10", "--rounds", "1", "--slots", "200"],
+            "file tier moved",
+        ),
         (["handover.py", "--steps", "20", "--submits", "1"], "p99 us"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.pool_process import (
-    TESTS,
     ChildError,
     PoolProcess,
+    PoolProcesses,
     fill,
     names_in,
     pattern,
@@ -43,11 +40,18 @@ def directory() -> Iterator[Path]:
     path.rmdir()
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[PoolProcesses]:
+    processes = PoolProcesses()
+    yield processes
+    processes.kill()
+
+
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Start processes, which are killed with the test."""
-    with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(PoolProcess(**options))
+def start(processes: PoolProcesses) -> Iterator[Start]:
+    """Start processes, which hold no pool any more when the test is over."""
+    yield processes.start
+    processes.take_back()
 
 
 def join_line(
@@ -189,6 +193,19 @@ def test_who_ends_in_good_order_before_the_others_came_leaves_nothing(
     assert names_in(directory) == []
 
 
+def test_a_pool_that_a_child_still_maps_is_not_swept(start: Start, directory: Path) -> None:
+    scheduler, child, next_one = start(), start(), start()
+    scheduler.run(join_line(directory, 2, None))
+    [name] = names_in(directory)
+    child.run(f"attach({str(directory / name)!r})")
+    scheduler.kill()
+    next_one.run(join_line(directory, 2, None, replica="two"))
+    assert len(names_in(directory)) == 2
+    child.kill()
+    next_one.run(join_line(directory, 2, None, replica="three"))
+    assert name not in names_in(directory)
+
+
 def test_two_replicas_at_once_keep_apart(start: Start, directory: Path) -> None:
     first, first_workers = start_replica(start, directory, 2, replica="one")
     waiting = start()
@@ -196,7 +213,7 @@ def test_two_replicas_at_once_keep_apart(start: Start, directory: Path) -> None:
     second, second_workers = start_replica(start, directory, 2, replica="two")
     assert len(names_in(directory)) == 1, "a pool that is waited for is not swept"
     first_workers[0].run("fill(pool, 0)")
-    second_workers[0].run("fill(pool, 1 - 1)")
+    second_workers[0].run("fill(pool, 0)")
     second_workers[1].run("fill(pool, 1)")
     assert [first.run(f"wrong_rows(pool, {i})") for i in (0, 1)] == [0, SLOTS]
     assert [second.run(f"wrong_rows(pool, {i})") for i in (0, 1)] == [0, 0]
@@ -205,12 +222,12 @@ def test_two_replicas_at_once_keep_apart(start: Start, directory: Path) -> None:
 
 def test_many_join_and_are_killed_at_once(start: Start, directory: Path) -> None:
     """Rounds of races: who comes first, who sweeps, who is last."""
-    for _ in range(5):
-        scheduler, members = start_replica(start, directory, 4)
+    for _ in range(2):
+        scheduler, members = start_replica(start, directory, 3)
         assert scheduler.run("pool.absent()") == []
         assert names_in(directory) == []
         late = start()
-        late.send(join_line(directory, 4, 3))
+        late.send(join_line(directory, 3, 2))
         for process in (scheduler, *members):
             process.kill()
         late.answer()
@@ -244,22 +261,17 @@ def test_who_does_not_fit_is_told(
     assert names_in(directory) == []
 
 
-def other_version(directory: Path) -> None:
+def test_another_version_is_told(directory: Path) -> None:
     pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory))
     [name] = names_in(directory)
     with open(directory / name, "r+b") as file:
         file.seek(pool.layout.size_bytes + 8)
         file.write(struct.pack("<I", 7))
-    # Only the error is wanted here, while the pool is held.
     with pytest.raises(ConfigError, match="has format 7.*one version of kvtier-sdk"):
         HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), worker=0, directory=str(directory))
     with pytest.raises(ConfigError, match="has format 7.*one version of kvtier-sdk"):
         HostPool.attach(pool.fd)
     pool.close()
-
-
-def test_another_version_is_told(directory: Path) -> None:
-    other_version(directory)
 
 
 def test_a_file_that_is_no_pool_is_told(tmp_path: Path) -> None:
@@ -278,7 +290,6 @@ def test_a_file_that_is_no_pool_is_told(tmp_path: Path) -> None:
 def test_a_name_that_is_somebody_elses_is_neither_followed_nor_removed(
     directory: Path, tmp_path: Path
 ) -> None:
-    HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory))
     pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory))
     [name] = names_in(directory)
     pool.close()

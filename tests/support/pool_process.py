@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -56,9 +55,11 @@ class ChildError(Exception):
 
 
 class PoolProcess:
-    """A process of its own; leaving the context kills it."""
+    """A process of its own."""
 
-    def __init__(self, *, pass_fds: tuple[int, ...] = ()) -> None:
+    def __init__(self, pass_fds: tuple[int, ...] = ()) -> None:
+        self._is_reusable = not pass_fds
+        self._open_lines = 0
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "support.pool_process"],
             stdin=subprocess.PIPE,
@@ -68,20 +69,10 @@ class PoolProcess:
             env=os.environ | {"PYTHONPATH": str(TESTS)},
         )
 
-    def __enter__(self) -> PoolProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill()
-
     def send(self, line: str) -> None:
         """Tell it what to do, without waiting for the answer."""
         assert self._process.stdin is not None
+        self._open_lines += 1
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
@@ -90,6 +81,7 @@ class PoolProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the process has died: {self._process.wait()}"
+        self._open_lines -= 1
         value, error = json.loads(line)
         if error is not None:
             raise ChildError(error)
@@ -100,8 +92,13 @@ class PoolProcess:
         self.send(line)
         return self.answer()
 
+    def is_at_rest(self) -> bool:
+        """Whether it can do something else for somebody else."""
+        return self._is_reusable and not self._open_lines
+
     def kill(self) -> None:
         """SIGKILL; it is gone when this returns."""
+        self._is_reusable = False
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -109,6 +106,35 @@ class PoolProcess:
             # A line that nobody reads any more.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
+
+
+class PoolProcesses:
+    """Processes for one test after the other: what a test leaves alive, the next one gets."""
+
+    def __init__(self) -> None:
+        self._idle: list[PoolProcess] = []
+        self._given: list[PoolProcess] = []
+
+    def start(self, *, pass_fds: tuple[int, ...] = ()) -> PoolProcess:
+        """A process that holds no pool, with these descriptors."""
+        known = not pass_fds and self._idle
+        self._given.append(self._idle.pop() if known else PoolProcess(pass_fds))
+        return self._given[-1]
+
+    def take_back(self) -> None:
+        """The test is over."""
+        for process in self._given:
+            if process.is_at_rest():
+                process.run("forget()")
+                self._idle.append(process)
+            else:
+                process.kill()
+        self._given.clear()
+
+    def kill(self) -> None:
+        """All tests are over."""
+        for process in self._idle:
+            process.kill()
 
 
 def _lines() -> Iterator[str]:
@@ -119,8 +145,10 @@ def _lines() -> Iterator[str]:
 def main() -> None:
     """Do what the lines say."""
     scope: dict[str, Any] = {
-        name: globals()[name]
-        for name in ("HostPool", "PoolLayout", "fill", "wrong_rows", "np", "os")
+        "PoolLayout": PoolLayout,
+        "fill": fill,
+        "os": os,
+        "wrong_rows": wrong_rows,
     }
 
     def keep(pool: HostPool) -> None:
@@ -128,7 +156,7 @@ def main() -> None:
 
     scope["join"] = lambda *args, **options: keep(HostPool.join(*args, **options))
     scope["attach"] = lambda *args, **options: keep(HostPool.attach(*args, **options))
-    scope["create"] = lambda *args, **options: keep(HostPool.create(*args, **options))
+    scope["forget"] = lambda: scope.pop("pool", None) and None
     scope["fork"] = lambda action: _in_forked_child(lambda: eval(action, scope))
     for line in _lines():
         try:
