@@ -1,9 +1,9 @@
 """Copying many pieces of host memory in one call that does not hold the interpreter lock.
 
 One call for each piece would take the lock again after each: beside an engine that computes in
-Python that is a wait of milliseconds, thousands of times. numba compiles the loop over ``memmove``
-when the worker is made. Where it is not installed the kernel does the loop
-(``process_vm_readv`` on the process itself), at roughly half the speed for small pieces.
+Python that is a wait of milliseconds, thousands of times. So numba compiles the loop, when the
+worker is made. Where it is not installed the kernel does the loop (``process_vm_readv`` on the
+process itself), at roughly half the speed for small pieces.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -40,20 +40,36 @@ def run_copier() -> RunCopier:
 
 
 def compiled_copier() -> RunCopier:
-    """A loop over ``memmove``, compiled by numba: about a second, once.
+    """A loop that numba compiles for this processor: about a second, once.
+
+    Byte by byte as it is written, it becomes a loop over vector registers. Scattered pages of
+    16 KiB went a sixth faster through it than through the C library's ``memcpy``, which takes
+    string instructions at that size.
 
     Raises:
         ImportError: numba is not installed.
     """
     import numba
+    from numba.core import cgutils
+    from numba.extending import intrinsic
 
-    # As a function of plain numbers: what numba holds are addresses, no pointers.
-    size_t = ctypes.c_size_t
-    move = ctypes.CFUNCTYPE(size_t, size_t, size_t, size_t)(("memmove", ctypes.CDLL(None)))
+    def as_pointer(_context: Any, _address: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            return builder.inttoptr(values[0], cgutils.voidptr_t)
+
+        return numba.types.voidptr(numba.types.int64), generate
+
+    pointer = intrinsic(as_pointer)
+    array = numba.carray
+    byte = np.uint8
 
     def copy(destinations: Int64s, sources: Int64s, lengths_bytes: Int64s) -> None:
-        for index in range(len(lengths_bytes)):
-            move(destinations[index], sources[index], lengths_bytes[index])
+        for run in range(len(lengths_bytes)):
+            length_bytes = lengths_bytes[run]
+            into = array(pointer(destinations[run]), length_bytes, byte)
+            out_of = array(pointer(sources[run]), length_bytes, byte)
+            for index in range(length_bytes):
+                into[index] = out_of[index]
 
     signature = "void(int64[::1], int64[::1], int64[::1])"
     compiled: RunCopier = numba.njit(signature, nogil=True)(copy)

@@ -37,7 +37,8 @@ class Setting:
         kv = torch.randint(0, 256, (pages * spread, page_bytes), dtype=torch.uint8, device=device)
         host = torch.zeros(pages * spread, page_bytes, dtype=torch.uint8)
         self.ours = (kv, host)
-        self.peer = (torch.ones(self.size_bytes, dtype=torch.uint8, device=device),) + (
+        self.peer = (
+            torch.ones(self.size_bytes, dtype=torch.uint8, device=device),
             torch.zeros(self.size_bytes, dtype=torch.uint8, pin_memory=cuda),
         )
         chooser = np.random.default_rng(0)
