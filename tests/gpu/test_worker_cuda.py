@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -33,11 +33,10 @@ LAYOUTS: dict[str, Callable[[], list[KVTensor]]] = {
 
 
 @pytest.fixture(params=["batch", "each"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways through the driver: registered memory in a batch, other memory run by run."""
     if request.param == "each":
         monkeypatch.setattr(cuda_module.CUDADevice, "register", lambda self, host: None)
-    yield
 
 
 @pytest.mark.usefixtures("path")
