@@ -3,23 +3,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TRACE ?=
+# The CPU build, where the index has no other; of another one say which: make setup TORCH=...
+TORCH ?= torch==2.13.0
 
-.PHONY: help setup test check format demo bench clean
+.PHONY: help setup test check format demo bench bench-worker clean
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test                     run every test"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make bench                    time of the scheduler's thread per chunk"
+	@echo "make bench-worker             GB/s between device blocks and slots"
 	@echo "make format                   format the code"
 
 setup: $(VENV)/.setup
 
 $(VENV)/.setup: pyproject.toml backends/file/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
+		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[cli,testing,uvloop,yaml]' -e backends/file
+		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file
 	@touch $@
 
 test: setup
@@ -40,6 +44,9 @@ demo: setup
 
 bench: setup
 	$(BIN)/python tests/bench/scheduler.py $(TRACE)
+
+bench-worker: setup
+	$(BIN)/python tests/bench/worker.py $(BENCH)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
