@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -81,9 +82,8 @@ class Tier:
                 file.write(b"\x4f")
 
     def kill(self) -> None:
-        """Put something else in the tier's place: every call fails from now on."""
-        self.folder.rename(self.folder.with_name("gone"))
-        self.folder.touch()
+        """Take away what the tier keeps its chunks in, under its hands."""
+        shutil.rmtree(self.folder)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from support.vllm_engine import CHUNK_BYTES, Engine, Tier, Way, make_prompt, sam
 CHUNKS = 4
 REQUESTS = 20
 HOST_SLOTS = 12
-#: Blocks on the device: three requests fit, until their answers grow.
+#: Blocks on the device: three requests fit, until their answers fill a block.
 DEVICE_BLOCKS = 16
-ANSWER_TOKENS = 160
+ANSWER_TOKENS = 24
 
 # Several requests share a prefix, as conversations do; together they are far too many.
 PROMPTS = [
-    make_prompt(seed % 5, 2, extra=0) + make_prompt(100 + seed, CHUNKS - 2)
+    make_prompt(seed % 5, 2, extra=0) + make_prompt(100 + seed, CHUNKS - 2, extra=120)
     for seed in range(REQUESTS)
 ]
 
@@ -70,7 +70,6 @@ def test_no_request_fails_when_the_tier_is_gone(
 ) -> None:
     tier.kill()
     assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
-    stats = engine.stats()[tier.name]
-    assert stats["reads_open"] or stats["stores_open"]
+    assert engine.stats()[tier.name]["failures"]
     engine.settle()
     assert not any(engine.leftovers().values()), engine.leftovers()

@@ -9,7 +9,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.integrations.vllm.cpu_worker import worker_over_region
+from kvtier_sdk.integrations.vllm.copies import worker_over_region
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker

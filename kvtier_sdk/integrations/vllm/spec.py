@@ -12,7 +12,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm import compat
-from kvtier_sdk.integrations.vllm.cpu_worker import worker_over_pool
+from kvtier_sdk.integrations.vllm.copies import worker_over_pool
 from kvtier_sdk.integrations.vllm.identity import Identity
 from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
@@ -95,12 +95,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
                 "kv_connector_extra_config: option 'copies' is 'vllm', which does not copy on a "
                 "CPU; allowed here: auto, kvtier"
             )
-        if self._options.copies == "kvtier" and not on_cpu:
-            raise ConfigError(
-                "kv_connector_extra_config: option 'copies' is 'kvtier', which is available on a "
-                "CPU only; allowed here: auto, vllm"
-            )
-        return not on_cpu
+        return self._options.copies == "vllm" or (self._options.copies == "auto" and not on_cpu)
 
     def _pool_layout(self) -> PoolLayout:
         config = self.config
