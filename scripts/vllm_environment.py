@@ -33,7 +33,7 @@ LEFT_OUT = frozenset(
         "setuptools",
     }
 )
-WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite", "intel-openmp==2024.2.1")
+WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024.2.1")
 #: Packages of this repository, editable; the stamp follows their metadata.
 OURS = (".[testing]", "backends/file")
 
