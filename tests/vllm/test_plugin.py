@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import warnings
 
 import pytest
@@ -19,6 +20,12 @@ with warnings.catch_warnings():
 def test_vllm_finds_it() -> None:
     (entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="kvtier")
     assert entry.load() is plugin.register
+
+
+def test_this_release_is_one_that_was_tried() -> None:
+    # A test of another release than the environment's says which it means to see.
+    assert compat.release() == os.environ.get("KVTIER_TEST_VLLM_RELEASE", "0.32")
+    assert compat.release() in compat.TRIED
 
 
 def test_it_registers_one_type_however_often_it_runs() -> None:

@@ -1,0 +1,225 @@
+"""What vLLM's scheduler and workers call, without an engine: runs against the next release too."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+with warnings.catch_warnings():
+    # What vLLM and torch warn of when they are imported is not ours to mend.
+    warnings.simplefilter("ignore")
+    from vllm.v1.kv_offload import base
+    from vllm.v1.kv_offload.config import (
+        OffloadingCacheConfig,
+        OffloadingConfig,
+        OffloadingGroupConfig,
+        OffloadingModelConfig,
+        OffloadingParallelConfig,
+    )
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+    from vllm.v1.kv_offload.tiering import base as tiering_base
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    from kvtier_sdk.integrations import vllm as ours
+    from kvtier_sdk.integrations.vllm import compat
+    from kvtier_sdk.integrations.vllm.copies import KVTierOffloadingWorker
+    from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
+
+LookupResult = base.LookupResult
+KEYS = [base.make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
+CHUNK_BYTES = 8192
+
+IMPLEMENTED = [
+    (KVTierOffloadingManager, base.OffloadingManager),
+    (KVTierOffloadingWorker, base.OffloadingWorker),
+    (ours.KVTierOffloadingSpec, base.OffloadingSpec),
+    (ours.KVTierCPUTieringSpec, base.OffloadingSpec),
+    (ours.KVTierSecondaryTier, tiering_base.SecondaryTierManager),
+]
+
+
+@pytest.mark.parametrize(("our_class", "their_class"), IMPLEMENTED)
+def test_nothing_abstract_is_left_and_every_call_of_theirs_fits(
+    our_class: type, their_class: type
+) -> None:
+    assert not inspect.isabstract(our_class)
+    for name, method in inspect.getmembers(their_class, inspect.isfunction):
+        if name.startswith("__"):
+            continue
+        accepted = inspect.signature(getattr(our_class, name)).parameters
+        for parameter in inspect.signature(method).parameters:
+            assert parameter in accepted, f"{our_class.__name__}.{name} takes no {parameter!r}"
+
+
+def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
+    return OffloadingConfig(
+        groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("a",), group_id=0),),
+        worker_kv_bytes_per_block=CHUNK_BYTES,
+        enable_kv_cache_events=True,
+        extra_config={
+            "spec_name": "KVTierOffloadingSpec",
+            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "cpu_bytes_to_use": "64KiB",
+            "secondary_tiers": tiers,
+            **extra,
+        },
+        engine_id=f"test-{id(tiers)}",
+        model=OffloadingModelConfig(name="none/such", dtype="float32"),
+        cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
+        parallel=OffloadingParallelConfig(
+            **{
+                field.name: (
+                    False
+                    if field.name == "is_parallelism_agnostic"
+                    else 1
+                    if field.name.endswith("size")
+                    else 0
+                )
+                for field in fields(OffloadingParallelConfig)
+            }
+        ),
+        kv_cache_layout="NHD",
+    )
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # vLLM looks for the device in the metadata of its own package, which is not installed here.
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
+
+
+@pytest.fixture
+def manager() -> Iterator[KVTierOffloadingManager]:
+    config = make_config([{"type": "memory", "lookup_deadline": "30s"}])
+    manager = OffloadingSpecFactory.create_spec(config).get_manager()
+    yield manager
+    manager.shutdown()
+
+
+def request(manager: KVTierOffloadingManager, name: str) -> base.ReqContext:
+    context = base.ReqContext(req_id=name)
+    manager.on_new_request(context)
+    return context
+
+
+def end_step(manager: KVTierOffloadingManager) -> None:
+    manager.on_schedule_end(base.ScheduleEndContext(new_req_ids=(), preempted_req_ids=()))
+
+
+def store(manager: KVTierOffloadingManager, keys: list[bytes]) -> None:
+    """Store chunks by a request of their own, down to the tier."""
+    storing = request(manager, "stores")
+    output = manager.prepare_store(keys, storing)
+    assert output is not None
+    assert output.keys_to_store == keys
+    assert isinstance(output.store_spec.block_ids, np.ndarray)
+    manager.complete_store(set(keys), storing)
+    manager.on_request_finished(storing)
+    while manager.has_pending_work():
+        end_step(manager)
+
+
+def look_up(
+    manager: KVTierOffloadingManager, keys: list[bytes], context: base.ReqContext
+) -> list[base.LookupResult]:
+    """Look chunks up as the connector does, until none is pending."""
+    while True:
+        results = [manager.lookup(key, context) for key in keys]
+        if set(results) <= {LookupResult.HIT, LookupResult.MISS}:
+            return results
+        end_step(manager)
+
+
+def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> None:
+    store(manager, KEYS[:2])
+    manager.reset_cache()
+    manager.on_reset_flushed()
+    assert manager.usage().free == manager.usage().slots
+    context = request(manager, "loads")
+    assert look_up(manager, KEYS[:3], context) == [
+        LookupResult.HIT,
+        LookupResult.HIT,
+        LookupResult.MISS,
+    ]
+    spec = manager.prepare_load(KEYS[:2], context)
+    assert len(spec.block_ids) == 2
+    assert manager.get_load_source(KEYS[0], context) is CacheHitSource.HOST
+    manager.complete_load(set(KEYS[:2]), context)
+    manager.on_request_finished(context)
+    assert manager.usage().pinned == 0
+
+
+def test_events_say_where_chunks_are(manager: KVTierOffloadingManager) -> None:
+    store(manager, KEYS[:2])
+    events = [(e.medium, e.locality, e.ownership, e.removed) for e in manager.take_events()]
+    local = base.Medium.CPU, base.Locality.LOCAL
+    assert events == [(*local, None, False), (*local, "memory", False)]
+
+
+def test_every_metric_that_is_emitted_is_declared(manager: KVTierOffloadingManager) -> None:
+    store(manager, KEYS[:2])
+    stats = manager.get_stats()
+    assert stats is not None
+    declared = ours.KVTierOffloadingSpec.build_metric_definitions({})
+    emitted = stats.data["data"]
+    assert emitted["kvtier_stored_chunks_total"][("memory",)] == 2
+    for name, values in emitted.items():
+        assert all(len(labels) == len(declared[name].labelnames) for labels in values)
+
+
+def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ended(
+    manager: KVTierOffloadingManager,
+) -> None:
+    context = request(manager, "stores")
+    manager.prepare_store(KEYS[:3], context)
+    manager.reset_cache()
+    assert manager.usage().quarantined == 3
+    if compat.ANNOUNCES_END_OF_RESET:
+        for _ in range(10):
+            end_step(manager)
+        assert manager.usage().quarantined == 3
+        manager.on_reset_flushed()
+    else:
+        # The step that tells the workers to wait, and as many as may be under way behind it.
+        for _ in range(3):
+            end_step(manager)
+            assert manager.usage().quarantined == 3
+            assert manager.has_pending_work()
+        end_step(manager)
+    assert manager.usage().quarantined == 0
+
+
+def test_a_full_host_pool_is_no_room(manager: KVTierOffloadingManager) -> None:
+    context = request(manager, "stores")
+    many = [base.make_offload_key(bytes([n]) * 32, 0) for n in range(10, 10 + 8)]
+    output = manager.prepare_store(many, context)
+    assert output is not None
+    assert len(output.keys_to_store) == 8
+    assert manager.prepare_store(KEYS[:2], context) is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "complaint"),
+    [
+        ({"secondary_tier": []}, "unknown option 'secondary_tier'; did you mean 'secondary_tiers'"),
+        ({"cpu_bytes_to_use": "4 GB of it"}, "option 'cpu_bytes_to_use'"),
+        ({"cpu_bytes_to_use": "1KiB"}, "'cpu_bytes_to_use' is 1 KiB, and one chunk takes 8 KiB"),
+        ({"copies": "vllm"}, "option 'copies' is 'vllm', which does not copy on a CPU"),
+        ({"eviction_policy": "mru"}, "mru"),
+        ({"secondary_tiers": ["memory:?capasity=1"]}, "did you mean 'capacity'?"),
+        ({"secondary_tiers": ["memory:", "memory:"]}, "two tiers are named 'memory'"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(extra: dict[str, Any], complaint: str) -> None:
+    config = make_config([], **extra)
+    with pytest.raises(Exception) as error:
+        OffloadingSpecFactory.create_spec(config).get_manager()
+    assert complaint in str(error.value)
