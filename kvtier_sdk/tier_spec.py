@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from kvtier_sdk.config import RunnerOptions, TierConfig, TierURL, validate_options, without_password
+from kvtier_sdk.config import (
+    RunnerOptions,
+    TierConfig,
+    TierURL,
+    closest,
+    nearest,
+    option_path,
+    validate_options,
+)
 from kvtier_sdk.contract import SecondaryTierManager
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.errors import ConfigError, UnknownBackendError
+from kvtier_sdk.masking import without_password
 from kvtier_sdk.registry import load_backend
 
 # Keys of a tier entry that are neither the backend's nor the runner's.
@@ -52,80 +61,129 @@ class TierSpec:
         return cls.from_options({"url": url, **overrides}, where=f"tier {without_password(url)!r}")
 
     @classmethod
-    def from_options(cls, entry: Mapping[str, Any], *, where: str = "tier") -> Self:
+    def from_options(cls, entry: Mapping[str, Any], *, where: str = "tier", path: str = "") -> Self:
         """Read a tier entry: ``type``, optional ``name``, ``url`` or flat options.
 
         Args:
             entry: the options. ``type`` is the backend's name, or ``"kvtier"`` with ``backend``
                 naming it; ``url`` takes their place or completes them.
-            where: the entry's path, with which each complaint begins.
+            where: what the entry belongs to, with which each complaint begins.
+            path: of the entry inside of that, ``tiers[1]``; empty where it is all.
 
         Returns:
             The validated entry.
 
         Raises:
-            ConfigError: an option is wrong, missing, or given both in the URL and beside it.
+            ConfigError: an option is wrong, missing, or given both in the URL and beside it, or
+                the URL is another backend's.
             BackendError: the backend cannot be found or loaded.
         """
-        options = {key: value for key, value in entry.items() if key not in _ENTRY_KEYS}
-        backend = entry.get("type")
-        if backend == "kvtier" or backend is None:
-            backend = entry.get("backend", backend)
-        text = entry.get("url", "")
-        if not isinstance(text, str):
-            raise ConfigError(f"{where}: option 'url' is {text!r} but should be text")
-        url = TierURL.parse(text) if "url" in entry else None
-        if backend in (None, "kvtier"):
-            backend = url.scheme if url else None
-        if not isinstance(backend, str):
-            raise ConfigError(f"{where}: option 'type' is missing; it names the backend")
+        for key in _ENTRY_KEYS:
+            if key in entry and not isinstance(entry[key], str):
+                raise ConfigError(
+                    f"{where}: option {option_path(path, key)!r} is {entry[key]!r} "
+                    "but should be text"
+                )
+        url = _parse_url(entry, where, path)
+        backend = _backend_name(entry, url, where, path)
         tier_class = load_backend(backend)
+        if url is not None and not _is_scheme_of(tier_class, backend, url.scheme):
+            raise ConfigError(
+                f"{where}: option {option_path(path, 'url')!r} begins with '{url.scheme}:', which "
+                f"is not the backend {backend!r} that "
+                f"{option_path(path, backend_option(entry))!r} names"
+            )
+        options = {key: value for key, value in entry.items() if key not in _ENTRY_KEYS}
         name = entry.get("name")
         if url is not None:
-            own, common = _split_options(url.options)
-            if "name" in own and name is not None:
-                raise ConfigError(f"{where}: option 'name' is given in the URL and beside it")
-            name = own.pop("name", name)
-            parts = tier_class.config_model.options_from_url(replace(url, options=own))
-            for key in (parts | common).keys() & options.keys():
-                raise ConfigError(f"{where}: option {key!r} is given in the URL and beside it")
-            options |= parts | common
+            given = _url_options(url, tier_class, where)
+            for key in given.keys() & (options | {"name": name} if name else options).keys():
+                raise ConfigError(
+                    f"{where}: option {option_path(path, key)!r} is given in the URL and beside it"
+                )
+            name = given.pop("name", name)
+            options |= given
         own, common = _split_options(options)
         return cls(
-            name=str(name) if name is not None else backend,
+            name=name or backend,
             backend=backend,
             tier_class=tier_class,
             config=validate_options(
                 tier_class.config_model,
                 own,
                 where=where,
+                path=path,
                 also_known=[*RunnerOptions.option_names(), *_ENTRY_KEYS],
             ),
-            runner=validate_options(RunnerOptions, common, where=where),
+            runner=validate_options(RunnerOptions, common, where=where, path=path),
         )
 
+    def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
+        """The entry as plain data that :meth:`from_options` reads; defaults are left out.
 
-def with_unique_names(specs: Iterable[TierSpec]) -> list[TierSpec]:
-    """Check that no two tiers have one name.
+        Args:
+            secrets: whether to give them away; else they are ``"***"``.
 
-    Args:
-        specs: tiers, in the order in which they are asked.
+        Returns:
+            ``type``, ``name`` and flat options, quantities in bytes and seconds.
+        """
+        config = self.config.to_dict(secrets=secrets)
+        runner = self.runner.to_dict(secrets=secrets)
+        return {"type": self.backend, "name": self.name, **config, **runner}
 
-    Returns:
-        The same, as a list.
 
-    Raises:
-        ConfigError: two have one name; the message says how to name them.
-    """
-    checked: dict[str, TierSpec] = {}
-    for spec in specs:
-        if spec.name in checked:
-            raise ConfigError(
-                f"two tiers are named {spec.name!r}; give one of them another name, for example "
-                f"'name={spec.name}-2' in its URL"
-            )
-        checked[spec.name] = spec
-    return list(checked.values())
+def backend_option(entry: Mapping[str, Any]) -> str:
+    """Which of a tier entry's options names the backend."""
+    if "backend" in entry and entry.get("type", "kvtier") == "kvtier":
+        return "backend"
+    return "url" if "url" in entry and entry.get("type", "kvtier") == "kvtier" else "type"
+
+
+def _parse_url(entry: Mapping[str, Any], where: str, path: str) -> TierURL | None:
+    if "url" not in entry:
+        return None
+    try:
+        return TierURL.parse(entry["url"])
+    except ConfigError as error:
+        at = f" option {option_path(path, 'url')!r}:" if path else ""
+        raise ConfigError(f"{where}:{at} {error}") from None
+
+
+def _backend_name(entry: Mapping[str, Any], url: TierURL | None, where: str, path: str) -> str:
+    option = backend_option(entry)
+    if option == "url" and url is not None:
+        return url.scheme
+    name = entry.get(option)
+    if isinstance(name, str) and name != "kvtier":
+        return name
+    # A misspelt 'type' is an unknown option, not a missing one.
+    known = [*_ENTRY_KEYS, *RunnerOptions.option_names()]
+    for key in entry.keys() - set(known):
+        if closest(key, known) in _ENTRY_KEYS:
+            text = f"unknown option {option_path(path, key)!r}; {nearest(key, known, 'allowed')}"
+            raise ConfigError(f"{where}: {text}")
+    missing = "backend" if name == "kvtier" else "type"
+    raise ConfigError(
+        f"{where}: option {option_path(path, missing)!r} is missing; it names the backend"
+    )
+
+
+def _is_scheme_of(tier_class: type[SecondaryTierManager], backend: str, scheme: str) -> bool:
+    if scheme == backend:
+        return True
+    try:
+        return load_backend(scheme) is tier_class
+    except UnknownBackendError:
+        return False
+
+
+def _url_options(
+    url: TierURL, tier_class: type[SecondaryTierManager], where: str
+) -> dict[str, Any]:
+    """All options that a URL gives: the backend's, the runner's, and ``name``."""
+    own, common = _split_options(url.options)
+    name = {"name": own.pop("name")} if "name" in own else {}
+    return tier_class.config_model.options_from_url(replace(url, options=own)) | common | name
 
 
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

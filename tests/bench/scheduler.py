@@ -13,7 +13,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from kvtier_sdk.replay import ReplayOptions, chat_workload, read_trace, replay
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.replay import chat_workload, read_trace, replay
 
 _STATISTICS = ("mean", "p50", "p99", "max")
 
@@ -31,10 +32,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as root:
             urls = {"no tier": [], "memory": ["memory:"], "file": [f"file://{root}"]}
             for name, tiers in urls.items():
-                options = ReplayOptions(
-                    chunk_bytes=4096, tiers=tiers, concurrency=arguments.concurrency
+                config = TieringConfig.from_dict(
+                    {"slots": 2000, "chunk_bytes": 4096, "tiers": tiers}
                 )
-                samples[name].append(replay(workload, options).scheduler_us)
+                report = replay(workload, config, concurrency=arguments.concurrency)
+                samples[name].append(report.scheduler_us)
     print("scheduler thread, CPU microseconds per chunk (p50, p99, max: over requests)")
     print(f"{'':10}" + "".join(f"{name:>10}" for name in _STATISTICS))
     for name, rounds in samples.items():

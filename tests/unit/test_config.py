@@ -91,6 +91,7 @@ def test_option_names_are_those_that_people_write() -> None:
 
 def test_the_runner_has_the_documented_defaults() -> None:
     assert RunnerOptions().model_dump() == {
+        "runner": "auto",
         "store_policy": "through",
         "offload_policy": "chunk",
         "lookup_deadline_s": 0.05,
