@@ -16,9 +16,9 @@ from kvtier_sdk.config import (
     validate_options,
 )
 from kvtier_sdk.contract import SecondaryTierManager
-from kvtier_sdk.errors import ConfigError, UnknownBackendError
+from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.masking import without_password
-from kvtier_sdk.registry import load_backend
+from kvtier_sdk.registry import backend_name, load_backend
 
 # Keys of a tier entry that are neither the backend's nor the runner's.
 _ENTRY_KEYS = ("type", "backend", "name", "url")
@@ -85,9 +85,9 @@ class TierSpec:
                     "but should be text"
                 )
         url = _parse_url(entry, where, path)
-        backend = _backend_name(entry, url, where, path)
+        backend = backend_name(_backend_given(entry, url, where, path))
         tier_class = load_backend(backend)
-        if url is not None and not _is_scheme_of(tier_class, backend, url.scheme):
+        if url is not None and backend_name(url.scheme) != backend:
             raise ConfigError(
                 f"{where}: option {option_path(path, 'url')!r} begins with '{url.scheme}:', which "
                 f"is not the backend {backend!r} that "
@@ -149,7 +149,7 @@ def _parse_url(entry: Mapping[str, Any], where: str, path: str) -> TierURL | Non
         raise ConfigError(f"{where}:{at} {error}") from None
 
 
-def _backend_name(entry: Mapping[str, Any], url: TierURL | None, where: str, path: str) -> str:
+def _backend_given(entry: Mapping[str, Any], url: TierURL | None, where: str, path: str) -> str:
     option = backend_option(entry)
     if option == "url" and url is not None:
         return url.scheme
@@ -166,15 +166,6 @@ def _backend_name(entry: Mapping[str, Any], url: TierURL | None, where: str, pat
     raise ConfigError(
         f"{where}: option {option_path(path, missing)!r} is missing; it names the backend"
     )
-
-
-def _is_scheme_of(tier_class: type[SecondaryTierManager], backend: str, scheme: str) -> bool:
-    if scheme == backend:
-        return True
-    try:
-        return load_backend(scheme) is tier_class
-    except UnknownBackendError:
-        return False
 
 
 def _url_options(
