@@ -237,6 +237,8 @@ class RunnerOptions(StrictModel):
 
 Model = TypeVar("Model", bound=StrictModel)
 
+#: Faults that pydantic tells in words of Python.
+_PLAIN = {"string_type": "text", "mapping_type": "a table", "dict_type": "a table"}
 _KINDS: tuple[tuple[type, str], ...] = (
     (Mapping, "a table"),
     (list, "a list"),
@@ -301,6 +303,7 @@ def _complaint(
         return f"{option} has a value that is not allowed; it is a secret and not shown"
     if fault["type"] != "value_error":
         value = masked(str(loc[-1]), fault["input"])
+        message = _PLAIN.get(fault["type"], message)
         return f"{option} is {value!r} but should be {message}"
     # A rule's own words may quote any option.
     for secret in sorted(hidden, key=len, reverse=True):
@@ -308,7 +311,8 @@ def _complaint(
     message = without_password(message)
     if loc:
         return f"{option}: {message}"
-    return f"{path}: {message}" if path else message
+    # A rule about several options names them itself, without knowing where they stand.
+    return message.replace("option '", f"option '{path}.") if path else message
 
 
 def option_path(*parts: str | int) -> str:

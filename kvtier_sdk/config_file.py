@@ -37,8 +37,10 @@ def read_options(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
     try:
         options = parse(text) if text.strip() else None
-    except ValueError as error:  # a ConfigError, or a number with too many digits
+    except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except ValueError:
+        raise ConfigError(f"{path}: holds a number with too many digits") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply") from None
     if options is None or options == {}:

@@ -100,6 +100,8 @@ def parse_seconds(value: object) -> float:
         return _to_float(value)
     number, unit = _split(value, "'250ms' or '5s'")
     factor = _SECONDS.get(unit.lower())
+    if not unit:
+        raise ValueError(f"{value!r} has no unit; write for example '250ms' or '5s'")
     if factor is None:
         raise ValueError(f"{value!r}: unit {unit!r} is none of us, ms, s, m, h, d")
     return _to_float(number * factor)

@@ -75,16 +75,14 @@ class TieringConfig(StrictModel):
         """
         _check_table(options, where, "")
         mistakes = _Mistakes()
+        own = {name: value for name, value in options.items() if name != "tiers"}
+        config = mistakes.caught(lambda: validate_options(cls, own, where=where))
         specs = _read_tiers(options.get("tiers", []), where, mistakes)
-        rest = {name: value for name, value in options.items() if name != "tiers"}
-        config = mistakes.caught(
-            lambda: validate_options(cls, rest, where=where, also_known=["tiers"])
-        )
         if config is not None:
             mistakes.caught(lambda: load_policy(config.policy), f"{where}: option 'policy': ")
         mistakes.tell()
-        assert config is not None
-        return config.model_copy(update={"tiers": tuple(specs)}) if "tiers" in options else config
+        assert config is not None, "else there was a mistake to tell"
+        return config.model_copy(update={"tiers": tuple(specs)})
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -236,6 +234,12 @@ def _read_tier(entry: object, where: str, path: str, mistakes: _Mistakes) -> Tie
 
 def _read_entry(options: Any, where: str, path: str) -> TierSpec:
     _check_table(options, where, path)
+    if list(options.values()) == [None]:
+        (scheme,) = options
+        raise ConfigError(
+            f"{where}: option {path!r} is a table without a 'type'; if it is meant as a URL, in "
+            f"YAML write quotes: '{scheme}:'"
+        )
     try:
         return TierSpec.from_options(options, where=where, path=path)
     except BackendError as error:
