@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from kvtier_sdk import (
+    Entry,
     MemoryTier,
     MemoryTierConfig,
     Namespace,
@@ -49,6 +50,7 @@ class FaultyTier(MemoryTier):
         self.stubborn = False
         self.raises: Exception | None = None
         self.down: TierError | None = None
+        self.scan_error: TierError | None = None
         self.calls: list[tuple[str, list[OffloadKey]]] = []
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
@@ -70,6 +72,12 @@ class FaultyTier(MemoryTier):
         verdicts = [self.on_load(transfer) for transfer in batch]
         loaded = await super().load(batch)
         return [ours or theirs for ours, theirs in zip(verdicts, loaded, strict=True)]
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        if self.scan_error is not None:
+            raise self.scan_error
+        async for entry in super().scan():
+            yield entry
 
     def called(self) -> list[str]:
         """The operations that were called, in order."""
@@ -218,7 +226,8 @@ class Engine:
 
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """Store chunks for A, and push them out of the primary tier."""
-    engine.store(A, *keys)
-    engine.step()
-    engine.step()
+    for start in range(0, len(keys), 4):
+        engine.store(A, *keys[start : start + 4])
+        engine.step()
+        engine.step()
     engine.push_out(A)
