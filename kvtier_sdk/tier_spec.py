@@ -17,7 +17,7 @@ from kvtier_sdk.config import (
 )
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.masking import without_password
+from kvtier_sdk.masking import masked, without_password
 from kvtier_sdk.registry import backend_name, load_backend
 
 # Keys of a tier entry that are neither the backend's nor the runner's.
@@ -78,34 +78,31 @@ class TierSpec:
                 the URL is another backend's.
             BackendError: the backend cannot be found or loaded.
         """
-        for key in _ENTRY_KEYS:
-            if key in entry and not isinstance(entry[key], str):
-                raise ConfigError(
-                    f"{where}: option {option_path(path, key)!r} is {entry[key]!r} "
-                    "but should be text"
-                )
-        url = _parse_url(entry, where, path)
-        backend = backend_name(_backend_given(entry, url, where, path))
+        place = _Place(where, path)
+        _check_text(entry, place)
+        url = _parse_url(entry, place)
+        backend = backend_name(_backend_given(entry, url, place))
         tier_class = load_backend(backend)
-        if url is not None and backend_name(url.scheme) != backend:
-            raise ConfigError(
-                f"{where}: option {option_path(path, 'url')!r} begins with '{url.scheme}:', which "
-                f"is not the backend {backend!r} that "
-                f"{option_path(path, backend_option(entry))!r} names"
-            )
-        options = {key: value for key, value in entry.items() if key not in _ENTRY_KEYS}
-        name = entry.get("name")
+        options: dict[str, Any] = {
+            key: value for key, value in entry.items() if key not in ("type", "backend", "url")
+        }
         if url is not None:
-            given = _url_options(url, tier_class, where)
-            for key in given.keys() & (options | {"name": name} if name else options).keys():
-                raise ConfigError(
-                    f"{where}: option {option_path(path, key)!r} is given in the URL and beside it"
+            if backend_name(url.scheme) != backend:
+                raise place.error(
+                    "url",
+                    f"begins with '{url.scheme}:', which is not the backend {backend!r} that "
+                    f"{option_path(path, backend_option(entry))!r} names",
                 )
-            name = given.pop("name", name)
+            given = _url_options(url, tier_class, place)
+            for key in sorted(given.keys() & options.keys()):
+                raise place.error(key, "is given in the URL and beside it")
             options |= given
+        name = options.pop("name", backend)
+        if not name:
+            raise place.error("name", "is empty; leave it out, or give the tier a name")
         own, common = _split_options(options)
         return cls(
-            name=name or backend,
+            name=name,
             backend=backend,
             tier_class=tier_class,
             config=validate_options(
@@ -132,49 +129,77 @@ class TierSpec:
         return {"type": self.backend, "name": self.name, **config, **runner}
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an entry stands, for complaints about it."""
+
+    where: str
+    path: str
+
+    def error(self, option: str, message: str) -> ConfigError:
+        """A complaint about one of the entry's options."""
+        return ConfigError(f"{self.where}: option {option_path(self.path, option)!r} {message}")
+
+
 def backend_option(entry: Mapping[str, Any]) -> str:
     """Which of a tier entry's options names the backend."""
-    if "backend" in entry and entry.get("type", "kvtier") == "kvtier":
-        return "backend"
-    return "url" if "url" in entry and entry.get("type", "kvtier") == "kvtier" else "type"
+    if entry.get("type", "kvtier") != "kvtier":
+        return "type"
+    return next((option for option in ("backend", "url") if option in entry), "type")
 
 
-def _parse_url(entry: Mapping[str, Any], where: str, path: str) -> TierURL | None:
+def _check_text(entry: Mapping[str, Any], place: _Place) -> None:
+    for key in _ENTRY_KEYS:
+        if key in entry and not isinstance(entry[key], str):
+            raise place.error(key, f"is {masked(key, entry[key])!r} but should be text")
+
+
+def _parse_url(entry: Mapping[str, Any], place: _Place) -> TierURL | None:
     if "url" not in entry:
         return None
     try:
         return TierURL.parse(entry["url"])
     except ConfigError as error:
-        at = f" option {option_path(path, 'url')!r}:" if path else ""
-        raise ConfigError(f"{where}:{at} {error}") from None
+        raise place.error("url", f"cannot be used: {error}") from None
 
 
-def _backend_given(entry: Mapping[str, Any], url: TierURL | None, where: str, path: str) -> str:
+def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: _Place) -> str:
+    """What names the backend: its name, or a URL's scheme."""
     option = backend_option(entry)
     if option == "url" and url is not None:
         return url.scheme
-    name = entry.get(option)
-    if isinstance(name, str) and name != "kvtier":
-        return name
+    name = entry.get(option, "kvtier")
+    if name == "kvtier":
+        raise _missing_backend(entry, place)
+    if entry.get("backend", name) != name:
+        raise place.error("backend", f"is {entry['backend']!r}, but 'type' is {name!r}")
+    return str(name)
+
+
+def _missing_backend(entry: Mapping[str, Any], place: _Place) -> ConfigError:
     # A misspelt 'type' is an unknown option, not a missing one.
     known = [*_ENTRY_KEYS, *RunnerOptions.option_names()]
-    for key in entry.keys() - set(known):
+    for key in sorted(entry.keys() - set(known)):
         if closest(key, known) in _ENTRY_KEYS:
-            text = f"unknown option {option_path(path, key)!r}; {nearest(key, known, 'allowed')}"
-            raise ConfigError(f"{where}: {text}")
-    missing = "backend" if name == "kvtier" else "type"
-    raise ConfigError(
-        f"{where}: option {option_path(path, missing)!r} is missing; it names the backend"
-    )
+            return ConfigError(
+                f"{place.where}: unknown option {option_path(place.path, key)!r}; "
+                f"{nearest(key, known, 'allowed')}"
+            )
+    missing = "backend" if "type" in entry or "backend" in entry else "type"
+    return place.error(missing, "is missing; it names the backend")
 
 
 def _url_options(
-    url: TierURL, tier_class: type[SecondaryTierManager], where: str
+    url: TierURL, tier_class: type[SecondaryTierManager], place: _Place
 ) -> dict[str, Any]:
     """All options that a URL gives: the backend's, the runner's, and ``name``."""
     own, common = _split_options(url.options)
     name = {"name": own.pop("name")} if "name" in own else {}
-    return tier_class.config_model.options_from_url(replace(url, options=own)) | common | name
+    try:
+        own = tier_class.config_model.options_from_url(replace(url, options=own))
+    except ConfigError as error:
+        raise place.error("url", f"cannot be used: {error}") from None
+    return own | common | name
 
 
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

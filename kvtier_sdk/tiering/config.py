@@ -12,6 +12,7 @@ from pydantic import Field, InstanceOf, field_validator, model_validator
 from kvtier_sdk.config import StrictModel, kind_of, option_path, validate_options
 from kvtier_sdk.config_file import read_options
 from kvtier_sdk.errors import BackendError, ConfigError
+from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.masking import masked
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.registry import load_policy, load_store_policy
@@ -201,7 +202,7 @@ def _read_tiers(entries: object, where: str, mistakes: _Mistakes) -> list[TierSp
     if not isinstance(entries, list | tuple):
         mistakes.add(f"{where}: option 'tiers' should be a list, not {kind_of(entries)}")
         return []
-    owners: dict[str, str] = {}
+    owners = {PRIMARY: "the host pool"}
     specs = []
     for index, entry in enumerate(entries):
         path = option_path("tiers", index)

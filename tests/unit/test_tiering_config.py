@@ -107,14 +107,14 @@ MISTAKES: list[tuple[str, Any, str]] = [
     (
         "no URL",
         {"tiers": ["memory"]},
-        "option 'tiers[0].url': tier URL 'memory' names no backend; write for example "
-        "'file:///data/kv' or 'memory:'",
+        "option 'tiers[0].url' cannot be used: tier URL 'memory' names no backend; write for "
+        "example 'file:///data/kv' or 'memory:'",
     ),
     (
         "underscore",
         {"tiers": ["my_tier:"]},
-        "option 'tiers[0].url': tier URL 'my_tier:': a URL's scheme cannot hold '_'; "
-        "write 'my-tier:'",
+        "option 'tiers[0].url' cannot be used: tier URL 'my_tier:': a URL's scheme cannot hold "
+        "'_'; write 'my-tier:'",
     ),
     (
         "contradiction",
@@ -122,6 +122,29 @@ MISTAKES: list[tuple[str, Any, str]] = [
         "option 'tiers[0].url' begins with 'file:', which is not the backend 'memory' that "
         "'tiers[0].type' names",
     ),
+    (
+        "two backends",
+        {"tiers": [{"type": "memory", "backend": "file"}]},
+        "option 'tiers[0].backend' is 'file', but 'type' is 'memory'",
+    ),
+    (
+        "a host",
+        {"tiers": ["memory://host"]},
+        "option 'tiers[0].url' cannot be used: memory: takes no host and no path; write "
+        "'memory:?option=value'",
+    ),
+    (
+        "no name",
+        {"tiers": ["memory:?name="]},
+        "option 'tiers[0].name' is empty; leave it out, or give the tier a name",
+    ),
+    (
+        "the host pool's name",
+        {"tiers": ["memory:?name=host"]},
+        "option 'tiers[0].name': two tiers are named 'host', this one and the host pool; name "
+        "one of them, for example 'host-2'",
+    ),
+    ("kinds", {"tiers": [{"url": 5}]}, "option 'tiers[0].url' is 5 but should be text"),
     (
         "twice",
         {"tiers": [{"url": "memory:?capacity=1KiB", "capacity": "2KiB"}]},
