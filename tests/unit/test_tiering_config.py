@@ -21,6 +21,7 @@ from kvtier_sdk import (
     HostPool,
     Namespace,
     TieringConfig,
+    TieringManager,
     TierSpec,
     open_manager,
     open_pool,
@@ -583,14 +584,35 @@ def test_facts_are_added_to_the_engines() -> None:
         config.bind(Namespace({"model": "other"}))
 
 
-def test_a_manager_is_made_as_configured() -> None:
-    options = {"slots": 40, "chunk_bytes": 64, "store_reserve": "25%", "policy": "arc"}
-    tiers = ["memory:", {"type": "memory", "name": "spill", "store_policy": "on_evict"}]
-    config = TieringConfig.from_dict({**options, "tiers": tiers})
-    with open_pool(config) as pool, open_manager(pool, config, Namespace({})) as manager:
-        assert [stats.name for stats in manager.stats[1:]] == ["memory", "spill"]
+def test_a_manager_is_made_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts = []
+    real = TieringManager.shutdown
+
+    def noting(manager: TieringManager, timeout_s: float) -> None:
+        timeouts.append(timeout_s)
+        real(manager, timeout_s)
+
+    monkeypatch.setattr(TieringManager, "shutdown", noting)
+    options = {
+        "slots": 40,
+        "chunk_bytes": 64,
+        "store_reserve": "25%",
+        "policy": "arc",
+        "recompute": "5ms",
+        "shutdown_timeout": "7s",
+        "namespace": {"tag": "configured"},
+        "tiers": [f"file://{tmp_path}/kv", {"type": "memory", "store_policy": "on_evict"}],
+    }
+    config = TieringConfig.from_dict(options)
+    with open_pool(config) as pool, open_manager(pool, config, Namespace({"x": 1})) as manager:
+        assert [stats.name for stats in manager.stats[1:]] == ["file", "memory"]
         assert manager.headroom_slots == 10
+        assert manager._recompute_s == 0.005
         assert type(manager._policy).__name__ == "ARCPolicy"
+    assert timeouts == [7.0]
+    (manifest,) = (tmp_path / "kv").rglob("manifest.json")
+    facts = json.loads(manifest.read_text())["facts"]
+    assert (facts["tag"], facts["x"]) == ("configured", 1)
 
 
 def test_a_manager_refuses_a_pool_of_other_chunks() -> None:
