@@ -48,4 +48,4 @@ def _own_group(proc: Path) -> str:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
-    return next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
+    return next((line[3:].lstrip("/.") for line in lines if line.startswith("0::")), "")

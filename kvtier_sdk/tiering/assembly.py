@@ -7,11 +7,10 @@ from contextlib import contextmanager
 
 from kvtier_sdk.clock import Clock, SystemClock
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.frame import round_up
 from kvtier_sdk.host_memory import total_memory_bytes
 from kvtier_sdk.jobs import Report
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.pool import ROW_ALIGNMENT, HostPool
+from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import ThreadRunner, TierLoop
 from kvtier_sdk.tier_spec import TierSpec
@@ -128,7 +127,7 @@ def _slots(config: TieringConfig, chunk_bytes: int) -> int:
         return config.slots
     size: int | float = config.pool_bytes or 0
     size_bytes = size if isinstance(size, int) else int(size * total_memory_bytes())
-    row_bytes = round_up(chunk_bytes, ROW_ALIGNMENT)
+    row_bytes = PoolLayout(1, chunk_bytes).row_bytes
     slots = size_bytes // row_bytes
     if slots < 1:
         raise ConfigError(
