@@ -9,22 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from kvtier_file.budget import Budget, Chunk, Counted
-from kvtier_file.control import Control, ControlFile, Promise
-from kvtier_file.directories import open_directory, open_file, opened_directory
+from kvtier_file.control import Control, Promise
 from kvtier_file.failures import FULL
-from kvtier_file.leases import Leases
-from kvtier_file.ledger import Change, Ledger, LedgerLostError
+from kvtier_file.ledger import Change, LedgerLostError
+from kvtier_file.shared_files import SharedFiles
 from kvtier_sdk import OffloadKey
 
-#: The directory below the root that holds all of it.
-SHARED = ".shared"
-
-_CONTROL = "control"
-_LEDGER = "ledger"
-_LEASES = "leases"
 # A ledger shorter than this, or than twice what it was when it was begun, is not begun anew.
 _SHORT_BYTES = 2**20
-_FILES = 3
+# No descriptor: whatever is done through it fails.
+_CLOSED = -1
 
 
 class Account:
@@ -62,7 +56,8 @@ class Account:
         self._report = report
         self._budget = Budget(capacity_bytes)
         self._reserved_bytes = 0
-        self._fds: list[int] = []
+        self._root_fd = _CLOSED
+        self._opened: SharedFiles | None = None
         self._lock = threading.Lock()
         # Of the section that is open.
         self._control = Control()
@@ -75,46 +70,30 @@ class Account:
     def open(self, root_fd: int) -> None:
         """Join the processes that use a root; the first of them counts what is there.
 
+        Args:
+            root_fd: the root, open until :meth:`close`.
+
         Raises:
             OSError: the files cannot be made or locked.
         """
-        with opened_directory(SHARED, root_fd, create=True) as shared_fd:
-            flags = os.O_RDWR | os.O_CREAT
-            self._fds.append(open_file(_CONTROL, flags, shared_fd))
-            self._fds.append(open_file(_LEDGER, flags, shared_fd))
-            self._fds.append(open_directory(_LEASES, shared_fd, create=True))
-        control_fd, ledger_fd, leases_fd = self._fds
-        self._control_file = ControlFile(control_fd)
-        self._ledger = Ledger(ledger_fd)
-        self._leases = Leases(leases_fd)
-        with self._control_file.locked():
-            self._leases.acquire(self._lease)
-            self._control = self._control_file.read()
-            self._bury_the_dead()
-            if not any(map(self._leases.is_held, self._others())):
-                # Nobody saw to the account meanwhile: files may have come and gone.
-                self._control.settled = False
-            self._control_file.write(self._control)
+        self._root_fd = root_fd
+        self._join()
         with self.section():
             pass
 
     def close(self) -> None:
         """Leave; what was reserved is free again. Nothing happens if it is not open."""
-        if len(self._fds) == _FILES:
+        if self._opened is not None:
+            with suppress(OSError), self._files.control.locked():
+                control = self._files.control.read()
+                control.promises.pop(self._lease, None)
+                self._files.control.write(control)
             self._leave()
-        while self._fds:
-            os.close(self._fds.pop())
-
-    def _leave(self) -> None:
-        with suppress(OSError), self._control_file.locked():
-            control = self._control_file.read()
-            control.promises.pop(self._lease, None)
-            self._control_file.write(control)
-        self._leases.release(self._lease)
+        self._root_fd = _CLOSED
 
     def is_held(self, lease: str) -> bool:
         """Whether a lease's process lives."""
-        return self._leases.is_held(lease)
+        return self._files.leases.is_held(lease)
 
     def __contains__(self, chunk: Chunk) -> bool:
         """Whether a chunk was counted when last looked; needs no section."""
@@ -134,10 +113,11 @@ class Account:
         try:
             with self._lock:
                 self._reserved_bytes -= releasing_bytes
-                if not self._fds:
-                    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+                if self._opened is None or self._opened.are_lost():
+                    self._leave()
+                    self._join()
                 try:
-                    with self._control_file.locked():
+                    with self._files.control.locked():
                         self._follow()
                         try:
                             yield
@@ -165,7 +145,7 @@ class Account:
         """Say that chunks are about to be renamed or unlinked; must come before that."""
         if self._control.settled:
             self._control.settled = False
-            self._control_file.write(self._control)
+            self._files.control.write(self._control)
 
     def add(self, counted: Counted) -> None:
         """Count a chunk, which has its name now."""
@@ -223,19 +203,48 @@ class Account:
             last_used_ns=last_used_ns,
         )
 
+    # Joining and leaving.
+
+    @property
+    def _files(self) -> SharedFiles:
+        if self._opened is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._opened
+
+    def _join(self) -> None:
+        self._opened = files = SharedFiles(self._root_fd)
+        try:
+            with files.control.locked():
+                files.leases.acquire(self._lease)
+                self._control = files.control.read()
+                self._bury_the_dead()
+                if not any(map(files.leases.is_held, self._others())):
+                    # Nobody saw to the account meanwhile: files may have come and gone.
+                    self._control.settled = False
+                files.control.write(self._control)
+        except OSError:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._opened is not None:
+            self._opened.leases.release(self._lease)
+            self._opened.close()
+            self._opened = None
+
     # Following the others, and letting them follow.
 
     def _follow(self) -> None:
-        self._control = control = self._control_file.read()
+        self._control = control = self._files.control.read()
         self._promise()
         if not control.settled:
             self._count_anew()
             return
         try:
             if control.generation == self._generation:
-                changes = list(self._ledger.read(self._followed_bytes, control.ledger_bytes))
+                changes = list(self._files.ledger.read(self._followed_bytes, control.ledger_bytes))
             else:
-                changes = list(self._ledger.read(0, control.ledger_bytes))
+                changes = list(self._files.ledger.read(0, control.ledger_bytes))
                 self._forget_all()
         except LedgerLostError:
             self._count_anew()
@@ -266,16 +275,18 @@ class Account:
                 # Without room for it, the account stays unsettled: who comes next counts anew.
                 if error.errno not in FULL:
                     raise
-        self._control_file.write(control)
+        self._files.control.write(control)
 
     def _extend_ledger(self, changes: Sequence[Change]) -> None:
         control = self._control
         long_bytes = max(_SHORT_BYTES, 2 * control.rewritten_bytes)
         if self._generation is None or control.ledger_bytes > long_bytes:
-            control.ledger_bytes = control.rewritten_bytes = self._ledger.rewrite(self._budget)
+            control.ledger_bytes = control.rewritten_bytes = self._files.ledger.rewrite(
+                self._budget
+            )
             control.generation = int.from_bytes(os.urandom(8), "little")
         else:
-            control.ledger_bytes = self._ledger.append(changes, control.ledger_bytes)
+            control.ledger_bytes = self._files.ledger.append(changes, control.ledger_bytes)
         self._generation = control.generation
         self._followed_bytes = control.ledger_bytes
         control.settled = True
@@ -309,16 +320,16 @@ class Account:
         self._control.promises[self._lease] = Promise(self._fingerprint, self._reserved_bytes)
 
     def _others(self) -> set[str]:
-        return {*self._control.promises, *self._leases.names()} - {self._lease}
+        return {*self._control.promises, *self._files.leases.names()} - {self._lease}
 
     def _bury_the_dead(self) -> None:
         """End the leases of processes that ended without doing so."""
         promises = self._control.promises
         for lease in self._others():
-            if self._leases.is_held(lease):
+            if self._files.leases.is_held(lease):
                 continue
             with suppress(OSError):  # while its files are there, so is its reservation
                 if lease in promises:
                     self._sweep(promises[lease].fingerprint, self.is_held)
                     del promises[lease]
-                self._leases.remove(lease)
+                self._files.leases.remove(lease)

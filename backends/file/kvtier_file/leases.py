@@ -59,6 +59,10 @@ class Leases:
             return True
         return False
 
+    def is_lost(self) -> bool:
+        """Whether somebody removed the own lease, so that this process passes for dead."""
+        return self._fd is not None and os.fstat(self._fd).st_nlink == 0
+
     def names(self) -> list[str]:
         """All leases, of the living and the dead."""
         return [name for name in os.listdir(self._directory_fd) if _LEASE.fullmatch(name)]

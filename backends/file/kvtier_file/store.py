@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from kvtier_file.account import Account
 from kvtier_file.budget import Chunk, Counted
@@ -123,20 +123,20 @@ class ChunkStore:
         Raises:
             TierError: the namespace's directory cannot be opened.
         """
-        verdicts: list[TierError | None] = []
+        verdicts: Verdicts = {}
         surprising = []
         now_ns = self._now_ns()
         with self._moving(batch), self._reading(), self._root.namespace() as directory:
             for order, transfer in enumerate(batch):
-                verdict: Verdicts = {}
-                with self._judged(transfer.key, verdict, "readable"):
-                    directory.read(transfer.key, transfer.buffers, now_ns + order)
-                verdicts.append(verdict.get(transfer.key))
-                found = not isinstance(verdicts[-1], ChunkNotFoundError)
-                if found != (self._chunk(transfer.key) in self._account):
-                    surprising.append(transfer.key)
-            self._reconcile(directory, surprising)
-        return verdicts
+                key = transfer.key
+                with self._judged(key, verdicts, "readable"):
+                    directory.read(key, transfer.buffers, now_ns + order)
+                was_there = not isinstance(verdicts.get(key), ChunkNotFoundError)
+                if was_there != (self._chunk(key) in self._account):
+                    surprising.append(key)
+            with suppress(OSError):  # the bytes are here; that they are counted matters less
+                self._reconcile(directory, surprising)
+        return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Remove chunks; one that resists does not spare the others.

@@ -7,7 +7,7 @@ import logging
 import mmap
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -124,10 +124,22 @@ class Workbench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Workbench]:
-    bench = Workbench(tmp_path / "kv")
-    yield bench
-    await bench.close()
+async def make_bench(tmp_path: Path) -> AsyncIterator[Callable[[], Workbench]]:
+    """Makes benches that share a root, and closes what they opened."""
+    made: list[Workbench] = []
+
+    def make() -> Workbench:
+        made.append(Workbench(tmp_path / "kv"))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        await bench.close()
+
+
+@pytest.fixture
+def bench(make_bench: Callable[[], Workbench]) -> Workbench:
+    return make_bench()
 
 
 @pytest.fixture
