@@ -231,6 +231,7 @@ class Account:
             self._opened.leases.release(self._lease)
             self._opened.close()
             self._opened = None
+            self._generation = None
 
     # Following the others, and letting them follow.
 
@@ -253,6 +254,8 @@ class Account:
             self._take(change)
         self._generation = control.generation
         self._followed_bytes = control.ledger_bytes
+        if (self.chunks, self.used_bytes) != (control.chunks, control.used_bytes):
+            self._count_anew()  # somebody else wrote to the files
 
     def _count_anew(self) -> None:
         self.changing()
