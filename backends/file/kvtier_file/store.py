@@ -25,13 +25,18 @@ from kvtier_sdk import (
 
 Verdicts = dict[OffloadKey, TierError]
 
+# What is reserved can be neither used nor evicted, so that a step of a batch may reserve no more
+# than this share of a small capacity; with a usual one, a batch is one step.
+_SHARES = 64
+_MANY_BYTES = 2**50
+
 
 class ChunkStore:
     """Chunks as files, within a budget. Every method blocks; callable from several threads.
 
     A section of the account makes one step of each change to the disk and its count: a rename
-    with the adding, an unlink with the forgetting. Nothing slower is done in it, and a batch needs
-    two at most: data is written between them, under a reservation. Loads need none.
+    with the adding, an unlink with the forgetting. Nothing slower is done in it, and a batch
+    needs two: data is written between them, under a reservation. Loads need none.
 
     Args:
         config: the tier's options.
@@ -43,6 +48,8 @@ class ChunkStore:
         self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._object_bytes = context.object_bytes
+        capacity_bytes = config.capacity_bytes or _MANY_BYTES
+        self._step_chunks = max(1, capacity_bytes // (_SHARES * self._object_bytes))
         self._pins = Pins()
         lease = new_lease()
         self._root = Root(config, self._fingerprint, TemporaryNames(lease))
@@ -112,9 +119,10 @@ class ChunkStore:
         """
         verdicts: Verdicts = {}
         with self._moving(batch), self._writing(), self._root.namespace() as directory:
-            missing = self._missing(directory, batch, verdicts)
-            if missing:
-                self._write(directory, missing, verdicts)
+            missing = list(self._missing(directory, batch, verdicts).items())
+            for start in range(0, len(missing), self._step_chunks):
+                part = missing[start : start + self._step_chunks]
+                self._write(directory, dict(part), verdicts)
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:

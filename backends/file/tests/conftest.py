@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import mmap
 import os
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -121,6 +123,34 @@ class Workbench:
 
     def stored_bytes(self) -> int:
         return sum(found.stat().st_size for found in self.root.glob("*/??/*.kv"))
+
+
+class Gate:
+    """A call that waits in its thread until it is let through."""
+
+    def __init__(self, call: Callable[..., int], *, after: int = 0) -> None:
+        self._call = call
+        self._after = after
+        self.entered = threading.Event()
+        self.leave = threading.Event()
+
+    def __call__(self, *args: object) -> int:
+        if self._after > 0:
+            self._after -= 1
+        else:
+            self.entered.set()
+            assert self.leave.wait(30)
+        return self._call(*args)
+
+    async def reached(self) -> None:
+        await asyncio.to_thread(self.entered.wait, 30)
+        assert self.entered.is_set()
+
+
+@pytest.fixture
+def make_gate() -> type[Gate]:
+    """:class:`Gate`, for tests that cannot import it."""
+    return Gate
 
 
 @pytest.fixture

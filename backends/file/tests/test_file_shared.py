@@ -138,26 +138,19 @@ async def test_case_15_one_key_stored_twice_at_once(pair, monkeypatch):
     assert_settled(one)
 
 
-async def test_reservations_of_all_count(pair, monkeypatch):
+async def test_reservations_of_all_count(pair, monkeypatch, make_gate):
     one, other = pair
-    capacity = 2 * one.object_bytes
+    capacity = one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
-    writing, go_on = threading.Semaphore(0), threading.Event()
-    real = os.pwritev
-
-    def waiting(*args):
-        writing.release()
-        assert go_on.wait(30)
-        return real(*args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", waiting)
-        store = asyncio.create_task(one.put(first, *KEYS[:2]))
-        assert await asyncio.to_thread(writing.acquire, timeout=30)
+        gate = make_gate(os.pwritev)
+        patch.setattr(os, "pwritev", gate)
+        store = asyncio.create_task(one.put(first, KEYS[0]))
+        await gate.reached()
         assert read_control(one).reserved_bytes == capacity
         (verdict,) = await other.put(second, KEYS[2])
-        go_on.set()
-        assert await store == [None, None]
+        gate.leave.set()
+        assert await store == [None]
     assert type(verdict) is TierCapacityError
     assert await other.put(second, KEYS[2]) == [None]
     assert_settled(one)
@@ -178,29 +171,21 @@ async def test_namespaces_in_use_compete_by_recency_and_others_go_first(make_ben
     assert await other.has(second, *KEYS[:3]) == [True] * 3
 
 
-async def test_a_live_temporary_is_never_swept(pair, monkeypatch):
+async def test_a_live_temporary_is_never_swept(pair, monkeypatch, make_gate):
     one, other = pair
     first = await one.open()
-    writing, go_on = threading.Event(), threading.Event()
-    real = os.pwritev
-
-    def waiting(*args):
-        written = real(*args)
-        writing.set()
-        assert go_on.wait(30)
-        return written
-
+    gate = make_gate(os.pwritev)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", waiting)
+        patch.setattr(os, "pwritev", gate)
         store = asyncio.create_task(one.put(first, KEYS[0]))
-        assert await asyncio.to_thread(writing.wait, 30)
+        await gate.reached()
     temporaries = one.temporaries()
     assert len(temporaries) == 1
     # Opening sweeps, and so does being short of room.
     second = await other.open(capacity=other.object_bytes)
     assert isinstance((await other.put(second, KEYS[1]))[0], TierCapacityError)
     assert one.temporaries() == temporaries
-    go_on.set()
+    gate.leave.set()
     assert await store == [None]
 
 
@@ -219,9 +204,13 @@ async def test_lookups_and_loads_need_no_lock(pair):
     assert await store == [None]
 
 
-async def test_a_batch_takes_the_lock_twice_and_never_while_it_writes(bench, monkeypatch):
-    tier = await bench.open(capacity=12 * bench.object_bytes)
-    await bench.put(tier, *KEYS[:10])
+@pytest.mark.parametrize(("capacity_chunks", "expected"), [(640, 2), (320, 4), (12, 20)])
+async def test_a_batch_takes_the_lock_twice_and_never_while_it_writes(
+    bench, monkeypatch, capacity_chunks, expected
+):
+    """A step reserves no more than a sixty-fourth of the capacity, so that others have room."""
+    tier = await bench.open(capacity=capacity_chunks * bench.object_bytes)
+    await bench.put(tier, *KEYS[40:50])
     taken = []
     real_flock, real_pwritev = fcntl.flock, os.pwritev
 
@@ -237,7 +226,7 @@ async def test_a_batch_takes_the_lock_twice_and_never_while_it_writes(bench, mon
     monkeypatch.setattr(fcntl, "flock", counting)
     monkeypatch.setattr(os, "pwritev", unlocked)
     assert await bench.put(tier, *KEYS[10:20]) == [None] * 10
-    assert taken.count(fcntl.LOCK_EX) == 2
+    assert taken.count(fcntl.LOCK_EX) == expected
 
 
 async def test_who_comes_second_does_not_scan(pair, monkeypatch):
