@@ -16,7 +16,7 @@ from kvtier_file.shared_files import SharedFiles
 from kvtier_sdk import OffloadKey
 
 # A ledger shorter than this, or than twice what it was when it was begun, is not begun anew.
-_SHORT_BYTES = 2**20
+_SHORT_BYTES = 2**18
 # No descriptor: whatever is done through it fails.
 _CLOSED = -1
 

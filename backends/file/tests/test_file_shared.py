@@ -341,8 +341,9 @@ async def test_a_full_disk_leaves_the_ledger_behind_and_not_the_store(pair, monk
     assert_settled(one)
 
 
-async def test_an_account_that_cannot_be_kept_fails_stores_and_not_loads(bench, monkeypatch):
-    tier = await bench.open()
+async def test_an_account_that_cannot_be_kept_fails_stores_and_not_loads(pair, monkeypatch):
+    bench, other = pair
+    tier, second = await bench.open(), await other.open()
     await bench.put(tier, KEYS[0])
     with monkeypatch.context() as patch:
 
@@ -353,8 +354,40 @@ async def test_an_account_that_cannot_be_kept_fails_stores_and_not_loads(bench, 
         with pytest.raises(Exception, match="No locks available"):
             await bench.put(tier, KEYS[1])
         assert await bench.loads(tier, KEYS[0])
+        # Not even where it has yet to be counted.
+        assert await other.loads(second, KEYS[0])
     assert await bench.put(tier, KEYS[1]) == [None]
     assert bench.temporaries() == []
+    assert_settled(bench)
+
+
+async def test_files_that_came_and_went_while_nobody_looked_are_counted_by_the_next(bench):
+    await bench.put(await bench.open(), *KEYS[:3])
+    await bench.close()
+    file = bench.file(KEYS[0])
+    file.unlink()
+    bench.file(KEYS[1]).rename(bench.directory / "0a.kv")
+    tier = await bench.open()
+    assert await tier.usage() == Usage(1, bench.object_bytes, None)
+    assert_settled(bench)
+
+
+async def test_an_open_that_fails_leaves_no_lease_and_no_descriptor(bench, monkeypatch):
+    before = sorted(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await bench.open()
+        assert os.listdir(bench.root / ".shared" / "leases") == []
+
+        def broken(fd, operation):
+            raise OSError(errno.ENOLCK, "no locks")
+
+        patch.setattr(fcntl, "flock", broken)
+        with pytest.raises(Exception, match="No locks available"):
+            await bench.open()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    await bench.open()
     assert_settled(bench)
 
 
