@@ -45,6 +45,11 @@ class Leases:
         if self._fd is not None:
             with suppress(OSError):  # the lock goes with the descriptor, and that matters
                 self.remove(name)
+            self.close()
+
+    def close(self) -> None:
+        """Close the own lease, and leave its file behind."""
+        if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from weakref import WeakSet
 
 from kvtier_file.control import ControlFile
 from kvtier_file.directories import open_directory, open_file, opened_directory
@@ -21,6 +22,9 @@ _SHARED = ".shared"
 _CONTROL = "control"
 _LEDGER = "ledger"
 _LEASES = "leases"
+
+# A lock is held until the last copy of its descriptor is closed, and a fork makes copies.
+_of_this_process: WeakSet[SharedFiles] = WeakSet()
 
 
 class SharedFiles:
@@ -47,19 +51,32 @@ class SharedFiles:
                 self._fds.append(open_file(_LEDGER, flags, shared_fd))
                 self._fds.append(open_directory(_LEASES, shared_fd, create=True))
         except OSError:
-            self.close()
+            self._close_fds()
             raise
         control_fd, ledger_fd, leases_fd = self._fds
         self.control = ControlFile(control_fd)
         self.ledger = Ledger(ledger_fd)
         self.leases = Leases(leases_fd)
+        _of_this_process.add(self)
 
     def are_lost(self) -> bool:
         """Whether somebody removed one of them: who comes next would make another."""
         return self.leases.is_lost() or any(os.fstat(fd).st_nlink == 0 for fd in self._fds)
 
     def close(self) -> None:
-        """Close what is open; a lease must have been released."""
+        """Close what is open, and with it end the lease."""
+        self.leases.close()
+        self._close_fds()
+
+    def _close_fds(self) -> None:
         while self._fds:
             with suppress(OSError):
                 os.close(self._fds.pop())
+
+
+def _let_go() -> None:
+    for files in list(_of_this_process):
+        files.close()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -1,5 +1,6 @@
 """Real processes on one root: storing, loading, evicting, and killed in the midst of it."""
 
+import fcntl
 import json
 import os
 import signal
@@ -164,6 +165,36 @@ async def test_the_next_open_sweeps_what_the_killed_left(bench):
     assert await tier.usage() == Usage(0, 0, None)
     control = read_control(bench.root)
     assert (control.reserved_bytes, len(control.promises)) == (0, 1)
+
+
+FORKING = """
+import os, pathlib, signal, sys
+sys.path.insert(0, sys.argv[2])
+from conftest import Workbench
+
+store = Workbench(pathlib.Path(sys.argv[1])).make()._store
+store.open()
+with store._account.section():
+    pid = os.fork()
+    if pid == 0:
+        print("forked", flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_a_forked_child_holds_neither_the_lock_nor_the_lease(bench):
+    """Drop ``register_at_fork``: whoever comes next waits for a lock that the child holds."""
+    script = [sys.executable, "-c", FORKING, bench.root, HERE]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(script, **pipes) as process:
+        assert next(process.stdout) == "forked\n"
+        assert process.wait() == -signal.SIGKILL
+        with open(bench.root / ".shared" / "control") as control:
+            fcntl.flock(control, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        await bench.open()
+        assert len(read_control(bench.root).promises) == 1
 
 
 def test_killed_at_any_call_and_the_others_count_right(tmp_path):
