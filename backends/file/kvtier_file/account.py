@@ -63,6 +63,7 @@ class Account:
         self._control = Control()
         self._changes: list[Change] = []
         self._gone: dict[OffloadKey, None] = {}
+        self._are_buried = False
         # How far the budget follows the ledger.
         self._generation: int | None = None
         self._followed_bytes = 0
@@ -119,10 +120,12 @@ class Account:
                 try:
                     with self._files.control.locked():
                         self._follow()
+                        is_sound = False
                         try:
                             yield
+                            is_sound = True
                         finally:
-                            self._write_down()
+                            self._write_down(is_sound)
                 finally:
                     gone, self._gone = self._gone, gone
         finally:
@@ -193,7 +196,8 @@ class Account:
         excess_bytes = self._budget.excess_bytes
         if excess_bytes(need_bytes, self._control.reserved_bytes, headroom_bytes) <= 0:
             return []
-        self._bury_the_dead()
+        if not self._are_buried:
+            self._bury_the_dead()
         return self._budget.victims(
             need_bytes,
             self._control.reserved_bytes,
@@ -237,6 +241,7 @@ class Account:
 
     def _follow(self) -> None:
         self._control = control = self._files.control.read()
+        self._are_buried = False
         self._promise()
         if not control.settled:
             self._count_anew()
@@ -266,12 +271,13 @@ class Account:
         # No other may take the ledger for one that it follows already.
         self._generation = None
 
-    def _write_down(self) -> None:
+    def _write_down(self, is_sound: bool) -> None:
         control = self._control
         control.used_bytes = self._budget.used_bytes
         control.chunks = len(self._budget)
         changes, self._changes = self._changes, []
-        if not control.settled:
+        # After an error that nobody expected, what was renamed or unlinked is not known.
+        if is_sound and not control.settled:
             try:
                 self._extend_ledger(changes)
             except OSError as error:
@@ -327,6 +333,7 @@ class Account:
 
     def _bury_the_dead(self) -> None:
         """End the leases of processes that ended without doing so."""
+        self._are_buried = True
         promises = self._control.promises
         for lease in self._others():
             if self._files.leases.is_held(lease):

@@ -411,6 +411,44 @@ async def test_a_lock_lost_after_the_write_leaves_no_file_and_no_reservation(ben
     assert_settled(bench)
 
 
+async def test_after_an_error_that_nobody_expected_the_next_counts_anew(pair, monkeypatch):
+    one, other = pair
+    capacity = 2 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open()
+    await one.put(first, *KEYS[:2])
+    real = os.unlink
+
+    def unlink(path, **kwargs):
+        real(path, **kwargs)
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        with pytest.raises(ZeroDivisionError):
+            await one.put(first, KEYS[2])
+    assert (await second.usage()).chunks == 1
+    assert one.removed + other.removed == KEYS[:1]
+    assert_settled(one)
+
+
+async def test_opens_beside_one_who_is_writing_more_than_the_own_capacity(
+    pair, monkeypatch, make_gate
+):
+    one, other = pair
+    first = await one.open()
+    gate = make_gate(os.pwritev)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", gate)
+        store = asyncio.create_task(one.put(first, *KEYS[:2]))
+        await gate.reached()
+    second = await other.open(capacity=one.object_bytes)
+    assert isinstance((await other.put(second, KEYS[2]))[0], TierCapacityError)
+    gate.leave.set()
+    assert await store == [None, None]
+    assert await other.put(second, KEYS[2]) == [None]
+    assert await second.usage() == Usage(1, one.object_bytes, one.object_bytes)
+
+
 async def test_who_leaves_gives_back_what_was_reserved_and_its_lease(pair):
     one, other = pair
     first = await one.open()
