@@ -148,7 +148,7 @@ class Account:
         """Say that chunks are about to be renamed or unlinked; must come before that."""
         if self._control.settled:
             self._control.settled = False
-            self._files.control.write(self._control)
+            self._files.control.unsettle()
 
     def add(self, counted: Counted) -> None:
         """Count a chunk, which has its name now."""

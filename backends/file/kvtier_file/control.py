@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _MAGIC = b"kvtfile1"
-# Magic, checksum of what follows it, whether settled, generation, four lengths, number of leases.
-_HEADER = struct.Struct("<8sI?xxxQQQQQI")
-_CHECKED_FROM = 12
+# Magic, whether settled, checksum of all that follows, generation, four lengths, number of leases.
+_HEADER = struct.Struct("<8s?xxxIQQQQQI")
+_SETTLED_AT = 8
+_CHECKED_FROM = 16
 _LEASE = struct.Struct("<8s16sQ")
 _PAGE_BYTES = 4096
 _MOST_BYTES = 2**20
@@ -87,8 +88,16 @@ class ControlFile:
 
     def read(self) -> Control:
         """What the file says; an unsettled nothing where it is new, torn or foreign."""
-        self._content = os.pread(self._fd, _MOST_BYTES, 0)
+        self._content = os.pread(self._fd, _PAGE_BYTES, 0)
+        if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
+            # More leases than are usual.
+            self._content += os.pread(self._fd, _MOST_BYTES, _PAGE_BYTES)
         return _decode(self._content) or Control()
+
+    def unsettle(self) -> None:
+        """Mark what the file says as not to be relied on, until the next :meth:`write`."""
+        os.pwrite(self._fd, b"\0", _SETTLED_AT)
+        self._content = b""
 
     def write(self, control: Control) -> None:
         """Replace what the file says."""
@@ -99,32 +108,34 @@ class ControlFile:
 
 
 def _encode(control: Control) -> bytes:
-    rows = b"".join(
+    rows = [
         _LEASE.pack(bytes.fromhex(lease), bytes.fromhex(fingerprint), reserved_bytes)
         for lease, (fingerprint, reserved_bytes) in control.promises.items()
+    ]
+    content = bytearray(
+        _HEADER.pack(
+            _MAGIC,
+            control.settled,
+            0,
+            control.generation,
+            control.ledger_bytes,
+            control.rewritten_bytes,
+            control.used_bytes,
+            control.chunks,
+            len(rows),
+        )
     )
-    header = _HEADER.pack(
-        _MAGIC,
-        0,
-        control.settled,
-        control.generation,
-        control.ledger_bytes,
-        control.rewritten_bytes,
-        control.used_bytes,
-        control.chunks,
-        len(control.promises),
-    )
-    content = header + rows
-    checksum = zlib.crc32(content[_CHECKED_FROM:]).to_bytes(4, "little")
-    content = _MAGIC + checksum + content[_CHECKED_FROM:]
+    content += b"".join(rows)
+    checksum = zlib.crc32(memoryview(content)[_CHECKED_FROM:])
+    content[_CHECKED_FROM - 4 : _CHECKED_FROM] = checksum.to_bytes(4, "little")
     # A whole page, so that later writes need no room on a full file system.
-    return content.ljust(_PAGE_BYTES, b"\0")
+    return bytes(content).ljust(_PAGE_BYTES, b"\0")
 
 
 def _decode(content: bytes) -> Control | None:
     if len(content) < _PAGE_BYTES:
         return None
-    magic, checksum, *_, leases = fields = _HEADER.unpack_from(content)
+    magic, settled, checksum, *counters, leases = _HEADER.unpack_from(content)
     end = _HEADER.size + leases * _LEASE.size
     if magic != _MAGIC or checksum != zlib.crc32(content[_CHECKED_FROM:end]):
         return None
@@ -132,5 +143,5 @@ def _decode(content: bytes) -> Control | None:
         lease.hex(): Promise(fingerprint.hex(), reserved_bytes)
         for lease, fingerprint, reserved_bytes in _LEASE.iter_unpack(content[_HEADER.size : end])
     }
-    settled, generation, ledger_bytes, rewritten_bytes, used_bytes, chunks = fields[2:-1]
+    generation, ledger_bytes, rewritten_bytes, used_bytes, chunks = counters
     return Control(settled, generation, ledger_bytes, rewritten_bytes, used_bytes, chunks, promises)

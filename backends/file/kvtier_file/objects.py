@@ -18,10 +18,10 @@ import mmap
 import os
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple
 
-from kvtier_file.directories import opened_directory, opened_file
+from kvtier_file.directories import open_directory, opened_directory, opened_file
 from kvtier_file.failures import ABSENT, FOREIGN
 from kvtier_file.leases import TemporaryNames, stale
 from kvtier_file.vectors import ask_direct, is_direct, read_into, write_from
@@ -56,7 +56,7 @@ def shard_of(key: OffloadKey) -> str:
 
 
 class NamespaceDirectory:
-    """The chunks of one namespace. Callable from any thread; blocks.
+    """The chunks of one namespace. Made for one call of the tier, in one thread; blocks.
 
     Args:
         fd: the namespace's directory, open for as long as this object is used.
@@ -70,6 +70,15 @@ class NamespaceDirectory:
         self._temporaries = temporaries
         self._direct = direct
         self._sync = sync
+        self._temporaries_fd: int | None = None
+        # Those that were seen to be there; one that goes after that is made again later.
+        self._shards: set[str] = set()
+
+    def close(self) -> None:
+        """Let go of what was opened below the directory."""
+        if self._temporaries_fd is not None:
+            os.close(self._temporaries_fd)
+            self._temporaries_fd = None
 
     def size(self, key: OffloadKey) -> int | None:
         """Length of a chunk's file in bytes, or ``None`` where there is no regular file.
@@ -135,8 +144,10 @@ class NamespaceDirectory:
         Raises:
             OSError: it is not written, and nothing is left of it.
         """
-        with opened_directory(shard_of(key), self._fd, create=True, sync=self._sync):
-            pass
+        shard = shard_of(key)
+        if shard not in self._shards:
+            with opened_directory(shard, self._fd, create=True, sync=self._sync):
+                self._shards.add(shard)
         return self._write_temporary(buffers, used_ns, direct=self._direct)
 
     def place(self, temporary: str, key: OffloadKey) -> None:
@@ -310,11 +321,17 @@ class NamespaceDirectory:
                         os.unlink(name, dir_fd=temporaries_fd)
 
     def _opened_temporaries(self) -> AbstractContextManager[int]:
-        return opened_directory(_TEMPORARIES, self._fd, create=True, sync=self._sync)
+        if self._temporaries_fd is None:
+            self._temporaries_fd = open_directory(
+                _TEMPORARIES, self._fd, create=True, sync=self._sync
+            )
+        return nullcontext(self._temporaries_fd)
 
     def _status(self, key: OffloadKey) -> os.stat_result | None:
+        shard = shard_of(key)
         try:
-            with opened_directory(shard_of(key), self._fd) as shard_fd:
+            with opened_directory(shard, self._fd) as shard_fd:
+                self._shards.add(shard)
                 return os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)
         except OSError as error:
             if error.errno in ABSENT:

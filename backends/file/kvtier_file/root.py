@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from logging import Logger, LoggerAdapter
 
 from kvtier_file.budget import Chunk, Counted
@@ -76,7 +76,9 @@ class Root:
         name = fingerprint or self._fingerprint
         sync = self._config.fsync
         with opened_directory(name, self.fd, create=create, sync=sync) as fd:
-            yield NamespaceDirectory(fd, self._temporaries, direct=self._direct, sync=sync)
+            directory = NamespaceDirectory(fd, self._temporaries, direct=self._direct, sync=sync)
+            with closing(directory):
+                yield directory
 
     def prepare(self, manifest: str, logger: Logger | LoggerAdapter[Logger]) -> None:
         """Make the own namespace, check that it can be written, and find out how.

@@ -61,7 +61,13 @@ class SharedFiles:
 
     def are_lost(self) -> bool:
         """Whether somebody removed one of them: who comes next would make another."""
-        return self.leases.is_lost() or any(os.fstat(fd).st_nlink == 0 for fd in self._fds)
+        control_fd, ledger_fd, _ = self._fds
+        # Whoever removes the directory of leases removes the lease in it first.
+        return (
+            os.fstat(control_fd).st_nlink == 0
+            or os.fstat(ledger_fd).st_nlink == 0
+            or self.leases.is_lost()
+        )
 
     def close(self) -> None:
         """Close what is open, and with it end the lease."""

@@ -56,8 +56,9 @@ def die_at(last: int) -> None:
 def child(bench: Workbench, last: int, turn: int) -> None:
     die_at(last)
     store = open_store(bench)
-    put(store, bench, *KEYS[2 + 3 * (turn % 2) :][:3])
-    store.delete([KEYS[7]])
+    keys = KEYS[2 + 3 * (turn % 2) :][:3]
+    put(store, bench, *keys)
+    store.delete([keys[1]])
     store.close()
 
 
