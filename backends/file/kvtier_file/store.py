@@ -76,9 +76,13 @@ class ChunkStore:
             context = self._context
             self._root.prepare(context.namespace.manifest_json(), context.logger)
             self._root.sweep_all(self._account.is_held)
-            with self._account.section(), suppress(TierCapacityError):
-                # Where others, with a larger capacity, are writing more: the stores will see.
-                self._make_room(0, None)
+            with (
+                self._root.namespace() as directory,
+                self._account.section(),
+                # Where others, with a larger capacity, are writing more, the stores will see.
+                suppress(TierCapacityError),
+            ):
+                self._make_room(directory, 0, None)
         except OSError as error:
             self.close()
             raise open_error(error, self._config.root) from error
@@ -237,7 +241,7 @@ class ChunkStore:
         reserved: dict[OffloadKey, int] = {}
         written: dict[OffloadKey, str] = {}
         try:
-            self._reserve(missing, reserved, verdicts)
+            self._reserve(directory, missing, reserved, verdicts)
             for key in reserved:
                 transfer, used_ns = missing[key]
                 with self._judged(key, verdicts, "writable"):
@@ -262,6 +266,7 @@ class ChunkStore:
 
     def _reserve(
         self,
+        directory: NamespaceDirectory,
         missing: Mapping[OffloadKey, tuple[Transfer, int]],
         reserved: dict[OffloadKey, int],
         verdicts: Verdicts,
@@ -270,22 +275,30 @@ class ChunkStore:
         with self._account.section():
             for key, (transfer, _) in missing.items():
                 with self._judged(key, verdicts, "writable"):
-                    self._make_room(transfer.object_bytes, headroom_bytes)
+                    self._make_room(directory, transfer.object_bytes, headroom_bytes)
                     self._account.reserve(transfer.object_bytes)
                     reserved[key] = transfer.object_bytes
 
-    def _make_room(self, need_bytes: int, headroom_bytes: int | None) -> None:
-        """Evict, in a section of the account."""
+    def _make_room(
+        self, own: NamespaceDirectory, need_bytes: int, headroom_bytes: int | None
+    ) -> None:
+        """Evict, in a section of the account, from the own namespace or others."""
+
+        def last_used_ns(chunk: Chunk) -> int | None:
+            if chunk.fingerprint == self._fingerprint:
+                return own.used_ns(chunk.key)
+            return self._root.last_used_ns(chunk)
+
         account = self._account
         for chunk in account.victims(
-            need_bytes,
-            headroom_bytes,
-            pinned=self._pins.chunks,
-            last_used_ns=self._root.last_used_ns,
+            need_bytes, headroom_bytes, pinned=self._pins.chunks, last_used_ns=last_used_ns
         ):
             account.changing()
             try:
-                self._root.unlink(chunk)
+                if chunk.fingerprint == self._fingerprint:
+                    own.remove(chunk.key)
+                else:
+                    self._root.unlink(chunk)
             except OSError:
                 # The next store tries others first.
                 account.touch(chunk, self._now_ns())
