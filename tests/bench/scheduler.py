@@ -72,8 +72,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--file-chunk-bytes",
         type=parse_bytes,
-        default="256KiB",
-        help="of a chunk beside the saturated file tier; default: 256KiB",
+        default="64KiB",
+        help="of a chunk beside the saturated file tier; default: 64KiB",
     )
     parser.add_argument(
         "--step-ms",
