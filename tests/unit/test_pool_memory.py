@@ -110,10 +110,10 @@ def test_huge_pages_of_shared_memory_are_counted_where_they_are_offered() -> Non
 
 def test_more_than_the_machine_has_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"needs 1024 TiB, and .* are free in .*: use fewer slots, or "
+        ConfigError, match=r"needs 1 PiB, and .* are free in .*: use fewer slots, or "
     ):
         HostPool(1 << 30, 1 << 20)
-    with pytest.raises(ConfigError, match="needs 1024 TiB"):
+    with pytest.raises(ConfigError, match="needs 1 PiB"):
         HostPool.create(PoolLayout(1 << 30, 1 << 20))
 
 
@@ -179,7 +179,7 @@ def test_no_limit_is_no_limit(tmp_path: Path, membership: str) -> None:
 def test_a_pool_can_be_checked_without_being_made() -> None:
     HostPool.check(LAYOUT)
     HostPool.check(LAYOUT, directory=None)
-    with pytest.raises(ConfigError, match="needs 1024 TiB"):
+    with pytest.raises(ConfigError, match="needs 1 PiB"):
         HostPool.check(PoolLayout(1 << 30, 1 << 20))
     with pytest.raises(ConfigError, match="a shared host pool needs /none"):
         HostPool.check(LAYOUT, directory="/none")
