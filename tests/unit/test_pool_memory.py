@@ -163,16 +163,16 @@ V1 = {
 def test_a_limit_of_a_control_group_above_is_seen(
     tmp_path: Path, membership: str, files: dict[str, str], where: str
 ) -> None:
-    control_groups(tmp_path, {"cgroup": membership, **files})
-    [room] = memory.rooms_of_cgroups(tmp_path / "cgroup", tmp_path / "top")
+    control_groups(tmp_path, {"proc/self/cgroup": membership, **files})
+    [room] = memory.rooms_of_cgroups(tmp_path / "proc", tmp_path / "top")
     assert room.free_bytes == 150, "what is not used, and what the file cache would give back"
     assert room.where == f"the memory limit of {tmp_path / 'top' / where}"
 
 
 @pytest.mark.parametrize("membership", ["", "0::/\n", "3:cpu:/\n"])
 def test_no_limit_is_no_limit(tmp_path: Path, membership: str) -> None:
-    control_groups(tmp_path, {"cgroup": membership})
-    assert list(memory.rooms_of_cgroups(tmp_path / "cgroup", tmp_path / "top")) == []
+    control_groups(tmp_path, {"proc/self/cgroup": membership})
+    assert list(memory.rooms_of_cgroups(tmp_path / "proc", tmp_path / "top")) == []
     assert list(memory.rooms_of_cgroups(tmp_path / "none", tmp_path / "top")) == []
 
 

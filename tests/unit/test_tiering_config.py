@@ -552,6 +552,7 @@ def memory_of(root: Path, group: str | None, limits: Mapping[str, str]) -> int:
     for directory, text in limits.items():
         (groups / directory).mkdir(parents=True, exist_ok=True)
         (groups / directory / "memory.max").write_text(text)
+        (groups / directory / "memory.current").write_text("100\n")
     return total_memory_bytes(proc, groups)
 
 
