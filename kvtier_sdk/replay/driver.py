@@ -79,6 +79,7 @@ def replay(
             elapsed_s=elapsed_s,
             scheduler_us=distribution(driver.us_per_chunk, driver.chunks),
             tiers=manager.stats,
+            left_over=manager.left_over(),
         )
 
 
