@@ -314,6 +314,8 @@ class WatchedRunner(InlineRunner):
         if self._event_loop.is_closed():
             return
         self._let_go()
+        # What was handed over just now has not even begun.
+        self.run_for(0)
         while tasks := asyncio.all_tasks(self._event_loop):
             for task in tasks:
                 task.cancel()
