@@ -94,6 +94,11 @@ class TierPort:
         room_bytes = self.spec.runner.max_queue_bytes - self.store_bytes
         return max(0, room_bytes // self._chunk_bytes)
 
+    @property
+    def stores(self) -> int:
+        """How many chunks are collected for stores or under way."""
+        return self.store_bytes // self._chunk_bytes
+
     def load(
         self, keys: Sequence[OffloadKey], slots: Sequence[int], request: RequestContext
     ) -> None:
