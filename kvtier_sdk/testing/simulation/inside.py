@@ -55,11 +55,6 @@ class Inside:
         return self._manager._promotions._occupied
 
     @property
-    def spilling(self) -> dict[int, int]:
-        """Chunks that leave to make room, by tier, by the manager's own count."""
-        return self._manager._cascade._spilling
-
-    @property
     def stale_copies(self) -> list[Slot]:
         """Slots that copies of before a reset may still touch, by the manager's own list."""
         return self._manager._stale_copies

@@ -87,7 +87,6 @@ class Rules:
             "answers awaited": len(inside.questions_by_job),
             "promotions": inside.promotions,
             "offers": [slot.index for slot in inside.offered()],
-            "spilling": sum(inside.spilling.values()),
             "stale copies": len(inside.stale_copies),
             "jobs": [ledger.describe() for ledger in self._see.ledgers if ledger.held],
             "work": self._see.manager.has_pending_work(),
@@ -210,13 +209,6 @@ class Rules:
                     )
                 if counted_bytes > max(port.spec.runner.max_queue_bytes, inside.chunk_bytes):
                     self._breach("queues are bounded", f"{port.spec.name}: {counted_bytes} bytes")
-            spilling = inside.spilling.get(port.index, 0)
-            stores = port.store_bytes // inside.chunk_bytes
-            if not 0 <= spilling <= stores:
-                self._breach(
-                    "what leaves is counted",
-                    f"{port.spec.name}: {spilling} chunks leave of {stores} under way",
-                )
 
     def _check_questions(self) -> None:
         inside = self._see.inside
