@@ -2,7 +2,7 @@
 
 from kvtier_sdk.testing.simulation.breach import Breach
 from kvtier_sdk.testing.simulation.report import SimulationReport
-from kvtier_sdk.testing.simulation.simulate import simulate
 from kvtier_sdk.testing.simulation.soak import soak
+from kvtier_sdk.testing.simulation.world import simulate
 
 __all__ = ["Breach", "SimulationReport", "simulate", "soak"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from kvtier_sdk.testing.simulation.breach import Breach
 from kvtier_sdk.testing.simulation.report import SimulationReport
-from kvtier_sdk.testing.simulation.simulate import simulate
 from kvtier_sdk.testing.simulation.soak import soak
+from kvtier_sdk.testing.simulation.world import simulate
 
 _EVERY_SEEDS = 100
 

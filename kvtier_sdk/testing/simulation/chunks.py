@@ -36,12 +36,13 @@ class ChunkTree:
         self._conversations: deque[bytes] = deque(maxlen=_CONVERSATIONS)
 
     def new_path(self) -> bytes:
-        """A prompt: a new conversation, or the next turn of one."""
-        if self._conversations and self._rng.random() < 0.4:
+        """A prompt: a new conversation, the next turn of one, or a turn once more."""
+        if self._conversations and self._rng.random() < 0.6:
             path = self._rng.choice(self._conversations)
-            # A conversation that has outgrown the pool begins again.
-            if len(path) < 2 * self._depth:
+            # A conversation that has outgrown the pool grows no longer.
+            if len(path) < 2 * self._depth and self._rng.random() < 0.5:
                 return self.longer(path)
+            return path
         path = b""
         for _ in range(self._rng.randint(1, self._depth)):
             path = self.longer(path)
@@ -49,7 +50,7 @@ class ChunkTree:
 
     def longer(self, path: bytes) -> bytes:
         """A path and one more node."""
-        return path + self._rng.choices((b"a", b"b", b"c"), (6, 2, 1))[0]
+        return path + self._rng.choices((b"a", b"b", b"c"), (5, 4, 1))[0]
 
     def ended(self, path: bytes) -> None:
         """A request is over; another turn may follow."""

@@ -107,6 +107,8 @@ class Engine:
         self._patience_s = _patience_s(plan)
         self._arrived = 0
         self._flush_step = 0
+        # What loads at the end of the step, after others have taken slots.
+        self._later: list[tuple[_Request, list[OffloadKey]]] = []
 
     def run_step(self, *, arrivals: bool = True) -> None:
         """One step, up to and with its end.
@@ -124,6 +126,9 @@ class Engine:
             self._flush()
         for request in list(self.requests):
             self._act(request)
+        for request, keys in self._later:
+            self._load(request, keys)
+        self._later.clear()
         self._manager.on_schedule_end(preempted)
 
     def complete_copies(self, copies: Sequence[Copy]) -> None:
@@ -220,6 +225,10 @@ class Engine:
         self.requests.remove(request)
         self._tree.ended(request.path)
         self._manager.on_request_finished(request.context)
+        if any(item for port in self._inside.ports for item in self._inside.collected(port)):
+            self._breach(
+                "stores do not wait for another step", f"after {request.context.request_id}"
+            )
 
     # --- what a request does ------------------------------------------------------------------
 
@@ -258,7 +267,9 @@ class Engine:
             request.waits_since_s = self._clock.now_s()
             return
         request.phase, request.done = _Phase.RUNNING, hits
-        if hits:
+        if hits and self._rng.random() < 0.3:
+            self._later.append((request, keys[:hits]))
+        elif hits:
             self._load(request, keys[:hits])
 
     def _look_one_by_one(

@@ -35,7 +35,7 @@ class Weather:
     """The troubles of one tier. Each call draws its own, so that calls do not disturb each other.
 
     Attributes:
-        calm: nothing goes wrong any more, and what hangs goes on.
+        calm: nothing goes wrong any more, nor takes time.
         seen: how often each kind of trouble came.
 
     Args:
@@ -56,7 +56,7 @@ class Weather:
     def begin_outage(self) -> None:
         """For a while, the tier cannot be reached."""
         self.seen["outage"] += 1
-        self._out_until_s = self._clock.now_s() + self._rng.uniform(0.05, 2.0)
+        self._out_until_s = self._clock.now_s() + self._rng.uniform(0.02, 0.5)
 
     def clear_up(self) -> None:
         """From now on nothing goes wrong."""
@@ -76,7 +76,7 @@ class Weather:
         rng = self._rng
         kind = self._draw()
         # All is drawn before the first wait: how calls interleave changes nothing.
-        latency_s = rng.uniform(0, self._plan.latency_s)
+        latency_s = 0.0 if self.calm else rng.uniform(0, self._plan.latency_s)
         late_s = rng.uniform(0.5, 2.0) * self._plan.longest_s
         error = rng.choice(_ERRORS)("drawn")
         outage = self._clock.now_s() < self._out_until_s and not self.calm

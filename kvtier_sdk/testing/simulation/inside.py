@@ -45,11 +45,6 @@ class Inside:
         return list(self._manager._requests)
 
     @property
-    def promotion_limit(self) -> int:
-        """How many slots promotions may occupy."""
-        return self._manager._promotions._limit
-
-    @property
     def promotions(self) -> int:
         """How many they do, by the manager's own count."""
         return self._manager._promotions._occupied

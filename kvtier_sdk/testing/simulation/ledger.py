@@ -57,10 +57,11 @@ class Ledger:
         pending: jobs whose result the manager has not taken.
         held: jobs whose end the manager has not taken: those still hold pins.
         found: chunks that the tier said it has since the last reset, in answers to questions of
-            after it.
+            after it, and how often it did.
         settled: chunks that a store of the tier has been concluded for, well or not.
         stored: chunks to announce as stored, in order.
         removed: chunks to announce as removed, in order.
+        given: how many chunks it was handed over to store.
         counts: what happened how often.
 
     Args:
@@ -80,18 +81,21 @@ class Ledger:
         self.name = name
         self.pending: dict[int, Job] = {}
         self.held: dict[int, Job] = {}
-        self.found: set[OffloadKey] = set()
+        self.found: Counter[OffloadKey] = Counter()
         self.settled: set[OffloadKey] = set()
         self.stored: list[OffloadKey] = []
         self.removed: list[OffloadKey] = []
+        self.given = 0
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._holds = holds
         self._on_breach = on_breach
         self._running: dict[int, Job] = {}
         self._lingering: dict[int, Job] = {}
-        # Lookups of before the last reset, whose answers mean nothing.
+        # Jobs of before the last reset, whose results mean nothing.
         self._outdated: set[int] = set()
+        # Loads that failed since then.
+        self._failed: Counter[OffloadKey] = Counter()
         self._results: dict[int, JobResult] = {}
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
 
@@ -117,13 +121,9 @@ class Ledger:
             if job.job_id in self.held:
                 self._on_breach("a job's id is its own", f"{what} twice")
             if job.operation is Operation.LOAD:
-                for key in job.keys:
-                    if key not in self.found:
-                        self._on_breach(
-                            "a load rests on an answer",
-                            f"{what} of {short(key)}, which it has not said it has since the "
-                            "last reset",
-                        )
+                self._check_answers(job, what)
+            elif job.operation is Operation.STORE:
+                self.given += len(job.keys)
             self._running[job.job_id] = self.pending[job.job_id] = self.held[job.job_id] = job
 
     def reported(self, report: Report) -> None:
@@ -159,6 +159,7 @@ class Ledger:
     def reset(self) -> None:
         """The manager was reset: answers to what was asked before mean nothing."""
         self.found.clear()
+        self._failed.clear()
         self._outdated.update(self.pending)
 
     # --- what is to be known ------------------------------------------------------------------
@@ -209,6 +210,19 @@ class Ledger:
     def _under_way(self) -> Iterator[Job]:
         return itertools.chain(self._running.values(), self._lingering.values())
 
+    def _check_answers(self, load: Job, what: str) -> None:
+        for key in load.keys:
+            if not self.found[key]:
+                self._on_breach(
+                    "a load rests on an answer",
+                    f"{what} of {short(key)}, which it has not said it has since the last reset",
+                )
+            if self._failed[key] >= self.found[key]:
+                self._on_breach(
+                    "a load that failed is not tried again on the same answer",
+                    f"{what} of {short(key)}, which failed {self._failed[key]} times already",
+                )
+
     def _concluded(self, result: JobResult) -> None:
         job = self._running.pop(result.job_id, None)
         if job is None:
@@ -246,12 +260,13 @@ class Ledger:
         outdated = job.job_id in self._outdated
         self._outdated.discard(job.job_id)
         for key, verdict in zip(job.keys, result.verdicts, strict=False):
-            if verdict is not Verdict.OK:
-                continue
-            if job.operation is Operation.LOOKUP and not outdated:
-                self.found.add(key)
-            elif job.operation is Operation.STORE:
-                self.stored.append(key)
+            if verdict is Verdict.OK:
+                if job.operation is Operation.LOOKUP and not outdated:
+                    self.found[key] += 1
+                elif job.operation is Operation.STORE:
+                    self.stored.append(key)
+            elif job.operation is Operation.LOAD and not outdated:
+                self._failed[key] += 1
 
 
 class WatchedRunner(InlineRunner):
@@ -300,8 +315,13 @@ class WatchedRunner(InlineRunner):
                 verdicts = [verdict.value for verdict in report.verdicts]
                 open_io = "" if report.released else "its I/O goes on"
                 self._note(self._ledger.name, "job", report.job_id, "is", verdicts, open_io)
+            elif isinstance(report, IoEnded):
+                self._note(self._ledger.name, "I/O of job", report.job_id, "has ended")
+            elif isinstance(report, ChunksRemoved):
+                self._note(self._ledger.name, "removed", report.keys)
             else:
-                self._note(self._ledger.name, report)
+                words = report.direction.value, "breaker", report.state.value
+                self._note(self._ledger.name, *words)
         return reports
 
     def close(self, timeout_s: float) -> None:

@@ -89,19 +89,19 @@ def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
     Returns:
         The plan.
     """
-    slots = rng.choice([4, 5, 6, 8, 10, 12, 16, 24, 40])
+    slots = rng.choice([4, 6, 8, 12, 16, 20, 24, 32, 40])
     # A share of the seeds knows no trouble at all: what is wrong there is wrong every day.
-    fault_rate = rng.choice([0.0, 0.02, 0.1, 0.3])
+    fault_rate = rng.choice([0.0, 0.02, 0.06, 0.2])
     tiers = rng.choices([1, 2, 3], [2, 7, 1])[0]
     return Plan(
         slots=slots,
         policy=rng.choice(list(policies)),
-        store_reserve=rng.choice([0.0, 0.1, 0.3]),
+        store_reserve=rng.choice([0.0, 0.1, 0.3, 0.5]),
         one_copy=rng.random() < 0.3,
         recompute_s=rng.choice([None, None, 0.0005, 0.01]),
         groups=rng.choices([1, 2, 3], [3, 2, 1])[0],
-        depth=rng.randint(2, 6),
-        requests=rng.randint(2, 6),
+        depth=rng.randint(2, 5),
+        requests=rng.randint(2, 8),
         steps=rng.randint(50, 110),
         step_s=rng.choice([0.002, 0.01, 0.03]),
         reset_rate=rng.choice([0.0, 0.01, 0.04]),
@@ -115,10 +115,11 @@ def _draw_tier(rng: random.Random, index: int, slots: int, fault_rate: float) ->
     store_policy = rng.choices(
         ["through", "on_evict", "after_hits:1", "after_hits:2", "prompt_only"], [4, 4, 1, 2, 2]
     )[0]
+    lookup_deadline_s = rng.uniform(0.005, 0.03)
     options: dict[str, str | int | float] = {
         "store_policy": store_policy,
         "offload_policy": "request" if rng.random() < 0.25 else "chunk",
-        "lookup_deadline": rng.uniform(0.005, 0.05),
+        "lookup_deadline": lookup_deadline_s,
         "load_deadline": rng.uniform(0.02, 0.2),
         "store_deadline": rng.uniform(0.05, 0.4),
         "retries": rng.randint(0, 2),
@@ -136,9 +137,10 @@ def _draw_tier(rng: random.Random, index: int, slots: int, fault_rate: float) ->
         options=options,
         capacity_chunks=rng.choice([None, slots, 2 * slots]),
         padded=rng.random() < 0.2,
-        latency_s=rng.choice([0.0, 0.001, 0.005, 0.02]),
+        # A lookup is late now and then where nothing is wrong.
+        latency_s=lookup_deadline_s * rng.choice([0.0, 0.1, 0.3, 0.6, 1.1]),
         fault_rate=fault_rate,
         removals=rng.choice([0.0, 0.1]),
-        outages=0.02 if fault_rate else 0.0,
+        outages=rng.choice([0.0, 0.01]) if fault_rate else 0.0,
         breaks_contract=fault_rate > 0 and rng.random() < 0.05,
     )

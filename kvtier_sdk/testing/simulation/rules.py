@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class Evidence:
         device: knows which copies are under way, and the bytes.
         ledgers: know which jobs are under way; one a tier.
         policy: knows which chunks are readable.
+        promotion_limit: how many slots promotions may occupy.
     """
 
     manager: TieringManager
@@ -36,6 +38,7 @@ class Evidence:
     device: Device
     ledgers: Sequence[Ledger]
     policy: WatchedPolicy
+    promotion_limit: int
 
 
 @dataclass(slots=True)
@@ -64,6 +67,14 @@ class Rules:
         self._breach = on_breach
         # What an attentive reader of the events takes the primary tier to hold.
         self._announced: set[OffloadKey] = set()
+        # Stores that resets took back, by tier.
+        self._withdrawn: Counter[int] = Counter()
+
+    def before_reset(self) -> None:
+        """A reset is coming: what is only collected will not be handed over."""
+        for port in self._see.inside.ports:
+            for item in self._see.inside.collected(port):
+                self._withdrawn[port.index] += item.operation is Operation.STORE
 
     def check(self) -> None:
         """Check what holds after every step."""
@@ -74,8 +85,17 @@ class Rules:
         self._check_promotions()
         self._check_jobs()
         self._check_questions()
+        self._check_stores()
         self._check_usage()
         self._check_events(self._see.manager.take_events())
+
+    def check_idle(self) -> None:
+        """Check what holds where the manager says that no work is pending."""
+        inside = self._see.inside
+        waiting = [item for port in inside.ports for item in inside.collected(port)]
+        jobs = [ledger.describe() for ledger in self._see.ledgers if ledger.pending]
+        if waiting or jobs:
+            self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
 
     def check_rest(self) -> None:
         """Check what holds besides when nothing is left to do."""
@@ -167,20 +187,23 @@ class Rules:
             self._breach("what is awaited is on its way", f"{where}: {short(slot.key)} is not")
 
     def _check_promotions(self) -> None:
-        loading = {t.slot for t in self._transfers() if t.operation is Operation.LOAD}
+        loads = [t for t in self._transfers() if t.operation is Operation.LOAD]
+        busy = {transfer.slot for transfer in loads if transfer.moves}
         for request_id, key, slot in self._see.inside.claims():
             if slot.key != key or slot.state not in (_LOADING, _READY):
                 self._breach("a claim is on a chunk", f"{request_id} claims slot {slot.index}")
-            loading.add(slot.index)
-        inside = self._see.inside
-        if len(loading) > inside.promotion_limit:
+            busy.add(slot.index)
+        if len(busy) > self._see.promotion_limit:
             self._breach(
                 "promotions leave room to stores",
-                f"they hold {len(loading)} slots of {inside.promotion_limit}",
+                f"they hold {len(busy)} slots of {self._see.promotion_limit}",
             )
-        if len(loading) != inside.promotions:
+        # A chunk that has arrived before others of its job may count until the job has ended.
+        arrived = {transfer.slot for transfer in loads}
+        if not len(busy) <= self._see.inside.promotions <= len(busy | arrived):
             self._breach(
-                "promotions are counted", f"{inside.promotions}, and there are {len(loading)}"
+                "promotions are counted",
+                f"{self._see.inside.promotions}, and there are {len(busy)}",
             )
 
     # --- jobs, questions, figures --------------------------------------------------------------
@@ -209,6 +232,22 @@ class Rules:
                     )
                 if counted_bytes > max(port.spec.runner.max_queue_bytes, inside.chunk_bytes):
                     self._breach("queues are bounded", f"{port.spec.name}: {counted_bytes} bytes")
+
+    def _check_stores(self) -> None:
+        """What a tier with ``through`` is not given is counted, with the reason."""
+        inside = self._see.inside
+        expected = self._see.manager.stats[0].stored_chunks
+        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
+            if port.whole_requests or port.spec.runner.store_policy != "through":
+                continue
+            waiting = sum(item.operation is Operation.STORE for item in inside.collected(port))
+            dropped = sum(n for what, n in port.stats.dropped.items() if what.startswith("store."))
+            accounted = ledger.given + waiting + dropped + self._withdrawn[port.index]
+            if accounted != expected:
+                self._breach(
+                    "what is dropped is counted",
+                    f"{ledger.name}: {expected} chunks were stored, {accounted} accounted for",
+                )
 
     def _check_questions(self) -> None:
         inside = self._see.inside

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from kvtier_sdk.testing.simulation.breach import Breach
 from kvtier_sdk.testing.simulation.report import SimulationReport
-from kvtier_sdk.testing.simulation.simulate import simulate
+from kvtier_sdk.testing.simulation.world import simulate
 
 
 def soak(

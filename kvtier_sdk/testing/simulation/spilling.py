@@ -47,7 +47,7 @@ class SpillRule:
         if self.resetting:
             return
         for port, ledger in self._owed:
-            had = key in ledger.settled or key in ledger.found
+            had = key in ledger.settled or ledger.found[key]
             if not had and port.takes_stores and key not in self._let_go[ledger.name]:
                 self._breach(
                     "what is owed to a tier stays until it had it",

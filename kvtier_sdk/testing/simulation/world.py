@@ -117,7 +117,14 @@ class World:
             self._add_tier(tier_plan)
         self.spills.watch(self.inside, self.ledgers)
         self.rules = Rules(
-            Evidence(self.manager, self.inside, self.device, self.ledgers, self.policy),
+            Evidence(
+                self.manager,
+                self.inside,
+                self.device,
+                self.ledgers,
+                self.policy,
+                promotion_limit=self.plan.slots - round(self.plan.slots * self.plan.store_reserve),
+            ),
             self.breach,
         )
         self.engine = Engine(
@@ -262,6 +269,7 @@ class World:
 
     @contextmanager
     def _resetting(self) -> Iterator[None]:
+        self.rules.before_reset()
         for ledger in self.ledgers:
             ledger.reset()
         self.spills.resetting = True
@@ -274,6 +282,8 @@ class World:
         self.journal.step = self.engine.step + 1
         self.engine.run_step(arrivals=not calm)
         self.spills.step_ended(self.policy.known)
+        if self.rng.random() < 0.1 and not self.manager.has_pending_work():
+            self.rules.check_idle()
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
