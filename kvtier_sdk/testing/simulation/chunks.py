@@ -30,6 +30,7 @@ class ChunkTree:
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:
         self.content: dict[OffloadKey, bytes] = {}
         self.groups = groups
+        self._keys: dict[bytes, list[OffloadKey]] = {}
         self._depth = depth
         self._chunk_bytes = chunk_bytes
         self._rng = rng
@@ -58,6 +59,12 @@ class ChunkTree:
 
     def keys(self, path: bytes) -> list[OffloadKey]:
         """The chunks of a path, in the order in which an engine names them."""
+        keys = self._keys.get(path)
+        if keys is None:
+            keys = self._keys[path] = self._make_keys(path)
+        return keys
+
+    def _make_keys(self, path: bytes) -> list[OffloadKey]:
         keys = []
         for end in range(1, len(path) + 1):
             digest = 2 * xxh3_128_digest(path[:end])

@@ -22,6 +22,7 @@ class TierPlan:
         fault_rate: share of the calls in which something is wrong.
         removals: share of the steps in which it lets go of a chunk by itself.
         outages: share of the steps in which one begins.
+        stalls: share of the steps in which its loop begins to stand still for some steps.
         breaks_contract: whether it may return a wrong number of results once.
     """
 
@@ -33,6 +34,7 @@ class TierPlan:
     fault_rate: float
     removals: float
     outages: float
+    stalls: float
     breaks_contract: bool
 
     @property
@@ -141,6 +143,7 @@ def _draw_tier(rng: random.Random, index: int, slots: int, fault_rate: float) ->
         latency_s=lookup_deadline_s * rng.choice([0.0, 0.1, 0.3, 0.6, 1.1]),
         fault_rate=fault_rate,
         removals=rng.choice([0.0, 0.1]),
+        stalls=rng.choice([0.0, 0.05]),
         outages=rng.choice([0.0, 0.01]) if fault_rate else 0.0,
         breaks_contract=fault_rate > 0 and rng.random() < 0.05,
     )

@@ -6,7 +6,7 @@ import logging
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvtier_sdk.config import RunnerOptions
@@ -41,6 +41,9 @@ POLICIES = ("lru", "arc", "fifo")
 #: Steps in which requests that are alive have to end when nothing goes wrong any more.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02
+#: The longest that a tier's loop stands still; shorter than the manager's own patience with it.
+_LONGEST_STALL_S = 0.8
+_LONGEST_STALL_STEPS = 15
 #: How long the engine does nothing, now and then.
 _LULL_S = 1.0
 #: Time after which every breaker has closed: the longest pause, and a probe.
@@ -111,6 +114,8 @@ class World:
         self.weathers: list[Weather] = []
         self.ledgers: list[Ledger] = []
         self.runners: list[WatchedRunner] = []
+        # By tier: until which step its loop stands still.
+        self._stalled_until: list[int] = []
         self.tiers: list[SimulatedTier] = []
         self.loops: list[TierLoop] = []
         for tier_plan in self.plan.tiers:
@@ -253,6 +258,7 @@ class World:
         self.weathers.append(weather)
         self.ledgers.append(ledger)
         self.runners.append(runner)
+        self._stalled_until.append(0)
 
     def _watch_io(self, ledger: Ledger) -> Callable[[Operation, Transfer], None]:
         def on_touch(operation: Operation, transfer: Transfer) -> None:
@@ -289,25 +295,35 @@ class World:
             self._run_tiers(_CALM_STEP_S)
         else:
             self._weather()
-            self._run_tiers(self.rng.uniform(0, self.plan.step_s))
+            stalled = [until > self.engine.step for until in self._stalled_until]
+            self._run_tiers(self.rng.uniform(0, self.plan.step_s), stalled)
             if self.rng.random() < self.plan.lull_rate:
                 self.journal.note("lull")
                 self._run_tiers(_LULL_S)
                 self.engine.excuse(_LULL_S * len(self.runners))
-        self.rules.check()
         self._raise_first_breach()
 
     def _raise_first_breach(self) -> None:
         if self._first_breach is not None:
             raise self._first_breach
 
-    def _run_tiers(self, duration_s: float) -> None:
+    def _run_tiers(self, duration_s: float, stalled: Sequence[bool] = ()) -> None:
         for index in self.rng.sample(range(len(self.runners)), len(self.runners)):
+            if any(stalled[index : index + 1]):
+                self.clock.advance(duration_s)
+                continue
             self.runners[index].run_for(duration_s)
             self.ledgers[index].check_deadlines()
 
     def _weather(self) -> None:
-        for plan, weather, tier in zip(self.plan.tiers, self.weathers, self.tiers, strict=True):
+        for index, plan in enumerate(self.plan.tiers):
+            weather, tier = self.weathers[index], self.tiers[index]
+            if self.rng.random() < plan.stalls and self._stalled_until[index] < self.engine.step:
+                self.journal.note(plan.name, "stands still")
+                weather.seen["stall"] += 1
+                longest = int(_LONGEST_STALL_S / self.plan.step_s / len(self.runners))
+                steps = self.rng.randint(1, min(longest, _LONGEST_STALL_STEPS))
+                self._stalled_until[index] = self.engine.step + steps
             if self.rng.random() < plan.outages:
                 self.journal.note("outage of", plan.name)
                 weather.begin_outage()
