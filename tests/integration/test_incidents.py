@@ -22,6 +22,7 @@ from kvtier_sdk import (
     ChunkNotFoundError,
     CorruptChunkError,
     TierError,
+    TierUnavailableError,
 )
 
 EngineFactory = Callable[..., Engine]
@@ -278,6 +279,34 @@ def test_case_15_two_processes_store_the_same_chunks(tmp_path: Path) -> None:
         output, _ = child.communicate(timeout=120)
         assert output == "{}\n"
     assert len(chunk_files(tmp_path)) == 240
+
+
+def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory) -> None:
+    """Let ``TierGate._probe`` return at once: the tier stays off for ever.
+
+    Let ``Breaker.end_probe`` keep its doubled pause: it stays off longer after the next outage.
+    """
+    engine = make(breaker_failures=3, probe_interval="1s")
+    tier = engine.tiers[0]
+    # In the first outage a probe fails too, after which the next one comes two seconds later.
+    for outage_s, recovery_s in ((1.0, 2.0), (0.0, 1.0)):
+        tier.on_store = lambda transfer: TierUnavailableError("gone", retryable=False)
+        for key in KEYS[:3]:
+            engine.store(A, key)
+            engine.step()
+        engine.runners[0].run_for(outage_s)
+        engine.manager.on_schedule_end()
+        assert engine.manager.stats[1].stores_open == 1
+        tier.on_store = lambda transfer: None
+        # No request comes meanwhile: the tier is tried with a chunk of nobody's.
+        engine.runners[0].run_for(recovery_s)
+        engine.manager.on_schedule_end()
+        assert engine.manager.stats[1].stores_open == 0
+        engine.manager.reset_cache()
+        engine.store(A, KEYS[0])
+        engine.at_rest()
+        assert list(tier._objects) == [KEYS[0]]
+        engine.manager.reset_cache()
 
 
 def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(tmp_path: Path) -> None:
