@@ -15,6 +15,7 @@ from kvtier_sdk.jobs import JobResult, Verdict
 from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
 from kvtier_sdk.runner.gate import TierGate
+from kvtier_sdk.runner.tier_caller import TierCaller
 from kvtier_sdk.runner.tier_loop import TierLoop
 from kvtier_sdk.testing.simulation import Breach, simulate
 from kvtier_sdk.tiering.cascade import Cascade
@@ -233,6 +234,23 @@ def the_last_request_flushes_nothing(patch: pytest.MonkeyPatch) -> None:
 @bug("pending work is told")
 def pending_work_is_kept_secret(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TieringManager, "has_pending_work", lambda self: False)
+
+
+@bug("a reset of the tiers too is cold")
+def a_reset_leaves_the_tiers_as_they_are(patch: pytest.MonkeyPatch) -> None:
+    async def delete_all(self: Any) -> None:
+        return
+
+    patch.setattr(TierCaller, "delete_all", delete_all)
+
+
+@bug("a reset of the tiers too is cold")
+def a_purge_does_not_wait_for_stores(patch: pytest.MonkeyPatch) -> None:
+    async def purge(self: Any, run: Any, batch: range) -> None:
+        await self._call.delete_all()
+        self._settle(run, batch[0], None)
+
+    patch.setattr(TierLoop, "_purge", purge)
 
 
 @bug("a breaker closes without traffic")

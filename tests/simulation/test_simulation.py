@@ -22,7 +22,8 @@ requests aborted while waiting
 requests aborted while loading
 requests aborted while running
 preemptions
-resets
+resets of primary
+resets of all
 touches
 ends: finish
 ends: aborted
@@ -47,6 +48,7 @@ trouble: outage
 trouble: hang
 trouble: late
 trouble: damage
+trouble: stall
 read breaker opened
 write breaker opened
 miss: absent

@@ -89,7 +89,7 @@ class Engine:
         clock: Clock,
         journal: Journal,
         on_breach: Callable[[str, str], None],
-        resetting: Callable[[], AbstractContextManager[None]],
+        resetting: Callable[[ResetScope], AbstractContextManager[None]],
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.step = 0
@@ -205,10 +205,10 @@ class Engine:
 
     def _reset(self) -> None:
         scope = self._rng.choice(list(ResetScope))
-        self._count("resets")
+        self._count(f"resets of {scope.value}")
         self._note("reset", scope.value)
         self._device.make_stale()
-        with self._resetting():
+        with self._resetting(scope):
             self._manager.reset_cache(scope)
         self._flush_step = self.step + self._rng.randint(0, _LONGEST_FLUSH_STEPS)
         for request in self.requests:

@@ -98,6 +98,11 @@ class Ledger:
         self._failed: Counter[OffloadKey] = Counter()
         self._results: dict[int, JobResult] = {}
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
+        # Resets of the tiers too, counted; since which of them a job is under way, and since which
+        # a chunk is stored.
+        self._era = 0
+        self._job_eras: dict[int, int] = {}
+        self._put_eras: dict[OffloadKey, int] = {}
 
     @property
     def busy(self) -> bool:
@@ -120,6 +125,7 @@ class Ledger:
                 self._on_breach("no empty job", f"{what} of no key")
             if job.job_id in self.held:
                 self._on_breach("a job's id is its own", f"{what} twice")
+            self._job_eras[job.job_id] = self._era
             if job.operation is Operation.LOAD:
                 self._check_answers(job, what)
             elif job.operation is Operation.STORE:
@@ -155,9 +161,15 @@ class Ledger:
         for job in self._under_way():
             if job.operation is Operation.STORE and key in job.keys:
                 self._put_by_job.add((job.job_id, key))
+                self._put_eras[key] = max(self._put_eras.get(key, 0), self._job_eras[job.job_id])
 
-    def reset(self) -> None:
-        """The manager was reset: answers to what was asked before mean nothing."""
+    def reset(self, *, tiers_too: bool) -> None:
+        """The manager was reset: answers to what was asked before mean nothing.
+
+        Args:
+            tiers_too: whether what was stored in the tiers before shall not be found either.
+        """
+        self._era += tiers_too
         self.found.clear()
         self._failed.clear()
         self._outdated.update(self.pending)
@@ -247,6 +259,12 @@ class Ledger:
             self._on_breach(
                 "what is reported as loaded is there",
                 f"{self.name}: {short(key)} is not in slot {job.slots[index]}",
+            )
+        asked_now = job.operation is Operation.LOOKUP and self._job_eras[job.job_id] == self._era
+        if asked_now and self._put_eras.get(key) != self._era:
+            self._on_breach(
+                "a reset of the tiers too is cold",
+                f"{self.name} has {short(key)}, which was stored before it",
             )
         if job.operation is Operation.STORE and (job.job_id, key) not in self._put_by_job:
             self._on_breach(

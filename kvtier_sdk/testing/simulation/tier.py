@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, ClassVar
 
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.jobs import Operation
 from kvtier_sdk.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.testing.simulation.faults import Weather
-from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
+from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer
 
 
 class SimulatedTierConfig(MemoryTierConfig):
@@ -91,6 +91,11 @@ class SimulatedTier(MemoryTier):
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         await self._weather.suffer()
         await super().delete(keys)
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        await self._weather.suffer()
+        async for entry in super().scan():
+            yield entry
 
     def lose(self) -> None:
         """Let go of a chunk, as an expiry would."""

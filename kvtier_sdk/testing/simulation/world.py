@@ -34,7 +34,7 @@ from kvtier_sdk.testing.simulation.tier import (
 from kvtier_sdk.testing.simulation.watches import WatchedMemory, WatchedPolicy
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.tiering import TieringManager
+from kvtier_sdk.tiering import ResetScope, TieringManager
 from kvtier_sdk.types import Transfer
 
 POLICIES = ("lru", "arc", "fifo")
@@ -274,10 +274,10 @@ class World:
         return on_touch
 
     @contextmanager
-    def _resetting(self) -> Iterator[None]:
+    def _resetting(self, scope: ResetScope) -> Iterator[None]:
         self.rules.before_reset()
         for ledger in self.ledgers:
-            ledger.reset()
+            ledger.reset(tiers_too=scope is ResetScope.ALL)
         self.spills.resetting = True
         yield
         self.spills.resetting = False
