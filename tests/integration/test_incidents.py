@@ -233,7 +233,7 @@ _WRITES_WHEN_TOLD = """
         print("writing", flush=True)
         input()
         return write(*arguments)
-    with live(["file://{root}"]) as engine:
+    with live(["file://{root}?retries=0"]) as engine:
         engine.store(engine.begin("a"), b"good" * 9)
         os.pwritev = write_when_told
         engine.store(engine.begin("b"), b"same" * 9)
