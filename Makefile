@@ -6,11 +6,12 @@ TRACE ?=
 SEEDS ?= 1000
 SEED ?=
 
-.PHONY: help setup test check format demo bench soak clean
+.PHONY: help setup test test-wheels check format demo bench soak clean
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test                     run every test"
+	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
@@ -27,6 +28,9 @@ $(VENV)/.setup: pyproject.toml backends/file/pyproject.toml requirements-dev.txt
 
 test: setup
 	$(BIN)/python -m pytest
+
+test-wheels: setup
+	$(BIN)/python tests/wheels.py
 
 check: setup
 	$(BIN)/ruff check .
