@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TRACE ?=
+SEEDS ?= 1000
+SEED ?=
 
-.PHONY: help setup test test-wheels check format demo bench clean
+.PHONY: help setup test test-wheels check format demo bench soak clean
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test                     run every test"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
+	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
 	@echo "make format                   format the code"
 
@@ -44,6 +47,9 @@ demo: setup
 
 bench: setup
 	$(BIN)/python tests/bench/scheduler.py $(TRACE)
+
+soak: setup
+	$(BIN)/python -m kvtier_sdk.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
