@@ -9,13 +9,18 @@ TORCH ?= torch==2.13.0
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
-.PHONY: help setup test check format demo bench bench-worker clean \
+SEEDS ?= 1000
+SEED ?=
+
+.PHONY: help setup test test-wheels check format demo bench bench-worker soak clean \
 	setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test                     run every test"
+	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
+	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
 	@echo "make bench-worker             GB/s between device blocks and slots"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
@@ -35,6 +40,9 @@ $(VENV)/.setup: pyproject.toml backends/file/pyproject.toml requirements-dev.txt
 
 test: setup
 	$(BIN)/python -m pytest
+
+test-wheels: setup
+	$(BIN)/python tests/wheels.py
 
 check: setup
 	$(BIN)/ruff check .
@@ -66,6 +74,9 @@ test-vllm-next: setup-vllm
 
 demo-vllm: setup-vllm
 	$(VLLM_VENV)/bin/python examples/demo_vllm.py
+
+soak: setup
+	$(BIN)/python -m kvtier_sdk.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

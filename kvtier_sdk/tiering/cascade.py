@@ -58,8 +58,6 @@ class Cascade:
         self._on_evict: list[TierPort] = []
         self._whole: list[TierPort] = []
         self._owed_mask = 0
-        # Chunks on their way to a tier that they are owed to, by tier.
-        self._spilling: dict[int, int] = {}
         # Slots that were asked for and not there since the last step ended.
         self._missing = 0
         self.tracks = False
@@ -75,7 +73,6 @@ class Cascade:
         by_moment[port.store_policy.moment].append(port)
         if port.store_policy.moment is StoreMoment.EVICTED:
             self._owed_mask |= port.bit
-            self._spilling[port.index] = 0
         if port.whole_requests:
             self._whole.append(port)
         self.uses_position = self.uses_position or port.store_policy.uses_position
@@ -83,8 +80,8 @@ class Cascade:
 
     @property
     def behind(self) -> bool:
-        """Whether chunks are on their way out to make room, or should be."""
-        return any(self._spilling.values()) or (bool(self._on_evict) and self._missing > 0)
+        """Whether chunks should leave to make room, and were not sent on their way yet."""
+        return bool(self._on_evict) and self._missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         """Chunks that the device wrote have become readable.
@@ -153,7 +150,8 @@ class Cascade:
         if not self._on_evict:
             return
         shortage = max(self.headroom_slots, self._missing)
-        shortage -= self._primary.free_slots + max(self._spilling.values())
+        # Whatever such a tier is being given can be evicted once it has it.
+        shortage -= self._primary.free_slots + max(port.stores for port in self._on_evict)
         self._missing = 0
         if shortage <= 0:
             return
@@ -167,8 +165,7 @@ class Cascade:
                 for slot in owed:
                     slot.offers.owed &= ~port.bit
             else:
-                sent = self._offer(port, owed[: port.store_room], NOBODY)
-                self._spilling[port.index] += sent
+                self._offer(port, owed[: port.store_room], NOBODY)
         self._primary.evict(
             [slot.key for slot in victims if not slot.offers.owed and not slot.pins]
         )
@@ -176,7 +173,6 @@ class Cascade:
     def settled(self, port: TierPort, job: Job) -> None:
         """A store has been concluded: well or not, the chunks are owed to the tier no more."""
         if port.bit & self._owed_mask:
-            self._spilling[port.index] -= len(job.slots)
             for index in job.slots:
                 offers = self._primary.slots[index].offers
                 if offers is not None:

@@ -117,6 +117,11 @@ class TierPort:
         """How many more chunks the queue of stores has room for."""
         return max(0, (self._max_store_bytes - self.store_bytes) // self._chunk_bytes)
 
+    @property
+    def stores(self) -> int:
+        """How many chunks are collected for stores or under way."""
+        return self.store_bytes // self._chunk_bytes
+
     def load(
         self, keys: Sequence[OffloadKey], slots: Sequence[int], request: RequestContext
     ) -> None:

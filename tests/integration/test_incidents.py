@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -23,14 +22,15 @@ from kvtier_sdk import (
     ChunkNotFoundError,
     CorruptChunkError,
     TierError,
+    TierUnavailableError,
 )
 
 EngineFactory = Callable[..., Engine]
 
 
 def chunk_files(root: Path) -> list[Path]:
-    """The files that hold chunks: everything that is as long as a chunk at least."""
-    return [p for p in root.rglob("*") if p.is_file() and p.stat().st_size >= 4096 + 64]
+    """The files that hold chunks; what is being written counts too."""
+    return [path for pattern in ("*.kv", "*.tmp") for path in root.rglob(pattern)]
 
 
 def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(tmp_path: Path) -> None:
@@ -224,16 +224,29 @@ def test_case_13_one_root_and_another_dtype(tmp_path: Path) -> None:
         assert engine.settle(engine.begin("c"), KEYS[0]) == ["HIT"]
 
 
-_STORES_FOR_EVER = """
-    import itertools
+_WRITES_WHEN_TOLD = """
+    import os
     from support.live import live
-    with live(["file://{root}"]) as engine:
-        for n in itertools.count():
-            request = engine.begin(str(n))
-            engine.store(request, *[n.to_bytes(8, "big") * 4 + bytes([i] * 4) for i in range(8)])
-            engine.manager.on_request_finished(request)
-            print(n, flush=True)
+    write = os.pwritev
+    def write_when_told(*arguments):
+        os.pwritev = write
+        print("writing", flush=True)
+        input()
+        return write(*arguments)
+    with live(["file://{root}?retries=0"]) as engine:
+        engine.store(engine.begin("a"), b"good" * 9)
+        os.pwritev = write_when_told
+        engine.store(engine.begin("b"), b"same" * 9)
+        print(dict(engine.manager.stats[1].failures), flush=True)
 """
+
+
+def _start_writing(root: Path) -> subprocess.Popen[str]:
+    """Start a process that stores a chunk, and waits for a line in the midst of another."""
+    child = _start(_WRITES_WHEN_TOLD.format(root=root))
+    assert child.stdout is not None
+    assert child.stdout.readline() == "writing\n"
+    return child
 
 
 def _start(script: str) -> subprocess.Popen[str]:
@@ -241,6 +254,7 @@ def _start(script: str) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -248,54 +262,70 @@ def _start(script: str) -> subprocess.Popen[str]:
 
 
 def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
-    """Write under the final name, or leave the sweep out of ``open``: pieces stay."""
-    child = _start(_STORES_FOR_EVER.format(root=tmp_path))
-    assert child.stdout is not None
-    for _ in range(5):
-        child.stdout.readline()
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    with live([f"file://{tmp_path}"]):
-        pass
-    lengths = {p.stat().st_size for p in chunk_files(tmp_path)}
-    assert len(lengths) == 1, "every chunk is whole"
-    assert not [p for p in tmp_path.rglob("*") if "tmp" in p.name and p.is_file()]
+    """Write under the final name, or leave the sweep out of ``_count_own``: a piece stays."""
+    child = _start_writing(tmp_path)
+    child.kill()
+    child.communicate()
+    assert len(chunk_files(tmp_path)) == 2
+    with live([f"file://{tmp_path}"]) as engine:
+        assert len(chunk_files(tmp_path)) == 1
+        assert engine.settle(engine.begin("c"), b"good" * 9, b"same" * 9) == ["HIT", "MISS"]
+        assert engine.manager.stats[1].failures == {}
 
 
-def test_case_15_two_processes_store_the_same_chunks(tmp_path: Path) -> None:
-    """Name temporaries after the key alone: one of the renames fails."""
-    script = f"""
-        from support.live import live
-        with live(["file://{tmp_path}"]) as engine:
-            for n in range(30):
-                request = engine.begin(str(n))
-                engine.store(request, *[bytes([n, i]) * 18 for i in range(8)])
-                engine.manager.on_request_finished(request)
-            print(dict(engine.manager.stats[1].failures), flush=True)
-    """
-    children = [_start(script) for _ in range(2)]
+def test_case_15_two_processes_store_the_same_chunk(tmp_path: Path) -> None:
+    """Name temporaries after the key alone: only one of the two can write."""
+    children = [_start_writing(tmp_path) for _ in range(2)]
     for child in children:
-        output, _ = child.communicate(timeout=120)
+        output, _ = child.communicate("\n", timeout=120)
         assert output == "{}\n"
-    assert len(chunk_files(tmp_path)) == 240
+    assert len(chunk_files(tmp_path)) == 2
+
+
+def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory) -> None:
+    """Let ``TierGate._probe`` return at once: the tier stays off for ever.
+
+    Let ``Breaker.end_probe`` keep its doubled pause: it stays off longer after the next outage.
+    """
+    engine = make(breaker_failures=3, probe_interval="1s")
+    tier = engine.tiers[0]
+    # In the first outage a probe fails too, after which the next one comes two seconds later.
+    for outage_s, recovery_s in ((1.0, 2.0), (0.0, 1.0)):
+        tier.on_store = lambda transfer: TierUnavailableError("gone", retryable=False)
+        for key in KEYS[:3]:
+            engine.store(A, key)
+            engine.step()
+        engine.runners[0].run_for(outage_s)
+        engine.manager.on_schedule_end()
+        assert engine.manager.stats[1].stores_open == 1
+        tier.on_store = lambda transfer: None
+        # No request comes meanwhile: the tier is tried with a chunk of nobody's.
+        engine.runners[0].run_for(recovery_s)
+        engine.manager.on_schedule_end()
+        assert engine.manager.stats[1].stores_open == 0
+        engine.manager.reset_cache()
+        engine.store(A, KEYS[0])
+        engine.at_rest()
+        assert list(tier._objects) == [KEYS[0]]
+        engine.manager.reset_cache()
 
 
 def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(tmp_path: Path) -> None:
-    """Start the budget at what this process has stored: everything else looks like too much."""
-    url = f"file://{tmp_path}?capacity=1MiB"
+    """Leave out the count in ``_count_own``: the second process takes the store to be empty."""
+    url = f"file://{tmp_path}?capacity=512KiB"
     with live([url]) as engine:
         request = engine.begin("a")
         for start in range(0, 60, 20):
             engine.store(request, *KEYS[start : start + 20])
-    stored = set(chunk_files(tmp_path))
-    assert len(stored) == 60
+    assert len(chunk_files(tmp_path)) == 60
     with live([url]) as engine:
         request = engine.begin("b")
-        engine.store(request, b"new" * 12)
-        assert engine.manager.stats[1].evicted_chunks == 0
-        assert engine.settle(request, *KEYS[:3]) == ["HIT"] * 3
-    assert stored < set(chunk_files(tmp_path))
+        engine.store(request, *(bytes([index]) * 36 for index in range(10)))
+        assert engine.manager.stats[1].evicted_chunks <= 20
+        assert engine.settle(request, *KEYS[40:50]) == ["HIT"] * 10
+    stored = chunk_files(tmp_path)
+    assert len(stored) >= 50
+    assert sum(path.stat().st_size for path in stored) <= 512 << 10
 
 
 def test_case_19_the_last_request_ends_with_stores_in_flight(make: EngineFactory) -> None:

@@ -82,6 +82,16 @@ def test_on_evict_a_tier_that_fails_does_not_fill_the_pool(make: EngineFactory) 
     engine.at_rest()
 
 
+def test_on_evict_a_tier_of_whole_requests_gets_stores_that_make_no_room(
+    make: EngineFactory,
+) -> None:
+    engine = make(store_policy="on_evict", offload_policy="request")
+    engine.store(A, *KEYS[:2])
+    engine.store(B, *KEYS[:2])
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:2])
+
+
 def test_on_evict_and_through_side_by_side(make: EngineFactory) -> None:
     policies = ({"store_policy": "on_evict"}, {})
     engine = make(slots=4, tiers=2, each=policies, manager={"store_reserve": 0.5})

@@ -1,0 +1,76 @@
+"""Chunks that share prefixes, and the bytes that belong to each."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from xxhash import xxh3_128_digest
+
+from kvtier_sdk.types import OffloadKey, make_offload_key
+
+_CONVERSATIONS = 6
+
+
+class ChunkTree:
+    """Prefixes that branch: most requests begin alike, and many take an earlier one up again.
+
+    A prefix is a path, of which each letter is a node; a node is a chunk of every KV-cache group.
+
+    Attributes:
+        content: the bytes of every chunk that was ever named.
+
+    Args:
+        groups: KV-cache groups.
+        depth: nodes of the longest prompt of a new conversation.
+        chunk_bytes: length of a chunk.
+        rng: the seed's.
+    """
+
+    def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:
+        self.content: dict[OffloadKey, bytes] = {}
+        self.groups = groups
+        self._keys: dict[bytes, list[OffloadKey]] = {}
+        self._depth = depth
+        self._chunk_bytes = chunk_bytes
+        self._rng = rng
+        self._conversations: deque[bytes] = deque(maxlen=_CONVERSATIONS)
+
+    def new_path(self) -> bytes:
+        """A prompt: a new conversation, the next turn of one, or a turn once more."""
+        if self._conversations and self._rng.random() < 0.6:
+            path = self._rng.choice(self._conversations)
+            # A conversation that has outgrown the pool grows no longer.
+            if len(path) < 2 * self._depth and self._rng.random() < 0.5:
+                return self.longer(path)
+            return path
+        path = b""
+        for _ in range(self._rng.randint(1, self._depth)):
+            path = self.longer(path)
+        return path
+
+    def longer(self, path: bytes) -> bytes:
+        """A path and one more node."""
+        return path + self._rng.choices((b"a", b"b", b"c"), (5, 4, 1))[0]
+
+    def ended(self, path: bytes) -> None:
+        """A request is over; another turn may follow."""
+        self._conversations.append(path)
+
+    def keys(self, path: bytes) -> list[OffloadKey]:
+        """The chunks of a path, in the order in which an engine names them."""
+        keys = self._keys.get(path)
+        if keys is None:
+            keys = self._keys[path] = self._make_keys(path)
+        return keys
+
+    def _make_keys(self, path: bytes) -> list[OffloadKey]:
+        keys = []
+        for end in range(1, len(path) + 1):
+            digest = 2 * xxh3_128_digest(path[:end])
+            keys += [make_offload_key(digest, group) for group in range(self.groups)]
+        for key in keys:
+            if key not in self.content:
+                seed = xxh3_128_digest(key)
+                self.content[key] = (seed * (self._chunk_bytes // 16 + 1))[: self._chunk_bytes]
+        return keys

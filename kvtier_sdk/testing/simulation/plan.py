@@ -1,0 +1,149 @@
+"""What a seed decides before anything runs: sizes, tiers, options, how bad the weather is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CHUNK_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """One tier.
+
+    Attributes:
+        name: unique.
+        options: of the runner, as they are written in a configuration.
+        capacity_chunks: what it holds before the least recently used goes; ``None`` is all.
+        padded: whether its buffers are longer than a chunk.
+        latency_s: the longest time that a call takes where nothing is wrong.
+        fault_rate: share of the calls in which something is wrong.
+        removals: share of the steps in which it lets go of a chunk by itself.
+        outages: share of the steps in which one begins.
+        stalls: share of the steps in which its loop begins to stand still for some steps.
+        breaks_contract: whether it may return a wrong number of results once.
+    """
+
+    name: str
+    options: dict[str, str | int | float]
+    capacity_chunks: int | None
+    padded: bool
+    latency_s: float
+    fault_rate: float
+    removals: float
+    outages: float
+    stalls: float
+    breaks_contract: bool
+
+    @property
+    def longest_s(self) -> float:
+        """The longest of its deadlines."""
+        return max(float(self.options[f"{what}_deadline"]) for what in ("load", "store", "lookup"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole simulation.
+
+    Attributes:
+        slots: of the pool.
+        policy: which chunk leaves a full pool.
+        store_reserve: share of the slots that promotions leave to stores.
+        one_copy: as the manager's.
+        recompute_s: as the manager's.
+        groups: KV-cache groups of a request.
+        depth: chunks of the longest prefix.
+        requests: how many are alive at most.
+        steps: of the engine, before it comes to rest.
+        step_s: how long a tier runs in a step, at most.
+        reset_rate: share of the steps with a reset.
+        lull_rate: share of the steps after which the engine does nothing for a while.
+        ends: how it comes to an end: the requests ``"finish"``, are ``"aborted"``, or the manager
+            is ``"shut down"`` in the midst of everything.
+        tiers: in the order in which they are asked.
+    """
+
+    slots: int
+    policy: str
+    store_reserve: float
+    one_copy: bool
+    recompute_s: float | None
+    groups: int
+    depth: int
+    requests: int
+    steps: int
+    step_s: float
+    reset_rate: float
+    lull_rate: float
+    ends: str
+    tiers: tuple[TierPlan, ...]
+
+
+def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
+    """Decide on everything that does not change while the simulation runs.
+
+    Args:
+        rng: the seed's.
+        policies: names of eviction policies to choose from.
+
+    Returns:
+        The plan.
+    """
+    slots = rng.choice([4, 6, 8, 12, 16, 20, 24, 32, 40])
+    # A share of the seeds knows no trouble at all: what is wrong there is wrong every day.
+    fault_rate = rng.choice([0.0, 0.02, 0.06, 0.2])
+    tiers = rng.choices([1, 2, 3], [2, 7, 1])[0]
+    return Plan(
+        slots=slots,
+        policy=rng.choice(list(policies)),
+        store_reserve=rng.choice([0.0, 0.1, 0.3, 0.5]),
+        one_copy=rng.random() < 0.3,
+        recompute_s=rng.choice([None, None, 0.0005, 0.01]),
+        groups=rng.choices([1, 2, 3], [3, 2, 1])[0],
+        depth=rng.randint(2, 5),
+        requests=rng.randint(2, 8),
+        steps=rng.randint(50, 110),
+        step_s=rng.choice([0.002, 0.01, 0.03]),
+        reset_rate=rng.choice([0.0, 0.01, 0.04]),
+        lull_rate=rng.choice([0.0, 0.01]),
+        ends=rng.choices(["finish", "aborted", "shut down"], [3, 2, 2])[0],
+        tiers=tuple(_draw_tier(rng, index, slots, fault_rate) for index in range(tiers)),
+    )
+
+
+def _draw_tier(rng: random.Random, index: int, slots: int, fault_rate: float) -> TierPlan:
+    store_policy = rng.choices(
+        ["through", "on_evict", "after_hits:1", "after_hits:2", "prompt_only"], [4, 4, 1, 2, 2]
+    )[0]
+    lookup_deadline_s = rng.uniform(0.005, 0.03)
+    options: dict[str, str | int | float] = {
+        "store_policy": store_policy,
+        "offload_policy": "request" if rng.random() < 0.25 else "chunk",
+        "lookup_deadline": lookup_deadline_s,
+        "load_deadline": rng.uniform(0.02, 0.2),
+        "store_deadline": rng.uniform(0.05, 0.4),
+        "retries": rng.randint(0, 2),
+        "retry_delay": rng.uniform(0.001, 0.01),
+        "concurrency": rng.choice([1, 2, 8]),
+        "max_batch": CHUNK_BYTES * rng.choice([1, 2, 1000]),
+        "max_queue": CHUNK_BYTES * rng.choice([2, 4, 1000]),
+        "breaker_failures": rng.randint(2, 5),
+        "breaker_window": rng.choice([6, 20]),
+        "probe_interval": rng.uniform(0.02, 0.2),
+        "max_probe_interval": 0.5,
+    }
+    return TierPlan(
+        name=f"tier{index}",
+        options=options,
+        capacity_chunks=rng.choice([None, slots, 2 * slots]),
+        padded=rng.random() < 0.2,
+        # A lookup is late now and then where nothing is wrong.
+        latency_s=lookup_deadline_s * rng.choice([0.0, 0.1, 0.3, 0.6, 1.1]),
+        fault_rate=fault_rate,
+        removals=rng.choice([0.0, 0.1]),
+        stalls=rng.choice([0.0, 0.05]),
+        outages=rng.choice([0.0, 0.01]) if fault_rate else 0.0,
+        breaks_contract=fault_rate > 0 and rng.random() < 0.05,
+    )

@@ -1,0 +1,42 @@
+"""What a simulation, or many, went through."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SimulationReport:
+    """What happened, so that it can be seen what was covered.
+
+    Attributes:
+        seeds: how many simulations.
+        steps: of the engine.
+        virtual_s: time that passed in them.
+        counts: what happened how often.
+        digest: of every action, in order: the same for the same seed.
+    """
+
+    seeds: int = 0
+    steps: int = 0
+    virtual_s: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    digest: int = 0
+
+    def add(self, other: SimulationReport) -> None:
+        """Take another one's figures in."""
+        self.seeds += other.seeds
+        self.steps += other.steps
+        self.virtual_s += other.virtual_s
+        self.counts.update(other.counts)
+        self.digest ^= other.digest
+
+    def table(self) -> str:
+        """The figures, a line each."""
+        width = max(map(len, self.counts), default=0)
+        lines = [f"  {what:{width}}  {count:>12,}" for what, count in sorted(self.counts.items())]
+        head = (
+            f"{self.seeds:,} seeds, {self.steps:,} steps, {self.virtual_s:,.0f} s of virtual time"
+        )
+        return "\n".join([head, *lines])

@@ -1,0 +1,107 @@
+"""Go-betweens that see each use of the pool's memory and each call of the eviction policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvtier_sdk.contract import EvictionPolicy
+from kvtier_sdk.pool import HostPool
+from kvtier_sdk.types import OffloadKey, RequestContext
+
+
+class WatchedMemory:
+    """The pool as a runner sees it; tells of a view which slot it belongs to.
+
+    Args:
+        pool: the memory.
+    """
+
+    def __init__(self, pool: HostPool) -> None:
+        self._pool = pool
+        # One view a slot and alignment, kept: the identity of a view says which slot it is of.
+        self._views: dict[tuple[int, int], memoryview] = {}
+        self._slots: dict[int, int] = {}
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Payload of a slot."""
+        return self._pool.chunk_bytes
+
+    def padded_view(self, slot: int, alignment: int, holder: str = "") -> memoryview:
+        """A slot's payload, its length rounded up to ``alignment``."""
+        view = self._views.get((slot, alignment))
+        if view is None:
+            view = self._views[slot, alignment] = self._pool.padded_view(slot, alignment)
+            self._slots[id(view)] = slot
+        return view
+
+    def slot_of(self, view: memoryview) -> int | None:
+        """Index of the slot that a view belongs to, ``None`` for memory that is not the pool's."""
+        return self._slots.get(id(view))
+
+    def release(self) -> None:
+        """Let go of all views."""
+        self._views.clear()
+        self._slots.clear()
+
+
+class WatchedPolicy(EvictionPolicy):
+    """An eviction policy that is held to what it is told, and its manager to telling it.
+
+    Attributes:
+        known: the chunks that it was told of.
+
+    Args:
+        policy: the one that decides.
+        on_breach: told of a broken rule, and why.
+        on_insert: told of a chunk that has become readable.
+        on_remove: told of one that is gone.
+    """
+
+    def __init__(
+        self,
+        policy: EvictionPolicy,
+        on_breach: Callable[[str, str], None],
+        on_insert: Callable[[OffloadKey], None],
+        on_remove: Callable[[OffloadKey], None],
+    ) -> None:
+        self.known: set[OffloadKey] = set()
+        self.uses_prefix = policy.uses_prefix  # type: ignore[misc]  # as the real one has it
+        self._policy = policy
+        self._on_breach = on_breach
+        self._tell_insert = on_insert
+        self._tell_remove = on_remove
+
+    def on_insert(
+        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
+    ) -> None:
+        if key in self.known:
+            self._complain(f"told twice of {key.hex()}")
+        self.known.add(key)
+        self._tell_insert(key)
+        self._policy.on_insert(key, parent, position, request)
+
+    def on_access(self, key: OffloadKey) -> None:
+        if key not in self.known:
+            self._complain(f"told of a use of {key.hex()}, which it does not know")
+        self._policy.on_access(key)
+
+    def on_remove(self, key: OffloadKey) -> None:
+        if key not in self.known:
+            self._complain(f"told of the end of {key.hex()}, which it does not know")
+        self.known.discard(key)
+        self._tell_remove(key)
+        self._policy.on_remove(key)
+
+    def choose_victims(
+        self, count: int, is_evictable: Callable[[OffloadKey], bool]
+    ) -> Sequence[OffloadKey]:
+        victims = self._policy.choose_victims(count, is_evictable)
+        if len(victims) > count or len(set(victims)) < len(victims):
+            self._complain(f"chose {len(victims)} victims, not all of them new, for {count}")
+        elif not all(map(is_evictable, victims)):
+            self._complain("chose a victim that is not evictable")
+        return victims
+
+    def _complain(self, message: str) -> None:
+        self._on_breach("the policy knows exactly the readable chunks", message)

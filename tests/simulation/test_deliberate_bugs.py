@@ -1,0 +1,296 @@
+"""Deliberate bugs: each breaks one rule of the code, and the simulation has to find it.
+
+Each is a small change to one method. ``-s`` shows how many seeds were needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kvtier_sdk.frame import Frame
+from kvtier_sdk.jobs import JobResult, Verdict
+from kvtier_sdk.policies.lru import LRUPolicy
+from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
+from kvtier_sdk.runner.gate import TierGate
+from kvtier_sdk.runner.tier_caller import TierCaller
+from kvtier_sdk.runner.tier_loop import TierLoop
+from kvtier_sdk.testing.simulation import Breach, simulate
+from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.promotions import Promotions
+from kvtier_sdk.tiering.questions import Question, QuestionBook
+from kvtier_sdk.tiering.reports import EventLog, ReportDesk
+from kvtier_sdk.tiering.requests import RequestState
+from kvtier_sdk.tiering.tier_port import TierPort
+
+#: Within so many seeds each has to be found.
+SEEDS = 200
+
+Bug = Callable[[pytest.MonkeyPatch], None]
+BUGS: dict[str, tuple[tuple[str, ...], Bug]] = {}
+
+
+def bug(*rules: str) -> Callable[[Bug], Bug]:
+    """Enter a bug, and the rules of which one has to find it."""
+
+    def enter(make: Bug) -> Bug:
+        BUGS[make.__name__] = rules, make
+        return make
+
+    return enter
+
+
+def around(patch: pytest.MonkeyPatch, owner: type, name: str, change: Callable[..., Any]) -> None:
+    """Replace a method by ``change(original, self, ...)``."""
+    original = getattr(owner, name)
+    patch.setattr(owner, name, lambda self, *a, **k: change(original, self, *a, **k))
+
+
+@bug("each pin has its owner")
+def an_abort_keeps_its_claims(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Promotions, "abandon", lambda self, state: None)
+
+
+@bug("each pin has its owner")
+def copies_are_forgotten_with_their_request(patch: pytest.MonkeyPatch) -> None:
+    def end(self: Any, state: RequestState) -> None:
+        if state.finished:
+            self._requests.pop(state.context.request_id, None)
+
+    patch.setattr(TieringManager, "_end_if_over", end)
+
+
+@bug("each pin has its owner")
+def a_slot_is_free_while_its_io_runs(patch: pytest.MonkeyPatch) -> None:
+    def forget(original: Any, self: Any, slot: Slot) -> None:
+        slot.pins = 0
+        original(self, slot)
+
+    around(patch, PrimaryTier, "forget", forget)
+
+
+@bug("the manager knows its jobs", "each pin has its owner")
+def a_slot_is_used_again_once_the_deadline_has_passed(patch: pytest.MonkeyPatch) -> None:
+    def conclude(original: Any, self: Any, port: TierPort, result: JobResult, now_s: float) -> None:
+        result.released = True
+        original(self, port, result, now_s)
+
+    around(patch, ReportDesk, "_conclude", conclude)
+
+
+@bug("each pin has its owner")
+def a_store_does_not_pin(patch: pytest.MonkeyPatch) -> None:
+    def send(original: Any, self: Any, port: TierPort, slots: Sequence[Slot], request: Any) -> int:
+        taken: int = original(self, port, slots, request)
+        for slot in slots[:taken]:
+            slot.pins -= 1
+        return taken
+
+    around(patch, Cascade, "_send", send)
+
+
+@bug("each pin has its owner")
+def a_reset_forgets_the_quarantine(patch: pytest.MonkeyPatch) -> None:
+    def reset(original: Any, self: Any, scope: Any) -> None:
+        original(self, scope)
+        self.on_reset_flushed()
+
+    around(patch, TieringManager, "reset_cache", reset)
+
+
+@bug("an answer belongs to its question")
+def a_late_answer_goes_to_a_later_question(patch: pytest.MonkeyPatch) -> None:
+    def answered(original: Any, self: Any, job_id: int, bit: int, verdicts: Any) -> None:
+        question = self._by_job.get(job_id)
+        if question is not None and not question.waiting:
+            self._by_job[job_id] = next(
+                (self.open[key] for key in question.keys if key in self.open), question
+            )
+        # Whatever the later question asked for.
+        later = self._by_job.get(job_id)
+        if later is not None:
+            verdicts = (verdicts * len(later.keys))[: len(later.keys)]
+        original(self, job_id, bit, verdicts)
+
+    around(patch, QuestionBook, "answered", answered)
+
+
+@bug("a load rests on an answer")
+def verdicts_are_matched_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    def answered(original: Any, self: Any, job_id: int, bit: int, verdicts: Any) -> None:
+        original(self, job_id, bit, [*verdicts[1:], verdicts[0]])
+
+    around(patch, QuestionBook, "answered", answered)
+
+
+@bug("a load rests on an answer")
+def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(QuestionBook, "forget", lambda self: None)
+    patch.setattr(RequestState, "forget_answers", lambda self: None)
+
+
+@bug("promotions leave room to stores")
+def promotions_take_the_headroom(patch: pytest.MonkeyPatch) -> None:
+    def init(original: Any, self: Any, primary: PrimaryTier, limit: int) -> None:
+        original(self, primary, len(primary.slots))
+
+    around(patch, Promotions, "__init__", init)
+
+
+@bug("what is owed to a tier stays until it had it")
+def a_victim_leaves_before_it_was_stored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrimaryTier, "_is_evictable", PrimaryTier._is_idle)
+
+
+@bug("the manager never raises")
+def a_hit_can_be_evicted_in_its_own_step(patch: pytest.MonkeyPatch) -> None:
+    def find(original: Any, self: Any, slot: Slot, state: RequestState) -> Any:
+        answer = original(self, slot, state)
+        slot.hit_step = -1
+        return answer
+
+    around(patch, TieringManager, "_find", find)
+
+
+@bug("a job ends in one result")
+def a_job_is_reported_twice(patch: pytest.MonkeyPatch) -> None:
+    def expire(original: Any, self: Any, run: Any) -> None:
+        original(self, run)
+        run.concluded = False
+
+    around(patch, TierLoop, "_expire", expire)
+
+
+@bug("a job ends by its deadline")
+def a_deadline_is_not_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TierLoop, "_expire", lambda self, run: None)
+
+
+@bug("a readable slot holds its chunk", "only what was stored under a key reaches the device")
+def a_failed_load_is_a_hit(patch: pytest.MonkeyPatch) -> None:
+    def concluded(original: Any, self: Any, job: Any, verdicts: Any) -> Any:
+        return original(self, job, [Verdict.OK] * len(verdicts))
+
+    around(patch, Promotions, "concluded", concluded)
+
+
+@bug("what is reported as loaded is there")
+def a_damaged_chunk_is_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Frame, "check", lambda *arguments: None)
+
+
+@bug("what is stored under a key is its chunk")
+def slots_are_handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    def store(original: Any, self: Any, keys: Any, slots: list[int], request: Any) -> int:
+        taken: int = original(self, keys, slots, request)
+        slots.reverse()
+        return taken
+
+    around(patch, TierPort, "store", store)
+
+
+@bug("an answer is true", "a slot has one owner")
+def a_second_request_begins_a_second_load(patch: pytest.MonkeyPatch) -> None:
+    def lookup(original: Any, self: Any, key: bytes, request: Any) -> Any:
+        table = self._primary.by_key
+        slot = table.get(key)
+        if (
+            slot is None
+            or slot.state is not SlotState.LOADING
+            or key in self._state(request).claims
+        ):
+            return original(self, key, request)
+        del table[key]
+        answer = original(self, key, request)
+        table.setdefault(key, slot)
+        return answer
+
+    around(patch, TieringManager, "lookup", lookup)
+
+
+@bug("a load that failed is not tried again on the same answer")
+def a_failed_load_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Question, "strike", lambda self, key, tier: None)
+
+
+@bug("what is dropped is counted")
+def a_drop_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TierPort, "drop_stores", lambda self, count: None)
+
+
+@bug("stores do not wait for another step")
+def the_last_request_flushes_nothing(patch: pytest.MonkeyPatch) -> None:
+    def finished(original: Any, self: Any, request: Any) -> None:
+        self._flush = lambda: None
+        original(self, request)
+        del self._flush
+
+    around(patch, TieringManager, "on_request_finished", finished)
+
+
+@bug("pending work is told")
+def pending_work_is_kept_secret(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TieringManager, "has_pending_work", lambda self: False)
+
+
+@bug("a reset of the tiers too is cold")
+def a_reset_leaves_the_tiers_as_they_are(patch: pytest.MonkeyPatch) -> None:
+    async def delete_all(self: Any) -> None:
+        return
+
+    patch.setattr(TierCaller, "delete_all", delete_all)
+
+
+@bug("a reset of the tiers too is cold")
+def a_purge_does_not_wait_for_stores(patch: pytest.MonkeyPatch) -> None:
+    async def purge(self: Any, run: Any, batch: range) -> None:
+        await self._call.delete_all()
+        self._settle(run, batch[0], None)
+
+    patch.setattr(TierLoop, "_purge", purge)
+
+
+@bug("a breaker closes without traffic")
+def an_open_breaker_is_not_probed(patch: pytest.MonkeyPatch) -> None:
+    async def probe(self: Any, direction: Any) -> None:
+        return
+
+    patch.setattr(TierGate, "_probe", probe)
+
+
+@bug("events agree with the primary tier")
+def an_eviction_is_not_announced(patch: pytest.MonkeyPatch) -> None:
+    def primary(original: Any, self: Any, keys: Any, *, removed: bool) -> None:
+        if not removed:
+            original(self, keys, removed=removed)
+
+    around(patch, EventLog, "primary", primary)
+
+
+@bug("the policy knows exactly the readable chunks")
+def a_policy_chooses_what_is_pinned(patch: pytest.MonkeyPatch) -> None:
+    def choose(original: Any, self: Any, count: int, is_evictable: Any) -> Any:
+        return original(self, count, lambda key: True)
+
+    around(patch, LRUPolicy, "choose_victims", choose)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_simulation_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, make = BUGS[name]
+    make(monkeypatch)
+    found = next(filter(None, map(breach_of, range(SEEDS))), None)
+    assert found is not None, f"not found within {SEEDS} seeds"
+    print(f"{name}: {found}")
+    assert found.rule in rules
+
+
+def breach_of(seed: int) -> Breach | None:
+    try:
+        simulate(seed)
+    except Breach as breach:
+        return breach
+    return None

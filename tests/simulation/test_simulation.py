@@ -1,0 +1,134 @@
+"""The simulation itself: it finds nothing wrong, it plays everything, and always the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from kvtier_sdk.testing.simulation import Breach, SimulationReport, simulate, soak
+from kvtier_sdk.testing.simulation.__main__ import main
+from kvtier_sdk.tiering.manager import TieringManager
+
+SEEDS = 150
+
+# What a short run must have met at least once, or it does not test what it says.
+MET = """
+requests finished while running
+requests aborted while waiting
+requests aborted while loading
+requests aborted while running
+preemptions
+resets of primary
+resets of all
+touches
+ends: finish
+ends: aborted
+ends: shut down
+lookup HIT
+lookup MISS
+lookup HIT_PENDING
+lookup RETRY
+chunks evicted
+chunks rejected
+chunks loaded from a tier
+stores failed
+load ok
+load corrupt
+load timeout
+load unavailable
+store ok
+store timeout
+store capacity
+store unavailable
+trouble: outage
+trouble: hang
+trouble: late
+trouble: damage
+trouble: stall
+read breaker opened
+write breaker opened
+miss: absent
+miss: timeout
+miss: unavailable
+miss: load_failed
+miss: primary_full
+miss: queue_full
+miss: slower_than_recompute
+policy: lru
+policy: arc
+policy: fifo
+store policy: through
+store policy: on_evict
+store policy: after_hits:2
+store policy: prompt_only
+"""
+
+
+@pytest.fixture(scope="module")
+def report() -> SimulationReport:
+    return soak(0, SEEDS)
+
+
+def test_no_rule_is_broken(report: SimulationReport) -> None:
+    assert report.seeds == SEEDS
+    assert report.steps > 50 * SEEDS
+
+
+@pytest.mark.parametrize("what", MET.split("\n")[1:-1])
+def test_what_is_simulated_happens(report: SimulationReport, what: str) -> None:
+    assert report.counts[what] > 0
+
+
+def test_a_seed_decides_everything(report: SimulationReport) -> None:
+    again = soak(0, 12, processes=1)
+    assert again.digest == soak(0, 12, processes=2).digest
+    script = "from kvtier_sdk.testing.simulation import soak; print(soak(0, 12).digest)"
+    for hash_seed in ("1", "2"):
+        output = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        assert int(output.stdout) == again.digest, "not even the hashes of the process matter"
+
+
+def test_a_breach_says_how_to_see_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(TieringManager, "touch", lambda self, keys, request: keys[10_000])
+    with pytest.raises(Breach) as caught:
+        soak(0, 20, processes=1)
+    breach = caught.value
+    assert breach.rule == "the manager never raises"
+    assert "IndexError" in breach.message
+    assert main(["--seed", str(breach.seed)]) == 1
+    told = capsys.readouterr().err
+    assert f"make soak SEED={breach.seed}" in told
+    assert f"--seed {breach.seed} --trace" in told
+    assert "touch" in told, "the last actions"
+    assert main(["--first", str(breach.seed), "--seeds", "1"]) == 1
+
+
+def test_the_command_shows_what_was_met(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3", "--trace"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 seeds" in shown
+    assert "lookup_prefix" in shown
+    with pytest.raises(SystemExit):
+        main(["--seeds", "0"])
+    assert "0 is not at least 1" in capsys.readouterr().err
+
+
+def test_reports_add_up() -> None:
+    total = SimulationReport()
+    for seed in (1, 2):
+        total.add(simulate(seed))
+    assert total.seeds == 2
+    assert total.counts == simulate(1).counts + simulate(2).counts
+    assert isinstance(total.counts, Counter)
