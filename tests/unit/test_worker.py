@@ -428,7 +428,10 @@ def test_shutdown_waits_for_what_runs_and_for_what_is_queued(gate: Gate, gated) 
     assert len(gate.began) == 2
     assert torch.equal(kv.tensor[2], kv.tensor[1])
     worker.shutdown()
-    assert [result.job_id for result in worker.get_finished()] == [1, 2]
+    assert [(result.job_id, result.error) for result in worker.get_finished()] == [
+        (1, None),
+        (2, None),
+    ]
     worker.wait([1, 2, 3])
     with pytest.raises(KVTierError, match="shut down"):
         worker.submit_store(3, [1], [0])
