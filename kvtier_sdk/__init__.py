@@ -44,7 +44,7 @@ from kvtier_sdk.metrics import (
     metric_samples,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.pool import HostPool
+from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.registry import (
     BackendInfo,
     available_backends,
@@ -109,6 +109,7 @@ __all__ = [
     "MissReason",
     "Namespace",
     "OffloadKey",
+    "PoolLayout",
     "PoolUsage",
     "PrepareStoreOutput",
     "ReplayError",

@@ -42,7 +42,7 @@ class TierContext:
         clock: time, sleeping and tasks; a tier uses no other.
         logger: a logger of this tier's own.
         report_removed: tell the SDK that chunks are gone from the tier (evicted, expired,
-            found damaged). Callable from any thread; never blocks.
+            deleted, found damaged). Callable from any thread; never blocks.
     """
 
     name: str

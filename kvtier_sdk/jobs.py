@@ -33,6 +33,11 @@ class Operation(Enum):
     LOAD = "load"
     STORE = "store"
     TOUCH = "touch"
+    PURGE = "purge"
+
+
+#: Stands in a job for all chunks of the namespace; no chunk is called so.
+EVERY_CHUNK: OffloadKey = b""
 
 
 class Verdict(Enum):

@@ -14,6 +14,9 @@ from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
 T = TypeVar("T")
 E = TypeVar("E", bound=TierError)
 
+#: How many chunks are deleted with one call.
+_DELETE_CHUNKS = 256
+
 
 class TierCaller:
     """Turns whatever a tier does into results of the right shape or a :class:`TierError`.
@@ -62,6 +65,20 @@ class TierCaller:
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         """As the tier's; raises only :class:`TierError`."""
         await self._guarded("delete", lambda: self._tier.delete(keys))
+
+    async def delete_all(self) -> None:
+        """Delete every chunk of the namespace that ``scan`` yields; raises only :class:`TierError`.
+
+        A cancellation leaves the chunks that were not reached.
+        """
+
+        async def list_keys() -> list[OffloadKey]:
+            return [entry.key async for entry in self._tier.scan()]
+
+        # Listed first: a listing may miss chunks where they are deleted under way.
+        keys = await self._guarded("scan", list_keys)
+        for start in range(0, len(keys), _DELETE_CHUNKS):
+            await self.delete(keys[start : start + _DELETE_CHUNKS])
 
     async def _batched(
         self, operation: str, count: int, call: Callable[[], Awaitable[Sequence[T]]]

@@ -52,6 +52,7 @@ _DIRECTIONS = {
     Operation.LOAD: Direction.READ,
     Operation.TOUCH: Direction.READ,
     Operation.STORE: Direction.WRITE,
+    Operation.PURGE: Direction.WRITE,
 }
 
 
@@ -288,6 +289,7 @@ class TierLoop:
             Operation.TOUCH: self._touch,
             Operation.LOAD: self._transfer,
             Operation.STORE: self._transfer,
+            Operation.PURGE: self._purge,
         }[run.job.operation]
         task = self._clock.spawn(work(run, batch), name=f"{run.job.operation.value} job")
         run.tasks.add(task)
@@ -418,6 +420,19 @@ class TierLoop:
             error = raised
         for index in batch:
             self._settle(run, index, error)
+
+    async def _purge(self, run: _Run, batch: range) -> None:
+        """Delete every chunk, also those whose stores are under way."""
+        self._drop_queued(Verdict.CANCELLED, [Direction.WRITE])
+        while self._running[Operation.STORE]:
+            self._progress.clear()
+            await self._progress.wait()
+        try:
+            await self._call.delete_all()
+        except TierError as error:
+            self._settle(run, batch[0], error)
+        else:
+            self._settle(run, batch[0], None)
 
     async def _transfer(self, run: _Run, batch: range) -> None:
         """Move a batch, trying again what may succeed, and note each chunk's verdict."""

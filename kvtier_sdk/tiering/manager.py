@@ -114,7 +114,8 @@ class TieringManager:
             raise ConfigError(f"two tiers are named {spec.name!r}; give one of them another name")
         store_policy = load_store_policy(spec.runner.store_policy)
         runner.start()
-        port = TierPort(len(self._ports), spec, runner, store_policy, self._pool.chunk_bytes)
+        pool = self._pool
+        port = TierPort(len(self._ports), spec, runner, store_policy, pool.slots, pool.chunk_bytes)
         self._ports.append(port)
         self._all_tiers |= port.bit
         self._cascade.add(port)
@@ -451,6 +452,11 @@ class TieringManager:
         in quarantine until :meth:`on_reset_flushed`. What a tier is doing goes on, and has no
         effect here.
 
+        With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background: a tier
+        is neither asked nor given anything until all chunks of this namespace have been deleted
+        there, which is tried again where it fails. What other engines store meanwhile in a tier
+        that they share may stay.
+
         Args:
             scope: how far the reset goes.
         """
@@ -478,6 +484,10 @@ class TieringManager:
         self._touched.clear()
         self._cascade.forget()
         self._events.primary(removed, removed=True)
+        if scope is ResetScope.ALL:
+            for port in self._ports:
+                port.begin_purge()
+            self._flush()
 
     def on_reset_flushed(self) -> None:
         """The device copies of before the last reset have ended: their slots can be used again."""

@@ -80,6 +80,7 @@ class ReportDesk:
             Operation.LOAD: self._loaded,
             Operation.STORE: self._stored,
             Operation.TOUCH: lambda port, job, result: None,
+            Operation.PURGE: self._purged,
         }
 
     def take(self, port: TierPort, reports: Sequence[Report], now_s: float) -> None:
@@ -165,6 +166,9 @@ class ReportDesk:
                 k for k, verdict in zip(job.keys, result.verdicts, strict=True) if verdict is _OK
             ]
             self._events.secondary(port, keys, removed=False)
+
+    def _purged(self, port: TierPort, job: Job, result: JobResult) -> None:
+        port.purged(succeeded=bool(self._count_failures(port, job, result)))
 
     def _count_failures(self, port: TierPort, job: Job, result: JobResult) -> int:
         """Count what failed; how many did not."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvtier_sdk.breaker import BreakerState, Direction
 from kvtier_sdk.contract import StorePolicy
 from kvtier_sdk.events import OffloadingEvent
-from kvtier_sdk.jobs import BreakerMoved, Job, JobTable, Operation
+from kvtier_sdk.jobs import EVERY_CHUNK, BreakerMoved, Job, JobTable, Operation
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.tier_spec import TierSpec
@@ -18,6 +20,11 @@ from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
 #: On whose behalf the manager acts where it is nobody's in particular.
 NOBODY = RequestContext("kvtier")
+
+#: How long emptying a tier may take in one go; what is left then is tried again.
+_PURGE_DEADLINE_S = 600.0
+
+_log = logging.getLogger("kvtier.manager")
 
 
 @dataclass(slots=True)
@@ -41,8 +48,6 @@ class TierPort:
         stats: what it has done.
         store_policy: which chunks it gets.
         whole_requests: whether it gets all chunks of a request.
-        takes_reads: false while its breaker for lookups and loads is open.
-        takes_stores: false while its breaker for stores is open.
         store_bytes: payload of stores that are collected or under way.
         load_bytes: payload of loads that are collected or under way.
     """
@@ -53,6 +58,7 @@ class TierPort:
         spec: TierSpec,
         runner: TierRunner,
         store_policy: StorePolicy,
+        slots: int,
         chunk_bytes: int,
     ) -> None:
         self.spec = spec
@@ -63,17 +69,35 @@ class TierPort:
         self.stats = TierStats(spec.name, spec.backend)
         self.store_policy = store_policy
         self.whole_requests = spec.runner.offload_policy == "request"
-        self.takes_reads = True
-        self.takes_stores = True
         self.store_bytes = 0
         self.load_bytes = 0
         self._chunk_bytes = chunk_bytes
+        # What waits for a tier is pinned: a slow one leaves half of a small pool to the others.
+        self._max_store_bytes = min(spec.runner.max_queue_bytes, (slots + 1) // 2 * chunk_bytes)
+        self._erasable = Capability.SCAN | Capability.DELETE in spec.tier_class.capabilities
         self._touches = Capability.TOUCH in spec.tier_class.capabilities
         self._loads: dict[str, _Batch] = {}
         self._stores: list[_Batch] = []
         self._touched: Sequence[OffloadKey] = ()
         self._load_rate = LoadRate()
         self._loads_running = 0
+        self._reads_open = False
+        self._stores_open = False
+        # Whether it may hold chunks of before a reset that was meant for it too; whether they are
+        # being deleted, and when that is tried (again).
+        self._stale = False
+        self._purging = False
+        self._purge_at_s = -math.inf
+
+    @property
+    def takes_reads(self) -> bool:
+        """Whether it is asked: not while its breaker is open, or until it was emptied."""
+        return not self._reads_open and not self._stale
+
+    @property
+    def takes_stores(self) -> bool:
+        """Whether it is given chunks, likewise."""
+        return not self._stores_open and not self._stale
 
     @property
     def waiting(self) -> bool:
@@ -91,8 +115,7 @@ class TierPort:
     @property
     def store_room(self) -> int:
         """How many more chunks the queue of stores has room for."""
-        room_bytes = self.spec.runner.max_queue_bytes - self.store_bytes
-        return max(0, room_bytes // self._chunk_bytes)
+        return max(0, (self._max_store_bytes - self.store_bytes) // self._chunk_bytes)
 
     def load(
         self, keys: Sequence[OffloadKey], slots: Sequence[int], request: RequestContext
@@ -197,6 +220,11 @@ class TierPort:
         if self._touched:
             deadline_s = now_s + options.store_deadline_s
             jobs.append(Job(new_job_id(), Operation.TOUCH, self._touched, (), NOBODY, deadline_s))
+        if self._stale and self._erasable and not self._purging and now_s >= self._purge_at_s:
+            self._purging = True
+            self._purge_at_s = now_s + options.max_probe_interval_s
+            deadline_s = now_s + _PURGE_DEADLINE_S
+            jobs.append(Job(new_job_id(), Operation.PURGE, [EVERY_CHUNK], (), NOBODY, deadline_s))
         if jobs:
             if self._loads:
                 if not self._loads_running:
@@ -227,13 +255,34 @@ class TierPort:
 
     def breaker_moved(self, report: BreakerMoved) -> None:
         """A breaker of the tier has opened, tries a probe, or has closed."""
-        closed = report.state is BreakerState.CLOSED
+        is_open = report.state is not BreakerState.CLOSED
         if report.direction is Direction.READ:
-            self.takes_reads = closed
-            self.stats.reads_open = int(not closed)
+            self._reads_open = is_open
+            self.stats.reads_open = int(is_open)
         else:
-            self.takes_stores = closed
-            self.stats.stores_open = int(not closed)
+            self._stores_open = is_open
+            self.stats.stores_open = int(is_open)
+
+    # --- emptying -----------------------------------------------------------------------------
+
+    def begin_purge(self) -> None:
+        """Have every chunk deleted from the next hand-over on; until that is done it is not used.
+
+        A tier that cannot list and delete its chunks is not used any more.
+        """
+        if not self._stale and not self._erasable:
+            _log.warning(
+                "tier %s cannot list and delete its chunks: a reset of all tiers puts it out of "
+                "use until the engine is started anew",
+                self.spec.name,
+            )
+        self._stale = True
+
+    def purged(self, *, succeeded: bool) -> None:
+        """A job that was to delete every chunk has been concluded."""
+        # Nothing has been stored since the reset: it does not matter whether another one came.
+        self._purging = False
+        self._stale = not succeeded
 
     def expected_load_s(self, chunks: int, now_s: float) -> float:
         """How long it would take to bring so many more chunks; 0.0 where nothing tells."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
 from support.live import live
+from support.small_shm import run_with_shm
 
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -284,7 +285,9 @@ def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(tmp_pa
     """Start the budget at what this process has stored: everything else looks like too much."""
     url = f"file://{tmp_path}?capacity=1MiB"
     with live([url]) as engine:
-        engine.store(engine.begin("a"), *KEYS[:60])
+        request = engine.begin("a")
+        for start in range(0, 60, 20):
+            engine.store(request, *KEYS[start : start + 20])
     stored = set(chunk_files(tmp_path))
     assert len(stored) == 60
     with live([url]) as engine:
@@ -305,6 +308,26 @@ def test_case_19_the_last_request_ends_with_stores_in_flight(make: EngineFactory
     engine.runners[0].run_for(1.0)
     assert list(engine.tiers[0]._objects) == [KEYS[0]]
     assert not engine.manager.has_pending_work()
+
+
+def test_case_20_a_restart_after_sigkill_where_there_is_room_for_one_pool() -> None:
+    """Remove ``sweep`` from ``join_named``: no start after the first finds room, for ever."""
+    run_with_shm(
+        64 << 20,
+        """
+        import os
+        from support.pool_process import PoolProcess, names_in
+
+        pool = "PoolLayout(20, 1 << 20, workers=2)"
+        for start in ("first", "second", "third"):
+            process = PoolProcess()
+            process.run(f"join({start!r}, {pool})")
+            room = os.statvfs("/dev/shm")
+            assert room.f_bavail * room.f_frsize < 40 << 20
+            process.kill()
+            assert len(names_in("/dev/shm")) == 1
+        """,
+    )
 
 
 def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from kvtier_sdk import (
+    Entry,
     MemoryTier,
     MemoryTierConfig,
     Namespace,
@@ -40,6 +41,7 @@ class FaultyTier(MemoryTier):
         self.gate: asyncio.Event | None = None
         self.stubborn = False
         self.raises: Exception | None = None
+        self.scan_error: TierError | None = None
         self.calls: list[tuple[str, list[OffloadKey]]] = []
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
@@ -60,6 +62,12 @@ class FaultyTier(MemoryTier):
         verdicts = [self.on_load(transfer) for transfer in batch]
         loaded = await super().load(batch)
         return [ours or theirs for ours, theirs in zip(verdicts, loaded, strict=True)]
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        if self.scan_error is not None:
+            raise self.scan_error
+        async for entry in super().scan():
+            yield entry
 
     async def _trouble(self) -> None:
         if self.raises is not None:
@@ -177,7 +185,8 @@ class Engine:
 
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """Store chunks for A, and push them out of the primary tier."""
-    engine.store(A, *keys)
-    engine.step()
-    engine.step()
+    for start in range(0, len(keys), 4):
+        engine.store(A, *keys[start : start + 4])
+        engine.step()
+        engine.step()
     engine.push_out(A)

@@ -358,3 +358,16 @@ def test_misuse_is_told(make: Callable[..., Engine]) -> None:
         engine.add("tier0", {})
     engine.runners[-1].close(0.0)
     assert engine.manager.lookup(KEYS[0], A) is LookupResult.RETRY
+
+
+def test_a_stalled_tier_leaves_half_of_the_pool_to_others(make: Callable[..., Engine]) -> None:
+    engine = make(slots=8)
+    engine.tiers[0].gate = asyncio.Event()
+    for start in range(0, 12, 3):
+        engine.store(A, *KEYS[start : start + 3])
+        engine.step()
+    assert engine.manager.usage().pinned == 4
+    assert engine.manager.stats[1].dropped == {"store.queue_full": 8}
+    assert engine.manager.stats[0].stored_chunks == 12
+    engine.tiers[0].gate.set()
+    engine.at_rest()

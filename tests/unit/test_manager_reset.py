@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
+import pytest
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, FaultyTier, stored_below
+
+from kvtier_sdk import Capability, TierUnavailableError
+from kvtier_sdk.tiering import ResetScope
 
 EngineFactory = Callable[..., Engine]
 
@@ -135,3 +139,69 @@ def test_a_chunk_is_stored_anew_while_its_old_copy_still_goes(make: EngineFactor
     assert engine.look(B, KEYS[0]) == ["HIT"]
     engine.manager.on_reset_flushed()
     engine.at_rest()
+
+
+def test_a_reset_of_all_empties_the_tiers(make: EngineFactory) -> None:
+    engine = make(tiers=2)
+    stored_below(engine, *KEYS[:3])
+    engine.manager.take_events()
+    engine.manager.reset_cache(ResetScope.ALL)
+    assert engine.look(B, KEYS[0]) == ["MISS"], "cold when it returns"
+    assert engine.manager.stats[0].misses["unavailable"] == 1
+    engine.step()
+    engine.manager.on_schedule_end()
+    gone = {event.tier: set(event.keys) for event in engine.manager.take_events() if event.removed}
+    assert gone["tier0"] >= set(KEYS[:3])
+    assert engine.settle(B, KEYS[1]) == ["MISS"]
+    assert engine.manager.stats[0].misses["absent"] == 1
+    engine.store(B, KEYS[0])
+    engine.step()
+    assert [len(tier._objects) for tier in engine.tiers] == [1, 1]
+
+
+def test_a_store_under_way_does_not_survive_a_reset_of_all(make: EngineFactory) -> None:
+    engine = make()
+    gate = engine.tiers[0].gate = asyncio.Event()
+    engine.store(A, KEYS[0])
+    engine.step()
+    engine.manager.reset_cache(ResetScope.ALL)
+    engine.step()
+    gate.set()
+    engine.step()
+    engine.step()
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    engine.at_rest()
+    assert not engine.tiers[0]._objects
+
+
+def test_a_tier_that_could_not_be_emptied_is_not_used_until_it_was(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].scan_error = TierUnavailableError("down")
+    engine.manager.reset_cache(ResetScope.ALL)
+    engine.step()
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    assert engine.manager.stats[1].failures == {"purge.unavailable": 1}
+    engine.store(B, KEYS[1])
+    assert engine.manager.stats[1].dropped == {"store.unavailable": 1}
+    engine.tiers[0].scan_error = None
+    engine.step(31.0)
+    engine.step()
+    engine.step()
+    assert not engine.tiers[0]._objects
+    engine.store(B, KEYS[2])
+    engine.step()
+    assert engine.tiers[0]._objects
+
+
+def test_a_tier_that_cannot_delete_is_out_of_use_after_a_reset_of_all(
+    make: EngineFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FaultyTier, "capabilities", Capability.SCAN)
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.manager.reset_cache(ResetScope.ALL)
+    assert "tier tier0 cannot list and delete its chunks" in caplog.text
+    for _ in range(3):
+        engine.step(60.0)
+        assert engine.settle(B, KEYS[0]) == ["MISS"]

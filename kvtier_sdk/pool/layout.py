@@ -1,0 +1,128 @@
+"""Where the bytes of a host pool lie, and the header that says so to a process that maps it."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.frame import round_up
+
+#: Rows begin at multiples of this many bytes: what direct I/O asks for.
+ROW_ALIGNMENT = 4096
+#: Parts begin at multiples of this many bytes: no two workers write to one cache line.
+PART_ALIGNMENT = 64
+#: The page behind the last row. Nobody maps it, so no stray write reaches it.
+HEADER_BYTES = 4096
+
+_MAGIC = b"KVTIPOOL"
+_FORMAT = 1
+_HEADER = struct.Struct("<8sIIQQQ")
+
+
+@dataclass(frozen=True)
+class PoolLayout:
+    """The geometry of a host pool; all its processes must agree on it.
+
+    A slot's row is the parts of all workers, one behind the other. Parts begin at multiples of 64
+    bytes, rows at multiples of 4,096.
+
+    Attributes:
+        slots: how many there are, at least 1.
+        part_bytes: one worker's bytes of a chunk, at least 1.
+        workers: how many workers map the pool, at least 1.
+        replicated: all workers hold the same bytes, which are stored once: a row has one part,
+            worker 0 writes it, and all read it.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    slots: int
+    part_bytes: int
+    workers: int = 1
+    replicated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.slots < 1 or self.part_bytes < 1:
+            raise ConfigError(
+                "a host pool needs at least one slot of one byte, "
+                f"not {self.slots} of {self.part_bytes}"
+            )
+        if self.workers < 1:
+            raise ConfigError(f"a host pool needs at least one worker, not {self.workers}")
+
+    @property
+    def parts(self) -> int:
+        """Parts of a row."""
+        return 1 if self.replicated else self.workers
+
+    @property
+    def chunk_bytes(self) -> int:
+        """A slot's payload, which secondary tiers see: all parts, and what aligns them."""
+        return (self.parts - 1) * round_up(self.part_bytes, PART_ALIGNMENT) + self.part_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Distance between slots: ``chunk_bytes`` rounded up to 4,096."""
+        return round_up(self.chunk_bytes, ROW_ALIGNMENT)
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole pool, without its header."""
+        return self.slots * self.row_bytes
+
+    def check_worker(self, worker: int) -> None:
+        """Refuse a worker that there is not.
+
+        Args:
+            worker: index, from 0.
+
+        Raises:
+            ConfigError: it is out of range.
+        """
+        if not 0 <= worker < self.workers:
+            raise ConfigError(
+                f"worker {worker} of a host pool of {self.workers}: "
+                f"workers are numbered 0 to {self.workers - 1}"
+            )
+
+    def part_offset(self, worker: int) -> int:
+        """Where in a row a worker's part begins.
+
+        Args:
+            worker: index, from 0.
+
+        Raises:
+            ConfigError: there is no such worker.
+        """
+        self.check_worker(worker)
+        return 0 if self.replicated else worker * round_up(self.part_bytes, PART_ALIGNMENT)
+
+    def to_header(self) -> bytes:
+        """The header that :meth:`from_header` reads."""
+        fields = self.slots, self.part_bytes, self.workers
+        return _HEADER.pack(_MAGIC, _FORMAT, self.replicated, *fields).ljust(HEADER_BYTES, b"\0")
+
+    @classmethod
+    def from_header(cls, header: bytes) -> PoolLayout | None:
+        """Read a header.
+
+        Args:
+            header: the last 4,096 bytes of a file.
+
+        Returns:
+            The layout, or None if this is no header of a host pool.
+
+        Raises:
+            ConfigError: it is one, of another version.
+        """
+        if len(header) != HEADER_BYTES or not header.startswith(_MAGIC):
+            return None
+        _, version, replicated, slots, part_bytes, workers = _HEADER.unpack_from(header)
+        if version != _FORMAT:
+            raise ConfigError(
+                f"the host pool has format {version}, and this kvtier-sdk knows {_FORMAT}: use one "
+                "version of kvtier-sdk in all processes of a replica"
+            )
+        return cls(slots, part_bytes, workers, bool(replicated))

@@ -1,0 +1,249 @@
+"""The scheduler side of vLLM's OffloadingConnector, without an engine; drives any manager.
+
+In each step, with the calls and in the order of the connector:
+
+    1. for each waiting request: ``lookup`` from its first chunk to the first miss; if any answer
+       is pending, again next step; else ``prepare_load`` of the hits
+    2. ``on_schedule_end``
+    3. ``prepare_store`` of what a request has computed; ``on_request_finished``
+    4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
+
+What the manager's calls take is sampled; what happens while the model runs is not: there the bytes
+in the slots are written and compared, and the tiers finish, or go on, as the side says.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvtier_sdk.replay import ReplayRequest
+from kvtier_sdk.replay.content import ChunkContent
+from kvtier_sdk.types import OffloadKey
+
+#: Of a single call, which percentiles are shown.
+PERCENTILES = (50.0, 99.0, 99.9)
+_FINISHED = object()
+
+
+class Side(Protocol):
+    """A manager, and what differs between managers.
+
+    Attributes:
+        hit: what ``lookup`` returns for a chunk that is readable.
+        miss: what it returns for one that is not there.
+        manager: whose calls are sampled.
+    """
+
+    hit: Any
+    miss: Any
+    manager: Any
+
+    def context(self, request: ReplayRequest) -> Any:
+        """The request, as the manager knows it."""
+
+    def load_slots(self, spec: Any) -> list[int]:
+        """The slots of a prepared load."""
+
+    def store_slots(self, output: Any) -> tuple[Sequence[OffloadKey], Sequence[int]]:
+        """The keys and slots of a prepared store."""
+
+    def view(self, slot: int) -> memoryview:
+        """A slot's payload."""
+
+    def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[Any, ...]:
+        """What ``on_schedule_end`` takes."""
+
+    def run_model(self) -> None:
+        """The model runs: return when the next step begins."""
+
+    def close(self) -> None:
+        """End what runs and give the memory back."""
+
+
+class Meter:
+    """Samples the time of each call, by kind.
+
+    Args:
+        clock_ns: the time: of the calling thread's CPU, or on the wall.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._samples_ns: dict[str, list[int]] = defaultdict(list)
+        for _ in range(2000):
+            self.call("nothing", bool)
+        self._own_ns = statistics.median(self._samples_ns.pop("nothing"))
+
+    def call(self, kind: str, function: Callable[..., Any], *args: Any) -> Any:
+        clock_ns = self._clock_ns
+        started_ns = clock_ns()
+        result = function(*args)
+        self._samples_ns[kind].append(clock_ns() - started_ns)
+        return result
+
+    def samples_us(self) -> dict[str, np.ndarray]:
+        """The samples, less what the clock itself costs."""
+        return {
+            kind: np.maximum(np.array(samples) - self._own_ns, 0) / 1e3
+            for kind, samples in self._samples_ns.items()
+        }
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One playing of the workload.
+
+    Attributes:
+        work: what was done, to be compared between the sides.
+        us_per_chunk: by kind of call, and in ``all``.
+        percentiles_us: of a single call, by kind of call, and in ``all``.
+    """
+
+    work: dict[str, float]
+    us_per_chunk: dict[str, float]
+    percentiles_us: dict[str, tuple[float, ...]]
+
+
+class ConnectorLoop:
+    """Plays requests against a manager, step by step.
+
+    Args:
+        side: whose manager is called.
+        chunk_bytes: of a chunk.
+        clock_ns: what the samples are of.
+        each_lookup: sample each ``lookup`` by itself, rather than a request's scan as a whole;
+            the sum is then distorted by the clock.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        chunk_bytes: int,
+        *,
+        clock_ns: Callable[[], int] = time.thread_time_ns,
+        each_lookup: bool = False,
+    ) -> None:
+        self._side = side
+        self._manager = side.manager
+        self._meter = Meter(clock_ns)
+        self._call = self._meter.call
+        self._each_lookup = each_lookup
+        self._content = ChunkContent(chunk_bytes)
+        self._scheduled: list[str] = []
+        self._work = dict.fromkeys(("lookups", "hits", "stored", "refused", "wrong bytes"), 0)
+        self._steps = 0
+
+    def play(self, workload: Sequence[ReplayRequest], concurrency: int) -> Figures:
+        """Play all requests, ``concurrency`` at a time."""
+        arrivals = iter(workload)
+        active: list[Iterator[None]] = []
+        while True:
+            while len(active) < concurrency:
+                request = next(arrivals, None)
+                if request is None:
+                    break
+                active.append(self._serve(request))
+            if not active:
+                break
+            self._steps += 1
+            for serving in active:
+                next(serving)
+            arguments = self._side.step_end_arguments(self._scheduled)
+            self._call("on_schedule_end", self._manager.on_schedule_end, *arguments)
+            self._scheduled = []
+            for serving in active:
+                next(serving)
+            self._side.run_model()
+            active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
+        return self._figures(sum(len(request.keys) for request in workload))
+
+    def _serve(self, request: ReplayRequest) -> Iterator[None]:
+        """One request; yields at the end of each of the three parts of a step."""
+        keys = request.keys
+        context = self._side.context(request)
+        self._call("on_new_request", self._manager.on_new_request, context)
+        kind = "first scan"
+        while True:
+            hits, pending = self._scan(kind, keys, context)
+            if not pending:
+                break
+            kind = "later scans"
+            yield
+            yield
+            yield
+        if hits:
+            yield from self._load(keys[:hits], context)
+        self._scheduled.append(request.request_id)
+        yield
+        yield from self._store(keys[hits:], context)
+        yield
+        yield
+        self._call("on_request_finished", self._manager.on_request_finished, context)
+        yield
+
+    def _scan(self, kind: str, keys: Sequence[OffloadKey], context: Any) -> tuple[int, bool]:
+        if self._each_lookup:
+            return self._look_up(keys, context, self._metered_lookup)
+        return self._call(kind, self._look_up, keys, context, self._manager.lookup)
+
+    def _look_up(
+        self, keys: Sequence[OffloadKey], context: Any, lookup: Callable[..., Any]
+    ) -> tuple[int, bool]:
+        hit, miss = self._side.hit, self._side.miss
+        hits = asked = 0
+        pending = False
+        for key in keys:
+            asked += 1
+            result = lookup(key, context)
+            if result is hit:
+                hits += 1
+            elif result is miss:
+                break
+            else:
+                pending = True
+        self._work["lookups"] += asked
+        return hits, pending
+
+    def _metered_lookup(self, key: OffloadKey, context: Any) -> Any:
+        return self._call("lookup", self._manager.lookup, key, context)
+
+    def _load(self, keys: Sequence[OffloadKey], context: Any) -> Iterator[None]:
+        spec = self._call("prepare_load", self._manager.prepare_load, keys, context)
+        yield
+        yield
+        for key, slot in zip(keys, self._side.load_slots(spec), strict=True):
+            self._work["wrong bytes"] += self._content.wrong_bytes(key, self._side.view(slot))
+        self._work["hits"] += len(keys)
+        self._call("complete_load", self._manager.complete_load, set(keys), context)
+        yield
+
+    def _store(self, keys: Sequence[OffloadKey], context: Any) -> Iterator[None]:
+        stored: Sequence[OffloadKey] = ()
+        if keys:
+            output = self._call("prepare_store", self._manager.prepare_store, keys, context)
+            stored, slots = self._side.store_slots(output)
+        yield
+        if stored:
+            for key, slot in zip(stored, slots, strict=True):
+                self._content.write(key, self._side.view(slot))
+            self._call("complete_store", self._manager.complete_store, set(stored), context)
+        self._work["stored"] += len(stored)
+        self._work["refused"] += len(keys) - len(stored)
+
+    def _figures(self, chunks: int) -> Figures:
+        samples = self._meter.samples_us()
+        samples["all"] = np.concatenate(list(samples.values()))
+        work = {f"{name} per chunk": count / chunks for name, count in self._work.items()}
+        work["steps per 1000 chunks"] = 1000 * self._steps / chunks
+        return Figures(
+            work,
+            {kind: float(us.sum()) / chunks for kind, us in samples.items()},
+            {kind: tuple(np.percentile(us, PERCENTILES)) for kind, us in samples.items()},
+        )

@@ -1,0 +1,34 @@
+"""The benchmarks run, on little work: figures are for people, and are not asserted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["scheduler.py", "--requests", "10", "--rounds", "1", "--slots", "200"],
+            "file tier moved",
+        ),
+        (["handover.py", "--steps", "20", "--submits", "1"], "p99 us"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_benchmark_runs(arguments: list[str], says: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(BENCH / arguments[0]), *arguments[1:]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert says in ran.stdout

@@ -1,0 +1,112 @@
+"""A /dev/shm that is too small, or becomes so: said in words, and never a SIGBUS."""
+
+from __future__ import annotations
+
+from support.small_shm import run_with_shm
+
+MIB = 1 << 20
+
+
+def test_a_pool_that_is_larger_than_shared_memory_is_refused() -> None:
+    run_with_shm(
+        32 * MIB,
+        """
+        import os, re
+        from kvtier_sdk import ConfigError, HostPool, PoolLayout
+
+        try:
+            HostPool.join("one", PoolLayout(10, 4 << 20))
+        except ConfigError as error:
+            said = str(error)
+        assert said == (
+            "the host pool needs 40 MiB, and 32 MiB are free in /dev/shm: use fewer slots, or make "
+            "it larger (docker run --shm-size, in Kubernetes an emptyDir of medium Memory)"
+        ), said
+        assert os.listdir("/dev/shm") == []
+        HostPool.join("one", PoolLayout(7, 4 << 20)).close()
+        # Without a name it is memory that counts.
+        HostPool.create(PoolLayout(10, 4 << 20)).close()
+        """,
+    )
+
+
+def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
+    """Others may take what was free: there are three ways to give pages memory."""
+    run_with_shm(
+        32 * MIB,
+        """
+        import mmap, os
+        from kvtier_sdk import ConfigError
+        from kvtier_sdk.pool import memory
+
+        for name, way in {
+            "prefault": lambda: memory.prefault(mapping, fd),
+            "reserve": lambda: memory.reserve(fd, len(mapping)),
+            "touch": lambda: memory._touch(mapping, fd),
+        }.items():
+            fd = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+            os.ftruncate(fd, 40 << 20)
+            mapping = mmap.mmap(fd, 40 << 20)
+            try:
+                way()
+            except ConfigError as error:
+                assert "40 MiB were free and were taken by others" in str(error), error
+            else:
+                raise AssertionError(name)
+            mapping.close()
+            os.close(fd)
+        """,
+    )
+
+
+def test_no_page_is_missing_once_a_pool_is_made() -> None:
+    """Without prefaulting too: a page that is not there when the room is gone is a SIGBUS."""
+    run_with_shm(
+        48 * MIB,
+        """
+        import os
+        from kvtier_sdk import HostPool, PoolLayout
+
+        for prefault in (True, False):
+            pool = HostPool.join("one", PoolLayout(10, 4 << 20), prefault=prefault)
+            fd = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+            try:
+                while True:
+                    os.write(fd, bytes(1 << 20))
+            except OSError as error:
+                print(error)
+            for slot in range(10):
+                pool.view(slot)[:] = bytes([slot]) * (4 << 20)
+            os.close(fd)
+            pool.close()
+        """,
+    )
+
+
+def test_processes_that_start_at_once_find_the_room_that_one_of_them_makes() -> None:
+    """Two find a dead pool; the second must not look for room before the first has removed it."""
+    run_with_shm(
+        64 * MIB,
+        """
+        from support.pool_process import PoolProcesses, names_in
+
+        processes = PoolProcesses()
+        def join(process, replica, worker):
+            layout = f"PoolLayout(10, {2 << 20}, workers=2)"
+            process.send(f"join({replica!r}, {layout}, worker={worker})")
+
+        for start in range(6):
+            members = [processes.start() for _ in range(3)]
+            for process, worker in zip(members, (None, 0, 1)):
+                join(process, f"replica {start}", worker)
+            for process in members:
+                process.answer()
+            assert names_in("/dev/shm") == []
+            processes.take_back()
+            left_behind = processes.start()
+            join(left_behind, f"left behind {start}", None)
+            left_behind.answer()
+            left_behind.kill()
+        processes.kill()
+        """,
+    )
