@@ -59,12 +59,14 @@ class HostLayout:
         address: of the first byte of slot 0 that is this worker's.
         row_bytes: distance between slots; larger than the part where workers share them.
         part_bytes: what this worker has of each slot.
+        writable: whether stores are allowed.
     """
 
     slots: int
     address: int
     row_bytes: int
     part_bytes: int
+    writable: bool = True
 
 
 @dataclass(frozen=True, eq=False)

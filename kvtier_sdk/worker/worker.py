@@ -84,7 +84,9 @@ class OffloadWorker:
     Args:
         groups: the KV-cache groups, by their index; all on one device.
         host: the slots: bytes of shape (slots, part). Rows may be further apart than the part is
-            long, where several workers have a part each. The memory must outlive the worker.
+            long, where several workers have a part each: ``HostPool.part`` is such memory. It is
+            kept alive. From read-only memory, which a replicated pool gives to all workers but
+            the first, there are loads only.
         device: what moves the bytes; closed with the worker. Default: by where the tensors are.
         clock: for durations.
 
@@ -140,8 +142,10 @@ class OffloadWorker:
 
         Raises:
             ValueError: ids, slots or counts do not fit the geometry; nothing was copied.
-            KVTierError: the worker is shut down.
+            KVTierError: the worker is shut down, or its host memory is read-only.
         """
+        if not self._host.writable:
+            raise KVTierError("the host memory of this worker is read-only: it cannot store")
         self._submit(job_id, Operation.STORE, device_blocks, slots, expedited=False)
 
     def submit_load(
