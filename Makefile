@@ -6,11 +6,12 @@ TRACE ?=
 # The CPU build, where the index has no other; of another one say which: make setup TORCH=...
 TORCH ?= torch==2.13.0
 
-.PHONY: help setup test check format demo bench bench-worker clean
+.PHONY: help setup test test-wheels check format demo bench bench-worker clean
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test                     run every test"
+	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make bench                    time of the scheduler's thread per chunk"
 	@echo "make bench-worker             GB/s between device blocks and slots"
@@ -28,6 +29,9 @@ $(VENV)/.setup: pyproject.toml backends/file/pyproject.toml requirements-dev.txt
 
 test: setup
 	$(BIN)/python -m pytest
+
+test-wheels: setup
+	$(BIN)/python tests/wheels.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -7,13 +7,16 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from kvtier_sdk.clock import wait_out
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+#: Runs, and returns what tells the outcome, which holds no argument of the call any more.
+_Call: TypeAlias = Callable[[], Callable[[], None]]
 
 #: Threads per event loop, that is, per tier.
 THREAD_LIMIT = 16
@@ -30,11 +33,11 @@ class _Threads:
         self._limit = limit
         self._started = 0
         self._idle = 0
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[_Call] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
-    def submit(self, call: Callable[[], None]) -> None:
+    def submit(self, call: _Call) -> None:
         with self._changed:
             if self._idle <= len(self._calls) and self._started < self._limit:
                 name = f"kvtier-blocking-{self._started + 1}"
@@ -59,7 +62,11 @@ class _Threads:
                 if not self._calls:
                     return
                 call = self._calls.popleft()
-            call()
+            tell = call()
+            # Whoever is told may count on it that nothing here holds the buffers any more.
+            del call
+            tell()
+            del tell
 
 
 _threads_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = WeakKeyDictionary()
@@ -100,42 +107,40 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     returns keeps its thread, and the coroutine, but not the interpreter from exiting.
     """
     loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
+    returned: asyncio.Future[None] = loop.create_future()
+    # Not in the future: an exception there would be in a cycle with its traceback, which leads to
+    # the frames here, and keep the buffers.
+    outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
     # Whoever takes it first decides: the thread that the call runs, a cancellation that it never
     # will.
     claim = threading.Lock()
 
-    def deliver(result: T | None, error: BaseException | None) -> None:
-        if isinstance(error, StopIteration):
-            # A future refuses it, and nobody would ever hear of the outcome.
-            stopped = RuntimeError("the blocking function raised StopIteration")
-            stopped.__cause__ = error
-            outcome.set_exception(stopped)
-        elif error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]  # T, where there is no error
-
-    def call() -> None:
+    def call() -> Callable[[], None]:
         if not claim.acquire(blocking=False):
-            return
-        result: T | None = None
-        error: BaseException | None = None
+            return lambda: None
         try:
-            result = function(*args, **kwargs)
-        except BaseException as raised:
-            error = raised
+            outcome.append((function(*args, **kwargs), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        return tell
+
+    def tell() -> None:
         # A loop that was closed over a call that hung has nobody left to tell.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(deliver, result, error)
+            loop.call_soon_threadsafe(returned.set_result, None)
 
     _threads_of(loop).submit(call)
     try:
-        return await asyncio.shield(outcome)
+        await asyncio.shield(returned)
     except asyncio.CancelledError:
-        if claim.acquire(blocking=False):
-            outcome.cancel()
-            raise
-        await wait_out([outcome])
-        outcome.exception()  # seen; the cancellation is what the caller gets
+        if not claim.acquire(blocking=False):
+            await wait_out([returned])
+            outcome.clear()  # the cancellation is what the caller gets
         raise
+    result, error = outcome.pop()
+    if error is None:
+        return result  # type: ignore[return-value]  # T, where there is no error
+    try:
+        raise error
+    finally:
+        del error

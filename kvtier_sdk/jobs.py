@@ -178,6 +178,11 @@ class JobTable:
         return bool(self._running)
 
     @property
+    def unreleased(self) -> int:
+        """How many jobs may still touch their slots."""
+        return len(self._running) + len(self._quarantined)
+
+    @property
     def quarantined(self) -> int:
         """How many concluded jobs may still touch their slots."""
         return len(self._quarantined)

@@ -21,6 +21,8 @@ class ReplayReport:
         scheduler_us: the scheduler thread's CPU time per chunk, in microseconds: for each
             request what its calls of the manager took, divided by its chunks.
         tiers: the primary tier's figures, then each secondary tier's.
+        left_over: what nothing holds any more when all requests are over, and should be 0: pinned
+            slots, slots in flight, requests, jobs.
     """
 
     requests: int
@@ -30,6 +32,7 @@ class ReplayReport:
     elapsed_s: float
     scheduler_us: dict[str, float]
     tiers: list[TierStats]
+    left_over: dict[str, int]
 
     @property
     def hit_rate(self) -> float:
@@ -62,6 +65,7 @@ class ReplayReport:
             "failures": self.failures,
             "elapsed_s": self.elapsed_s,
             "scheduler_us_per_block": self.scheduler_us,
+            "left_over": self.left_over,
             "tiers": [
                 {
                     "name": tier.name,

@@ -144,6 +144,20 @@ class TieringManager:
             pinned=sum(1 for s in self._primary.slots if s.pins and s.state is _READY),
         )
 
+    def left_over(self) -> dict[str, int]:
+        """What is held right now; with no request alive and no work pending, all are 0.
+
+        Returns:
+            Number of pins, of slots that are neither free nor readable, of requests, and of jobs.
+        """
+        usage = self.usage()
+        return {
+            "pins": self._primary.pins,
+            "slots": usage.slots - usage.free - usage.ready,
+            "requests": len(self._requests),
+            "jobs": sum(port.jobs.unreleased for port in self._ports),
+        }
+
     # --- a request ----------------------------------------------------------------------------
 
     def on_new_request(self, request: RequestContext) -> None:

@@ -88,7 +88,7 @@ class KVTensor:
         length_bytes = self.tensor.element_size()
         addresses = np.array([self.tensor.data_ptr()], np.int64)
         for count, stride_bytes in sorted(self._inner_dims(), key=_stride):
-            if stride_bytes == length_bytes and len(addresses) == 1:
+            if stride_bytes == length_bytes:
                 length_bytes *= count
             else:
                 steps = np.arange(count, dtype=np.int64) * stride_bytes

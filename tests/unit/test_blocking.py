@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -52,6 +54,7 @@ def test_even_a_stop_iteration_comes_back() -> None:
     # not even a cancellation ends.
     code = """
 import asyncio
+import contextlib
 from kvtier_sdk import run_blocking
 
 try:
@@ -66,7 +69,25 @@ except RuntimeError as error:
         timeout=PATIENCE_S,
         check=True,
     )
-    assert done.stdout == "the blocking function raised StopIteration StopIteration()\n"
+    assert done.stdout == "coroutine raised StopIteration StopIteration()\n"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_holds_the_arguments_of_a_call_that_has_returned(fails: bool) -> None:
+    class Buffer:
+        pass
+
+    def use(buffer: Buffer) -> None:
+        if fails:
+            raise OSError
+
+    for _ in range(20):
+        buffer = Buffer()
+        seen = weakref.ref(buffer)
+        with contextlib.suppress(OSError):
+            await run_blocking(use, buffer)
+        del buffer
+        assert seen() is None
 
 
 async def test_a_thread_outlives_a_failing_call() -> None:

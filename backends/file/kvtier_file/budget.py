@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
+from kvtier_file.ages import Ages
 from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
@@ -22,8 +22,23 @@ class Chunk(NamedTuple):
     key: OffloadKey
 
 
+class Counted(NamedTuple):
+    """A chunk as it is counted.
+
+    Attributes:
+        chunk: which.
+        size_bytes: length of its file.
+        used_ns: when it was last used, in nanoseconds since the epoch; it may have been used
+            again since by somebody who did not say so.
+    """
+
+    chunk: Chunk
+    size_bytes: int
+    used_ns: int
+
+
 class Budget:
-    """The bytes of stored chunks, least recently used first, and those of writes under way.
+    """The bytes of stored chunks, whichever process stored them, and the order of their use.
 
     Not safe for several threads by itself, except for ``in``.
 
@@ -32,17 +47,13 @@ class Budget:
 
     Attributes:
         used_bytes: bytes of stored chunks.
-        reserved_bytes: bytes promised to writes under way.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
         self._capacity_bytes = capacity_bytes
-        self._sizes: OrderedDict[Chunk, int] = OrderedDict()
-        self._pins: Counter[Chunk] = Counter()
-        self._reservations: dict[int, int] = {}
-        self._tickets = itertools.count()
+        self._sizes: dict[Chunk, int] = {}
+        self._ages: defaultdict[str, Ages] = defaultdict(Ages)
         self.used_bytes = 0
-        self.reserved_bytes = 0
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -50,61 +61,107 @@ class Budget:
     def __contains__(self, chunk: Chunk) -> bool:
         return chunk in self._sizes
 
-    def add(self, chunk: Chunk, size_bytes: int) -> None:
-        """Count a stored chunk, as the most recently used; an older size of it is replaced."""
-        self.used_bytes += size_bytes - self._sizes.pop(chunk, 0)
+    def __iter__(self) -> Iterator[Counted]:
+        for chunk, size_bytes in self._sizes.items():
+            yield Counted(chunk, size_bytes, self._ages[chunk.fingerprint][chunk.key])
+
+    def add(self, counted: Counted) -> None:
+        """Count a stored chunk; what was known of it is replaced."""
+        chunk, size_bytes, used_ns = counted
+        self.used_bytes += size_bytes - self._sizes.get(chunk, 0)
         self._sizes[chunk] = size_bytes
+        self._ages[chunk.fingerprint].note(chunk.key, used_ns)
 
-    def touch(self, chunk: Chunk) -> bool:
-        """Make a chunk the most recently used.
+    def forget(self, chunk: Chunk) -> None:
+        """Stop counting a chunk, which is gone; one that is not known is none the less."""
+        self.used_bytes -= self._sizes.pop(chunk, 0)
+        self._ages[chunk.fingerprint].drop(chunk.key)
 
-        Returns:
-            Whether it is known.
-        """
-        if chunk not in self._sizes:
-            return False
-        self._sizes.move_to_end(chunk)
-        return True
+    def touch(self, chunk: Chunk, used_ns: int) -> None:
+        """Note the time of a known chunk's last use, in nanoseconds since the epoch."""
+        self._ages[chunk.fingerprint].note(chunk.key, used_ns)
 
-    def forget(self, chunk: Chunk) -> bool:
-        """Stop counting a chunk, which is gone.
+    def clear(self) -> None:
+        """Forget everything."""
+        self._sizes.clear()
+        self._ages.clear()
+        self.used_bytes = 0
 
-        Returns:
-            Whether it was known.
-        """
-        size_bytes = self._sizes.pop(chunk, None)
-        self.used_bytes -= size_bytes or 0
-        return size_bytes is not None
-
-    def pin(self, chunks: Iterable[Chunk]) -> None:
-        """Keep chunks from being chosen as victims, until as many calls of :meth:`unpin`."""
-        self._pins.update(chunks)
-
-    def unpin(self, chunks: Iterable[Chunk]) -> None:
-        """Take one :meth:`pin` of each chunk back."""
-        for chunk in chunks:
-            self._pins[chunk] -= 1
-            if not self._pins[chunk]:
-                del self._pins[chunk]
-
-    def victims(self, need_bytes: int, headroom_bytes: int | None = None) -> list[Chunk]:
-        """Choose what must go before ``need_bytes`` may be reserved.
+    def excess_bytes(
+        self, need_bytes: int, reserved_bytes: int, headroom_bytes: int | None = None
+    ) -> int:
+        """What must go before there is room.
 
         Args:
             need_bytes: what is to be written.
+            reserved_bytes: what is promised to writes under way.
             headroom_bytes: how much the file system can take, or ``None`` where that is no
                 matter. Writes under way count against it.
 
         Returns:
-            The least recently used chunks without a pin, no more than needed. They stay counted
-            until :meth:`forget`.
+            Bytes; 0 or less if there is room.
+        """
+        return self._excess(need_bytes + reserved_bytes, headroom_bytes)[0]
+
+    def victims(
+        self,
+        need_bytes: int,
+        reserved_bytes: int,
+        headroom_bytes: int | None = None,
+        *,
+        pinned: Collection[Chunk],
+        in_use: Collection[str],
+        last_used_ns: Callable[[Chunk], int | None],
+    ) -> list[Chunk]:
+        """Choose what goes to make room.
+
+        Args:
+            need_bytes: as for :meth:`excess_bytes`.
+            reserved_bytes: as for :meth:`excess_bytes`.
+            headroom_bytes: as for :meth:`excess_bytes`.
+            pinned: chunks that must stay.
+            in_use: fingerprints of the namespaces that somebody has open; chunks of others go
+                first.
+            last_used_ns: when a chunk was really used last, as far as that is known.
+
+        Returns:
+            The least recently used chunks, no more than needed. They stay counted until
+            :meth:`forget`.
 
         Raises:
             TierCapacityError: it would not fit if all of them went; so none should.
         """
+        excess_bytes, limit = self._excess(need_bytes + reserved_bytes, headroom_bytes)
+        evictable_bytes = self.used_bytes - sum(self._sizes.get(chunk, 0) for chunk in pinned)
+        if excess_bytes > evictable_bytes:
+            raise TierCapacityError(
+                f"no room for {format_bytes(need_bytes)}: {limit}, and only "
+                f"{format_bytes(evictable_bytes)} could be evicted"
+            )
+        chosen: list[Chunk] = []
+        passed: list[tuple[Chunk, int]] = []
+        try:
+            while excess_bytes > 0:
+                counted_ns, chunk = self._oldest(in_use)
+                if chunk not in pinned:
+                    used_ns = last_used_ns(chunk)
+                    # What is counted is never later than the truth, so the first chunk for which
+                    # the two agree is the oldest of all.
+                    if used_ns is not None and used_ns > counted_ns:
+                        self.touch(chunk, used_ns)
+                        continue
+                    chosen.append(chunk)
+                    excess_bytes -= self._sizes[chunk]
+                passed.append((chunk, counted_ns))
+                self._ages[chunk.fingerprint].drop(chunk.key)
+        finally:
+            for chunk, counted_ns in passed:
+                self.touch(chunk, counted_ns)
+        return chosen
+
+    def _excess(self, wanted_bytes: int, headroom_bytes: int | None) -> tuple[int, str]:
         excess_bytes = 0
         limit = ""
-        wanted_bytes = self.reserved_bytes + need_bytes
         if self._capacity_bytes is not None:
             excess_bytes = self.used_bytes + wanted_bytes - self._capacity_bytes
             limit = f"capacity is {format_bytes(self._capacity_bytes)}"
@@ -114,43 +171,14 @@ class Budget:
                 f"the file system has {format_bytes(max(0, headroom_bytes))} above what min_free "
                 "keeps"
             )
-        pinned_bytes = sum(self._sizes.get(chunk, 0) for chunk in self._pins)
-        evictable_bytes = self.used_bytes - pinned_bytes
-        if excess_bytes > evictable_bytes:
-            raise TierCapacityError(
-                f"no room for {format_bytes(need_bytes)}: {limit}, and only "
-                f"{format_bytes(evictable_bytes)} could be evicted"
-            )
-        chosen = []
-        for chunk, size_bytes in self._sizes.items():
-            if excess_bytes <= 0:
-                break
-            if chunk not in self._pins:
-                chosen.append(chunk)
-                excess_bytes -= size_bytes
-        return chosen
+        return excess_bytes, limit
 
-    def reserve(self, size_bytes: int) -> int:
-        """Promise bytes to a write; the :meth:`victims` for it are gone.
-
-        Returns:
-            A ticket for :meth:`commit` and :meth:`release`.
-        """
-        ticket = next(self._tickets)
-        self._reservations[ticket] = size_bytes
-        self.reserved_bytes += size_bytes
-        return ticket
-
-    def commit(self, ticket: int, chunk: Chunk) -> None:
-        """The write has become this chunk."""
-        self.add(chunk, self.release(ticket))
-
-    def release(self, ticket: int) -> int:
-        """Take a promise back; after that, or after :meth:`commit`, there is nothing to take.
-
-        Returns:
-            The bytes that were still reserved.
-        """
-        size_bytes = self._reservations.pop(ticket, 0)
-        self.reserved_bytes -= size_bytes
-        return size_bytes
+    def _oldest(self, in_use: Collection[str]) -> tuple[int, Chunk]:
+        """The chunk to go next and its time; there must be one."""
+        oldest = (
+            (fingerprint in in_use, entry[0], Chunk(fingerprint, entry[1]))
+            for fingerprint, ages in self._ages.items()
+            if (entry := ages.oldest())
+        )
+        _, used_ns, chunk = min(oldest)
+        return used_ns, chunk

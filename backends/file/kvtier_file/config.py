@@ -38,8 +38,8 @@ class FileTierConfig(TierConfig):
     Attributes:
         root: the directory, made where it is missing; a relative path counts from the current
             directory.
-        capacity_bytes: what all namespaces under the root may take before the least recently
-            used chunks go; unlimited where absent.
+        capacity_bytes: what all namespaces under the root may take, whichever processes use
+            them, before the least recently used chunks go; unlimited where absent.
         min_free: free space of the file system to leave alone, in bytes (``int``) or as a share
             of the file system's size (``float``); 0 leaves none.
         direct_io: ``"on"`` goes past the page cache (``O_DIRECT``) or fails at open, ``"off"``

@@ -17,12 +17,13 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple
 
+from kvtier_file.directories import open_directory, opened_directory, opened_file
 from kvtier_file.failures import ABSENT, FOREIGN
-from kvtier_file.temporaries import TemporaryNames, stale
+from kvtier_file.leases import TemporaryNames, stale
 from kvtier_file.vectors import ask_direct, is_direct, read_into, write_from
 from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey
 
@@ -32,8 +33,6 @@ SHARDS = tuple(f"{shard:02x}" for shard in range(256))
 _MANIFEST = "manifest.json"
 _TEMPORARIES = "tmp"
 _SUFFIX = ".kv"
-_DIRECTORY_MODE = 0o700
-_FILE_MODE = 0o600
 _PROBE_BYTES = 4096
 
 
@@ -56,52 +55,8 @@ def shard_of(key: OffloadKey) -> str:
     return hashlib.blake2b(key, digest_size=1).hexdigest()
 
 
-@contextmanager
-def opened_directory(
-    name: str, parent_fd: int, *, create: bool = False, sync: bool = False
-) -> Iterator[int]:
-    """Open a directory for as long as the block lasts.
-
-    Args:
-        name: a name in the directory above, not a path.
-        parent_fd: the directory above.
-        create: whether to make it where it is missing.
-        sync: whether a directory made must survive a power failure.
-
-    Yields:
-        A descriptor.
-
-    Raises:
-        OSError: it is missing, or is a symbolic link or anything else but a directory.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    try:
-        fd = os.open(name, flags, dir_fd=parent_fd)
-    except FileNotFoundError:
-        if not create:
-            raise
-        with suppress(FileExistsError):  # another thread was faster
-            os.mkdir(name, _DIRECTORY_MODE, dir_fd=parent_fd)
-        if sync:
-            os.fsync(parent_fd)
-        fd = os.open(name, flags, dir_fd=parent_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _opened_file(name: str, flags: int, directory_fd: int) -> Iterator[int]:
-    fd = os.open(name, flags | os.O_NOFOLLOW, _FILE_MODE, dir_fd=directory_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 class NamespaceDirectory:
-    """The chunks of one namespace. Callable from any thread; blocks.
+    """The chunks of one namespace. Made for one call of the tier, in one thread; blocks.
 
     Args:
         fd: the namespace's directory, open for as long as this object is used.
@@ -115,6 +70,15 @@ class NamespaceDirectory:
         self._temporaries = temporaries
         self._direct = direct
         self._sync = sync
+        self._temporaries_fd: int | None = None
+        # Those that were seen to be there; one that goes after that is made again later.
+        self._shards: set[str] = set()
+
+    def close(self) -> None:
+        """Let go of what was opened below the directory."""
+        if self._temporaries_fd is not None:
+            os.close(self._temporaries_fd)
+            self._temporaries_fd = None
 
     def size(self, key: OffloadKey) -> int | None:
         """Length of a chunk's file in bytes, or ``None`` where there is no regular file.
@@ -122,14 +86,8 @@ class NamespaceDirectory:
         Raises:
             OSError: it cannot be found out.
         """
-        try:
-            with opened_directory(shard_of(key), self._fd) as shard_fd:
-                status = os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in ABSENT:
-                return None
-            raise
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
+        status = self._status(key)
+        return status.st_size if status and stat.S_ISREG(status.st_mode) else None
 
     def read(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> None:
         """Fill buffers from a chunk's file, and note its use.
@@ -149,7 +107,7 @@ class NamespaceDirectory:
             with (
                 opened_directory(shard_of(key), self._fd) as shard_fd,
                 # O_NONBLOCK, so that a pipe in the file's place does not hold us up.
-                _opened_file(_file_name(key), os.O_RDONLY | os.O_NONBLOCK, shard_fd) as fd,
+                opened_file(_file_name(key), os.O_RDONLY | os.O_NONBLOCK, shard_fd) as fd,
             ):
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
@@ -172,27 +130,53 @@ class NamespaceDirectory:
                 ) from error
             raise
 
-    def write(
-        self,
-        key: OffloadKey,
-        buffers: Sequence[memoryview],
-        used_ns: int,
-        committing: AbstractContextManager[None],
-    ) -> None:
-        """Write a chunk's file under another name, then give it its own.
+    def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
+        """Write what is to become a chunk's file, under another name.
 
         Args:
-            key: the chunk.
+            key: the chunk; a directory for it is made too.
             buffers: written one after the other.
             used_ns: the time of use to note, in nanoseconds since the epoch.
-            committing: entered for the moment in which the file gets its name.
+
+        Returns:
+            The name, for :meth:`place` or :meth:`discard`.
 
         Raises:
-            OSError: it is not written, and nothing is left of it; or it has its name, but whether
-                that survives a power failure is not known.
+            OSError: it is not written, and nothing is left of it.
         """
-        with opened_directory(shard_of(key), self._fd, create=True, sync=self._sync) as shard_fd:
-            self._place(buffers, used_ns, shard_fd, _file_name(key), committing, self._direct)
+        shard = shard_of(key)
+        if shard not in self._shards:
+            with opened_directory(shard, self._fd, create=True, sync=self._sync):
+                self._shards.add(shard)
+        return self._write_temporary(buffers, used_ns, direct=self._direct)
+
+    def place(self, temporary: str, key: OffloadKey) -> None:
+        """Give a file that was written a chunk's name.
+
+        Raises:
+            OSError: it cannot have it, and is no more.
+        """
+        try:
+            with opened_directory(shard_of(key), self._fd, create=True) as shard_fd:
+                self._rename(temporary, shard_fd, _file_name(key))
+        except OSError:
+            self.discard(temporary)
+            raise
+
+    def discard(self, temporary: str) -> None:
+        """Remove a file that was written and is not wanted."""
+        with suppress(OSError), self._opened_temporaries() as temporaries_fd:
+            os.unlink(temporary, dir_fd=temporaries_fd)
+
+    def sync_name(self, key: OffloadKey) -> None:
+        """Let a chunk's name survive a power failure, where that is asked for.
+
+        Raises:
+            OSError: whether it does is not known.
+        """
+        if self._sync:
+            with opened_directory(shard_of(key), self._fd) as shard_fd:
+                os.fsync(shard_fd)
 
     def touch(self, key: OffloadKey, used_ns: int) -> bool:
         """Note a chunk's use.
@@ -216,6 +200,15 @@ class NamespaceDirectory:
                 return False
             raise
         return True
+
+    def used_ns(self, key: OffloadKey) -> int | None:
+        """When a chunk was last used, in nanoseconds since the epoch; ``None`` where it is gone.
+
+        Raises:
+            OSError: it cannot be found out.
+        """
+        status = self._status(key)
+        return None if status is None else status.st_mtime_ns
 
     def remove(self, key: OffloadKey) -> bool:
         """Remove what is in a chunk's place, unless it is a directory.
@@ -266,14 +259,17 @@ class NamespaceDirectory:
                 raise
         return found
 
-    def sweep_temporaries(self) -> None:
+    def sweep_temporaries(self, is_held: Callable[[str], bool]) -> None:
         """Remove what writers that have ended left behind.
+
+        Args:
+            is_held: whether a lease's process lives.
 
         Raises:
             OSError: some of it is still there.
         """
         with self._opened_temporaries() as temporaries_fd:
-            for name in stale(os.listdir(temporaries_fd)):
+            for name in stale(os.listdir(temporaries_fd), is_held):
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=temporaries_fd)
 
@@ -289,9 +285,10 @@ class NamespaceDirectory:
         try:
             os.stat(_MANIFEST, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
-            self._place(
-                [memoryview(text.encode())], None, self._fd, _MANIFEST, nullcontext(), False
-            )
+            temporary = self._write_temporary([memoryview(text.encode())], None, direct=False)
+            self._rename(temporary, self._fd, _MANIFEST)
+            if self._sync:
+                os.fsync(self._fd)
 
     def probe(self, *, direct: bool) -> bool:
         """Write a page, read it back and remove it.
@@ -312,7 +309,7 @@ class NamespaceDirectory:
             with self._opened_temporaries() as temporaries_fd:
                 try:
                     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-                    with _opened_file(name, flags, temporaries_fd) as fd:
+                    with opened_file(name, flags, temporaries_fd) as fd:
                         if direct:
                             ask_direct(fd)
                         with memoryview(written) as source, memoryview(read) as target:
@@ -324,22 +321,31 @@ class NamespaceDirectory:
                         os.unlink(name, dir_fd=temporaries_fd)
 
     def _opened_temporaries(self) -> AbstractContextManager[int]:
-        return opened_directory(_TEMPORARIES, self._fd, create=True, sync=self._sync)
+        if self._temporaries_fd is None:
+            self._temporaries_fd = open_directory(
+                _TEMPORARIES, self._fd, create=True, sync=self._sync
+            )
+        return nullcontext(self._temporaries_fd)
 
-    def _place(
-        self,
-        buffers: Sequence[memoryview],
-        used_ns: int | None,
-        directory_fd: int,
-        name: str,
-        committing: AbstractContextManager[None],
-        direct: bool,
-    ) -> None:
+    def _status(self, key: OffloadKey) -> os.stat_result | None:
+        shard = shard_of(key)
+        try:
+            with opened_directory(shard, self._fd) as shard_fd:
+                self._shards.add(shard)
+                return os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return None
+            raise
+
+    def _write_temporary(
+        self, buffers: Sequence[memoryview], used_ns: int | None, *, direct: bool
+    ) -> str:
+        temporary = self._temporaries.new()
         with self._opened_temporaries() as temporaries_fd:
-            temporary = self._temporaries.new()
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                with _opened_file(temporary, flags, temporaries_fd) as fd:
+                with opened_file(temporary, flags, temporaries_fd) as fd:
                     if direct:
                         ask_direct(fd)
                     write_from(fd, buffers)
@@ -347,14 +353,15 @@ class NamespaceDirectory:
                         os.utime(fd, ns=(used_ns, used_ns))
                     if self._sync:
                         os.fsync(fd)
-                with committing:
-                    os.rename(temporary, name, src_dir_fd=temporaries_fd, dst_dir_fd=directory_fd)
             except BaseException:
                 with suppress(OSError):  # the first error is the one to tell
                     os.unlink(temporary, dir_fd=temporaries_fd)
                 raise
-        if self._sync:
-            os.fsync(directory_fd)
+        return temporary
+
+    def _rename(self, temporary: str, directory_fd: int, name: str) -> None:
+        with self._opened_temporaries() as temporaries_fd:
+            os.rename(temporary, name, src_dir_fd=temporaries_fd, dst_dir_fd=directory_fd)
 
 
 def _file_name(key: OffloadKey) -> str:

@@ -28,7 +28,7 @@ from kvtier_sdk import (
 class FileTier(SecondaryTierManager):
     """Chunks as files below a directory, within a capacity, safe to restart.
 
-    One process at a time may use a root; it may be killed at any moment.
+    Several processes may use a root and share its capacity; each may be killed at any moment.
     """
 
     config_model = FileTierConfig

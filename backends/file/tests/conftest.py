@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import mmap
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -123,11 +125,51 @@ class Workbench:
         return sum(found.stat().st_size for found in self.root.glob("*/??/*.kv"))
 
 
+class Gate:
+    """A call that waits in its thread until it is let through."""
+
+    def __init__(self, call: Callable[..., int], *, after: int = 0) -> None:
+        self._call = call
+        self._after = after
+        self.entered = threading.Event()
+        self.leave = threading.Event()
+
+    def __call__(self, *args: object) -> int:
+        if self._after > 0:
+            self._after -= 1
+        else:
+            self.entered.set()
+            assert self.leave.wait(30)
+        return self._call(*args)
+
+    async def reached(self) -> None:
+        await asyncio.to_thread(self.entered.wait, 30)
+        assert self.entered.is_set()
+
+
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Workbench]:
-    bench = Workbench(tmp_path / "kv")
-    yield bench
-    await bench.close()
+def make_gate() -> type[Gate]:
+    """:class:`Gate`, for tests that cannot import it."""
+    return Gate
+
+
+@pytest.fixture
+async def make_bench(tmp_path: Path) -> AsyncIterator[Callable[[], Workbench]]:
+    """Makes benches that share a root, and closes what they opened."""
+    made: list[Workbench] = []
+
+    def make() -> Workbench:
+        made.append(Workbench(tmp_path / "kv"))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        await bench.close()
+
+
+@pytest.fixture
+def bench(make_bench: Callable[[], Workbench]) -> Workbench:
+    return make_bench()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kvtier_file.temporaries import TemporaryNames, stale
+from kvtier_file.leases import TemporaryNames, new_lease
 from kvtier_sdk import Namespace
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -77,24 +77,15 @@ async def test_foreign_files_are_left_alone_and_not_counted(bench):
 
 async def test_temporaries_of_the_dead_are_swept_and_no_others(bench):
     await bench.put(await bench.open(), KEYS[0])
-    await bench.close()
-    own = TemporaryNames().new()
-    pid, start, *rest = own.split("-")
-    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        with open(f"/proc/{sleeper.pid}/stat") as stat:
-            alive = "-".join([str(sleeper.pid), stat.read().rpartition(")")[2].split()[19], *rest])
-        again = "-".join([pid, str(int(start) + 1), *rest])
-        for name in (own, alive, again):
-            (bench.directory / "tmp" / name).write_bytes(bytes(4096))
-        bench_other = bench.directory
-        # The sweep reaches the temporaries of other namespaces too.
-        bench.facts = {"model": "other"}
-        await bench.open()
-        assert sorted(os.listdir(bench_other / "tmp")) == sorted([own, alive])
-    finally:
-        sleeper.communicate(b"\n")
-    assert stale([own, alive, "not-ours"]) == [alive]
+    directory = bench.directory
+    (living,) = os.listdir(bench.root / ".shared" / "leases")
+    names = [TemporaryNames(lease).new() for lease in (living, new_lease())]
+    for name in [*names, "not-ours"]:
+        (directory / "tmp" / name).write_bytes(bytes(4096))
+    # The sweep reaches the temporaries of other namespaces too.
+    bench.facts = {"model": "other"}
+    await bench.open()
+    assert sorted(os.listdir(directory / "tmp")) == sorted([names[0], "not-ours"])
 
 
 async def test_killed_in_mid_work(bench):
@@ -108,8 +99,8 @@ async def test_killed_in_mid_work(bench):
         writer.send_signal(signal.SIGKILL)
         stored += [int(line) for line in lines]
     # As if it had died a little earlier as well.
-    prefix = TemporaryNames().new().split("-", 1)[1]
-    (bench.directory / "tmp" / f"{writer.pid}-{prefix}").write_bytes(bytes(100))
+    (lease,) = os.listdir(bench.root / ".shared" / "leases")
+    (bench.directory / "tmp" / TemporaryNames(lease).new()).write_bytes(bytes(100))
     tier = await bench.open(capacity=40 * bench.object_bytes)
     kept = stored[-39:]  # one more may have been under way, and have evicted the fortieth
     assert await bench.loads(tier, *(index.to_bytes(20, "big") for index in kept))

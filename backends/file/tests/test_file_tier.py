@@ -4,7 +4,6 @@ import asyncio
 import errno
 import fcntl
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,28 +34,6 @@ def failing(call: Callable[..., int], code: int, *, times: int = 10**9) -> Calla
         return call(*args)
 
     return wrapped
-
-
-class Gate:
-    """A call that waits in its thread until it is let through."""
-
-    def __init__(self, call: Callable[..., int], *, after: int = 0) -> None:
-        self._call = call
-        self._after = after
-        self.entered = threading.Event()
-        self.leave = threading.Event()
-
-    def __call__(self, *args: object) -> int:
-        if self._after > 0:
-            self._after -= 1
-        else:
-            self.entered.set()
-            assert self.leave.wait(30)
-        return self._call(*args)
-
-    async def reached(self) -> None:
-        await asyncio.to_thread(self.entered.wait, 30)
-        assert self.entered.is_set()
 
 
 @pytest.mark.parametrize("direct_io", MODES)
@@ -229,9 +206,9 @@ async def test_storing_twice_keeps_one_chunk_and_one_count(bench):
     assert await bench.loads(tier, KEYS[0])
 
 
-async def test_concurrent_stores_of_one_key(bench, monkeypatch):
+async def test_concurrent_stores_of_one_key(bench, monkeypatch, make_gate):
     tier = await bench.open()
-    gate = Gate(os.pwritev)
+    gate = make_gate(os.pwritev)
     monkeypatch.setattr(os, "pwritev", gate)
     stores = [asyncio.create_task(bench.put(tier, KEYS[0])) for _ in range(4)]
     await gate.reached()
@@ -369,9 +346,9 @@ async def test_modes_of_files_and_directories(bench):
     assert {path.stat().st_mode & 0o7777 for path in directories} == {0o700}
 
 
-async def test_cancelled_in_mid_store(bench, monkeypatch):
+async def test_cancelled_in_mid_store(bench, monkeypatch, make_gate):
     tier = await bench.open()
-    gate = Gate(os.pwritev, after=1)
+    gate = make_gate(os.pwritev, after=1)
     monkeypatch.setattr(os, "pwritev", gate)
     store = asyncio.create_task(bench.put(tier, *KEYS[:2]))
     await gate.reached()
@@ -388,10 +365,10 @@ async def test_cancelled_in_mid_store(bench, monkeypatch):
     assert (await tier.usage()).chunks == len(kept)
 
 
-async def test_cancelled_in_mid_load(bench, monkeypatch):
+async def test_cancelled_in_mid_load(bench, monkeypatch, make_gate):
     tier = await bench.open()
     await bench.put(tier, KEYS[0])
-    gate = Gate(os.preadv)
+    gate = make_gate(os.preadv)
     monkeypatch.setattr(os, "preadv", gate)
     target = bench.empty(KEYS[0])
     load = asyncio.create_task(tier.load([target]))

@@ -1,0 +1,108 @@
+"""Kill a process at each system call of its stores, and see whether another still counts right.
+
+Usage: crash_everywhere.py ROOT
+
+The survivor has the root open all the time, so that nothing is mended by an open. Each child opens
+the root, stores a batch that evicts, deletes a chunk and closes, and gets one call further than the
+one before it. Prints how many calls there were to die at.
+"""
+
+import fcntl
+import os
+import signal
+import sys
+from pathlib import Path
+
+from conftest import Workbench
+
+from kvtier_file.control import ControlFile
+from kvtier_file.store import ChunkStore
+
+CAPACITY_CHUNKS = 4
+KEYS = [index.to_bytes(20, "big") for index in range(8)]
+CALLS = [(os, name) for name in ("open", "rename", "unlink", "pwrite", "pwritev", "ftruncate")]
+CALLS += [(fcntl, "flock")]
+
+
+def open_store(bench: Workbench) -> ChunkStore:
+    store = bench.make(capacity=CAPACITY_CHUNKS * bench.object_bytes)._store
+    store.open()
+    return store
+
+
+def put(store: ChunkStore, bench: Workbench, *keys: bytes) -> list[object]:
+    return store.store([bench.full(key) for key in keys])
+
+
+def die_at(last: int) -> None:
+    """Let this process be killed when its ``last``-th call has been made."""
+    made = 0
+
+    def counted(call):
+        def wrapped(*args, **kwargs):
+            nonlocal made
+            result = call(*args, **kwargs)
+            made += 1
+            if made == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return wrapped
+
+    for module, name in CALLS:
+        setattr(module, name, counted(getattr(module, name)))
+
+
+def child(bench: Workbench, last: int, turn: int) -> None:
+    die_at(last)
+    store = open_store(bench)
+    keys = KEYS[2 + 3 * (turn % 2) :][:3]
+    put(store, bench, *keys)
+    store.delete([keys[1]])
+    store.close()
+
+
+def check(store: ChunkStore, bench: Workbench, last: int) -> None:
+    """The survivor counts what is there, gets all the room there is, and sweeps."""
+    usage = store.usage()
+    where = f"killed at call {last}"
+    files = list(bench.root.glob("*/??/*.kv"))
+    assert (usage.chunks, usage.used_bytes) == (len(files), bench.stored_bytes()), where
+    assert usage.used_bytes <= CAPACITY_CHUNKS * bench.object_bytes, where
+    # The whole capacity in one batch: nothing may be promised to the dead any more.
+    verdicts = put(store, bench, *KEYS[:CAPACITY_CHUNKS])
+    assert verdicts == [None] * CAPACITY_CHUNKS, (where, verdicts)
+    loaded = [bench.empty(key) for key in KEYS[:CAPACITY_CHUNKS]]
+    assert store.load(loaded) == verdicts, where
+    assert all(map(bench.holds, loaded)), where
+    store.delete([KEYS[0]])
+    put(store, bench, KEYS[7])
+    put(store, bench, KEYS[6])
+    assert bench.temporaries() == [], where
+    fd = os.open(bench.root / ".shared" / "control", os.O_RDWR)
+    control = ControlFile(fd).read()
+    os.close(fd)
+    assert control.settled, where
+    assert control.reserved_bytes == 0, where
+    assert len(control.promises) == 1, where
+
+
+def main() -> None:
+    bench = Workbench(Path(sys.argv[1]), chunk_bytes=1)
+    survivor = open_store(bench)
+    last = 0
+    status = signal.SIGKILL
+    while status == signal.SIGKILL:
+        last += 1
+        pid = os.fork()
+        if pid == 0:
+            child(bench, last, last)
+            os._exit(0)
+        status = os.waitpid(pid, 0)[1]
+        check(survivor, bench, last)
+    assert status == 0, status
+    print(last)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,462 @@
+"""Several tiers on one root, in one process: each has a lease, a lock and an account of its own.
+
+With real processes: ``test_file_processes.py``.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import shutil
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from kvtier_file import account
+from kvtier_file.control import ControlFile
+from kvtier_file.root import Root
+from kvtier_sdk import TierCapacityError, Usage
+
+KEYS = [index.to_bytes(20, "big") for index in range(60)]
+
+
+@pytest.fixture
+async def pair(make_bench):
+    """Two benches on one root, as two processes would have it; each hears of its own removals."""
+    return make_bench(), make_bench()
+
+
+@contextmanager
+def control_file(bench):
+    fd = os.open(bench.root / ".shared" / "control", os.O_RDWR)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_control(bench):
+    with control_file(bench) as fd:
+        return ControlFile(fd).read()
+
+
+def assert_settled(bench):
+    """The counters say what a scan finds."""
+    control = read_control(bench)
+    assert control.settled
+    files = list(bench.root.glob("*/??/*.kv"))
+    assert (control.chunks, control.used_bytes) == (len(files), bench.stored_bytes())
+    assert control.reserved_bytes == 0
+
+
+async def test_one_budget(pair):
+    one, other = pair
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await one.put(first, *KEYS[:3])
+    await other.put(second, *KEYS[3:6])
+    assert one.stored_bytes() == capacity
+    assert await first.usage() == await second.usage() == Usage(4, capacity, capacity)
+    assert_settled(one)
+
+
+async def test_what_another_stored_goes_if_it_is_the_oldest(pair):
+    one, other = pair
+    capacity = 2 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await one.put(first, KEYS[0])
+    await other.put(second, KEYS[1])
+    await other.put(second, KEYS[2])
+    assert await other.has(second, *KEYS[:3]) == [False, True, True]
+
+
+@pytest.mark.parametrize("use", ["load", "touch", "store"])
+async def test_what_another_used_stays(pair, use):
+    one, other = pair
+    capacity = 3 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await other.put(second, *KEYS[:3])
+    if use == "load":
+        assert await one.loads(first, KEYS[0])
+    elif use == "touch":
+        await first.touch([KEYS[0]])
+    else:
+        await one.put(first, KEYS[0])
+    await other.put(second, KEYS[3])
+    assert await other.has(second, *KEYS[:4]) == [True, False, True, True]
+    await other.put(second, KEYS[4])
+    assert await other.has(second, *KEYS[:5]) == [True, False, False, True, True]
+
+
+async def test_each_hears_of_all_removals_once(pair):
+    one, other = pair
+    capacity = 2 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await one.put(first, *KEYS[:2])
+    await other.put(second, *KEYS[2:4])
+    assert other.removed == KEYS[:2]
+    assert one.removed == []
+    # A lookup looks at the disk, and finds out; whatever else asks the account does too.
+    assert await one.has(first, KEYS[0]) == [False]
+    assert one.removed == KEYS[:2]
+    await second.delete([KEYS[2]])
+    await first.usage()
+    assert one.removed == other.removed == KEYS[:3]
+    await one.put(first, KEYS[0])
+    await second.usage()
+    assert one.removed == other.removed == KEYS[:3]
+
+
+async def test_what_was_removed_and_stored_again_is_no_removal(pair):
+    one, other = pair
+    first, second = await one.open(), await other.open()
+    await one.put(first, KEYS[0])
+    await second.delete([KEYS[0]])
+    await other.put(second, KEYS[0])
+    await first.usage()
+    assert one.removed == []
+
+
+async def test_case_15_one_key_stored_twice_at_once(pair, monkeypatch):
+    """Let both write to a temporary named after the key: one of the renames fails."""
+    one, other = pair
+    first, second = await one.open(), await other.open()
+    both = threading.Barrier(2)
+    real = os.pwritev
+
+    def together(*args):
+        written = real(*args)
+        both.wait(30)
+        return written
+
+    monkeypatch.setattr(os, "pwritev", together)
+    verdicts = await asyncio.gather(one.put(first, KEYS[0]), other.put(second, KEYS[0]))
+    assert verdicts == [[None], [None]]
+    assert await first.usage() == Usage(1, one.object_bytes, None)
+    assert await one.loads(first, KEYS[0])
+    assert await other.loads(second, KEYS[0])
+    assert_settled(one)
+
+
+async def test_reservations_of_all_count(pair, monkeypatch, make_gate):
+    one, other = pair
+    capacity = one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    with monkeypatch.context() as patch:
+        gate = make_gate(os.pwritev)
+        patch.setattr(os, "pwritev", gate)
+        store = asyncio.create_task(one.put(first, KEYS[0]))
+        await gate.reached()
+        assert read_control(one).reserved_bytes == capacity
+        (verdict,) = await other.put(second, KEYS[2])
+        gate.leave.set()
+        assert await store == [None]
+    assert type(verdict) is TierCapacityError
+    assert await other.put(second, KEYS[2]) == [None]
+    assert_settled(one)
+
+
+async def test_namespaces_in_use_compete_by_recency_and_others_go_first(make_bench):
+    one, other = make_bench(), make_bench()
+    other.facts = {"model": "other"}
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await one.put(first, *KEYS[:2])
+    await other.put(second, *KEYS[:2])
+    await one.put(first, KEYS[2])
+    assert await one.has(first, *KEYS[:3]) == [False, True, True]
+    await one.close()
+    # Though used later than the chunks of 'other', these are in nobody's way any more.
+    await other.put(second, KEYS[2])
+    assert await other.has(second, *KEYS[:3]) == [True] * 3
+
+
+async def test_a_live_temporary_is_never_swept(pair, monkeypatch, make_gate):
+    one, other = pair
+    first = await one.open()
+    gate = make_gate(os.pwritev)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", gate)
+        store = asyncio.create_task(one.put(first, KEYS[0]))
+        await gate.reached()
+    temporaries = one.temporaries()
+    assert len(temporaries) == 1
+    # Opening sweeps, and so does being short of room.
+    second = await other.open(capacity=other.object_bytes)
+    assert isinstance((await other.put(second, KEYS[1]))[0], TierCapacityError)
+    assert one.temporaries() == temporaries
+    gate.leave.set()
+    assert await store == [None]
+
+
+async def test_lookups_and_loads_need_no_lock(pair):
+    one, _ = pair
+    tier = await one.open()
+    await one.put(tier, KEYS[0])
+    with control_file(one) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert await one.has(tier, *KEYS[:2]) == [True, False]
+        assert await one.loads(tier, KEYS[0])
+        await tier.touch([KEYS[0]])
+        store = asyncio.create_task(one.put(tier, KEYS[1]))
+        done, _ = await asyncio.wait([store], timeout=0.05)
+        assert not done
+    assert await store == [None]
+
+
+@pytest.mark.parametrize(("capacity_chunks", "expected"), [(640, 2), (320, 4), (12, 20)])
+async def test_a_batch_takes_the_lock_twice_and_never_while_it_writes(
+    bench, monkeypatch, capacity_chunks, expected
+):
+    """A step reserves no more than a sixty-fourth of the capacity, so that others have room."""
+    tier = await bench.open(capacity=capacity_chunks * bench.object_bytes)
+    await bench.put(tier, *KEYS[40:50])
+    taken = []
+    real_flock, real_pwritev = fcntl.flock, os.pwritev
+
+    def counting(fd, operation):
+        taken.append(operation)
+        real_flock(fd, operation)
+
+    def unlocked(*args):
+        with control_file(bench) as fd:
+            real_flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return real_pwritev(*args)
+
+    monkeypatch.setattr(fcntl, "flock", counting)
+    monkeypatch.setattr(os, "pwritev", unlocked)
+    assert await bench.put(tier, *KEYS[10:20]) == [None] * 10
+    assert taken.count(fcntl.LOCK_EX) == expected
+
+
+async def test_who_comes_second_does_not_scan(pair, monkeypatch):
+    one, other = pair
+    first = await one.open()
+    await one.put(first, *KEYS[:5])
+    monkeypatch.setattr(Root, "count", lambda *args: pytest.fail("counted anew"))
+    second = await other.open()
+    assert (await second.usage()).chunks == 5
+    await one.put(first, *KEYS[5:10])
+    assert (await second.usage()).chunks == 10
+
+
+async def test_a_ledger_begun_anew_is_followed(pair, monkeypatch):
+    monkeypatch.setattr(account, "_SHORT_BYTES", 1000)
+    one, other = pair
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    monkeypatch.setattr(Root, "count", lambda *args: pytest.fail("counted anew"))
+    ledger = one.root / ".shared" / "ledger"
+    generations, lengths = set(), []
+    for key in KEYS:
+        await one.put(first, key)
+        generations.add(read_control(one).generation)
+        lengths.append(ledger.stat().st_size)
+        assert_settled(one)
+    assert len(generations) > 3
+    assert max(lengths) < 2000
+    await other.put(second, KEYS[0])
+    # The second has missed whole generations; what it never knew it does not report.
+    assert other.removed == KEYS[56:57]
+    assert (await second.usage()).chunks == 4
+    await one.put(first, *KEYS[1:5])
+    await other.put(second, *KEYS[5:9])
+    assert set(KEYS[57:]) <= set(other.removed)
+    assert_settled(one)
+
+
+@pytest.mark.parametrize("damage", ["zeros", "short", "checksum", "short ledger", "ledger"])
+async def test_a_damaged_account_is_counted_anew(pair, damage):
+    one, other = pair
+    first, second = await one.open(), await other.open()
+    await one.put(first, *KEYS[:5])
+    with control_file(one) as fd:
+        if damage == "zeros":
+            os.pwrite(fd, bytes(4096), 0)
+        elif damage == "short":
+            os.truncate(fd, 7)
+        elif damage == "checksum":
+            os.pwrite(fd, b"\xff", 30)
+        else:
+            ledger = one.root / ".shared" / "ledger"
+            os.truncate(ledger, 3)
+            if damage == "ledger":
+                os.truncate(ledger, 10_000)
+            await other.close()
+            second = await other.open()
+    assert (await second.usage()).chunks == 5
+    await other.put(second, *KEYS[5:7])
+    assert (await first.usage()).chunks == 7
+    assert other.removed == one.removed == []
+    assert_settled(one)
+
+
+@pytest.mark.parametrize("lost", ["", "control", "ledger", "leases"])
+async def test_shared_files_removed_by_hand_are_made_and_joined_anew(pair, lost):
+    one, other = pair
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await one.put(first, *KEYS[:2])
+    path = one.root / ".shared" / lost
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    await one.put(first, *KEYS[2:5])
+    await other.put(second, *KEYS[5:8])
+    assert one.stored_bytes() == capacity
+    assert await first.usage() == await second.usage() == Usage(4, capacity, capacity)
+    assert len(read_control(one).promises) == len(os.listdir(one.root / ".shared" / "leases")) == 2
+    assert_settled(one)
+
+
+async def test_a_lost_lease_is_taken_again(pair):
+    one, other = pair
+    first = await one.open()
+    (lease,) = (one.root / ".shared" / "leases").iterdir()
+    lease.unlink()
+    await one.put(first, KEYS[0])
+    assert lease.exists()
+    await other.open()
+    assert lease.exists()
+
+
+async def test_a_full_disk_leaves_the_ledger_behind_and_not_the_store(pair, monkeypatch):
+    one, other = pair
+    first, second = await one.open(), await other.open()
+    real = os.pwrite
+
+    def full(fd, data, offset):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("/ledger"):
+            raise OSError(errno.ENOSPC, "full")
+        return real(fd, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        assert await one.put(first, *KEYS[:3]) == [None] * 3
+        await second.delete([KEYS[0]])
+        assert (await first.usage()).chunks == (await second.usage()).chunks == 2
+        assert not read_control(one).settled
+    assert (await second.usage()).chunks == 2
+    assert one.removed == other.removed == [KEYS[0]]
+    assert_settled(one)
+
+
+async def test_an_account_that_cannot_be_kept_fails_stores_and_not_loads(pair, monkeypatch):
+    bench, other = pair
+    tier, second = await bench.open(), await other.open()
+    await bench.put(tier, KEYS[0])
+    with monkeypatch.context() as patch:
+
+        def broken(fd, operation):
+            raise OSError(errno.ENOLCK, "no locks")
+
+        patch.setattr(fcntl, "flock", broken)
+        with pytest.raises(Exception, match="No locks available"):
+            await bench.put(tier, KEYS[1])
+        assert await bench.loads(tier, KEYS[0])
+        # Not even where it has yet to be counted.
+        assert await other.loads(second, KEYS[0])
+    assert await bench.put(tier, KEYS[1]) == [None]
+    assert bench.temporaries() == []
+    assert_settled(bench)
+
+
+async def test_files_that_came_and_went_while_nobody_looked_are_counted_by_the_next(bench):
+    await bench.put(await bench.open(), *KEYS[:3])
+    await bench.close()
+    file = bench.file(KEYS[0])
+    file.unlink()
+    bench.file(KEYS[1]).rename(bench.directory / "0a.kv")
+    tier = await bench.open()
+    assert await tier.usage() == Usage(1, bench.object_bytes, None)
+    assert_settled(bench)
+
+
+async def test_an_open_that_fails_leaves_no_lease_and_no_descriptor(bench, monkeypatch):
+    before = sorted(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await bench.open()
+        assert os.listdir(bench.root / ".shared" / "leases") == []
+
+        def broken(fd, operation):
+            raise OSError(errno.ENOLCK, "no locks")
+
+        patch.setattr(fcntl, "flock", broken)
+        with pytest.raises(Exception, match="No locks available"):
+            await bench.open()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    await bench.open()
+    assert_settled(bench)
+
+
+async def test_a_lock_lost_after_the_write_leaves_no_file_and_no_reservation(bench, monkeypatch):
+    tier = await bench.open(capacity=bench.object_bytes)
+    with monkeypatch.context() as patch:
+        real = os.pwritev
+
+        def breaking(*args):
+            def broken(fd, operation):
+                raise OSError(errno.ENOLCK, "no locks")
+
+            patch.setattr(fcntl, "flock", broken)
+            return real(*args)
+
+        patch.setattr(os, "pwritev", breaking)
+        with pytest.raises(Exception, match="No locks available"):
+            await bench.put(tier, KEYS[0])
+    assert bench.temporaries() == []
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert_settled(bench)
+
+
+async def test_after_an_error_that_nobody_expected_the_next_counts_anew(pair, monkeypatch):
+    one, other = pair
+    capacity = 2 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open()
+    await one.put(first, *KEYS[:2])
+    real = os.unlink
+
+    def unlink(path, **kwargs):
+        real(path, **kwargs)
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        with pytest.raises(ZeroDivisionError):
+            await one.put(first, KEYS[2])
+    assert (await second.usage()).chunks == 1
+    assert one.removed + other.removed == KEYS[:1]
+    assert_settled(one)
+
+
+async def test_opens_beside_one_who_is_writing_more_than_the_own_capacity(
+    pair, monkeypatch, make_gate
+):
+    one, other = pair
+    first = await one.open()
+    gate = make_gate(os.pwritev)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", gate)
+        store = asyncio.create_task(one.put(first, *KEYS[:2]))
+        await gate.reached()
+    second = await other.open(capacity=one.object_bytes)
+    assert isinstance((await other.put(second, KEYS[2]))[0], TierCapacityError)
+    gate.leave.set()
+    assert await store == [None, None]
+    assert await other.put(second, KEYS[2]) == [None]
+    assert await second.usage() == Usage(1, one.object_bytes, one.object_bytes)
+
+
+async def test_who_leaves_gives_back_what_was_reserved_and_its_lease(pair):
+    one, other = pair
+    first = await one.open()
+    await one.put(first, KEYS[0])
+    await other.open()
+    await one.close()
+    await other.close()
+    assert read_control(one).promises == {}
+    assert os.listdir(one.root / ".shared" / "leases") == []

@@ -1,0 +1,207 @@
+"""A file tier at its limits: its capacity, and a disk that runs full in the middle of a replay.
+
+A full disk is a small file system that is filled up, where this process may mount one, and the
+error that such a disk gives (ENOSPC from ``pwritev``), raised in this process, everywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from support.live import CHUNK_BYTES, live
+
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.replay import ReplayRequest, chat_workload, replay
+
+MIB = 2**20
+FULL = "No space left on device"
+_STEPS = 3000
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system of so many bytes in memory."""
+    at = tmp_path / "mounted"
+
+    def mounted(size_bytes: int) -> Path:
+        at.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=700", "tmpfs", str(at)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            at.rmdir()
+            pytest.skip(f"cannot mount: {done.stderr.strip()}")
+        return at
+
+    yield mounted
+    if at.exists():
+        subprocess.run(["umount", "-l", str(at)], check=True)
+
+
+@contextmanager
+def watched(root: Path) -> Iterator[list[int]]:
+    """Measure a file system of its own all the time; the list's one item is the most it held."""
+    free_bytes = _free_bytes(root)
+    most = [0]
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            most[0] = max(most[0], free_bytes - _free_bytes(root))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def _free_bytes(root: Path) -> int:
+    status = os.statvfs(root)
+    return status.f_bfree * status.f_frsize
+
+
+def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
+    mount: Callable[[int], Path],
+) -> None:
+    """Drop the reservation in ``ChunkStore._reserve``: what is in flight comes on top."""
+    root = mount(256 * MIB)
+    chunk_bytes, chunks = MIB // 4, 64
+    workload = [
+        ReplayRequest(str(n), tuple(b"%018d%018d" % (n, m) for m in range(chunks)))
+        for n in range(64)
+    ]
+    tier = f"file://{root}/kv?capacity=64MiB&min_free=0"
+    with watched(root) as most:
+        report = replay(
+            workload,
+            TieringConfig.from_dict(
+                {"slots": 2 * chunks, "chunk_bytes": chunk_bytes, "tiers": [tier]}
+            ),
+        )
+    assert (report.wrong_bytes, report.failures, report.dropped) == (0, {}, 0)
+    assert report.tiers[1].stored_bytes == 2**30
+    assert report.tiers[1].evicted_chunks > 4096 - 257
+    # What is in flight is reserved, and so inside the capacity. On top comes the ledger, which is
+    # begun anew when it has got as long as a chunk here, and a few pages.
+    assert 63 * MIB < most[0] < 64 * MIB + chunk_bytes + 2**16
+
+
+class Disk:
+    """A disk that can be filled up and freed again."""
+
+    root: Path
+
+    def fill(self) -> None:
+        raise NotImplementedError
+
+    def free(self) -> None:
+        raise NotImplementedError
+
+
+class MountedDisk(Disk):
+    """A file system of its own; a file of zeros takes what is left of it."""
+
+    def __init__(self, mount: Callable[[int], Path]) -> None:
+        self.root = mount(4 * MIB)
+
+    def fill(self) -> None:
+        with suppress(OSError), (self.root / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+
+    def free(self) -> None:
+        (self.root / "filler").unlink()
+
+
+class PatchedDisk(Disk):
+    """This process's writes fail as on a full disk, as long as it counts as full."""
+
+    def __init__(self, tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root = tmp_path
+        self._is_full = False
+        for name in ("pwritev", "pwrite"):
+            patch.setattr(os, name, self._failing(getattr(os, name)))
+
+    def _failing(self, write: Callable[..., int]) -> Callable[..., int]:
+        def wrapped(*args: object) -> int:
+            if self._is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(*args)
+
+        return wrapped
+
+    def fill(self) -> None:
+        self._is_full = True
+
+    def free(self) -> None:
+        self._is_full = False
+
+
+@pytest.fixture(params=["mounted", "patched"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    if request.param == "mounted":
+        return MountedDisk(request.getfixturevalue("mount"))
+    return PatchedDisk(tmp_path, monkeypatch)
+
+
+def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
+    """Take ``TierCapacityError`` for an answer of a healthy tier: each store is tried and fails."""
+    workload = chat_workload(300, 0)
+
+    def progressed(done: int) -> None:
+        if done == 60:
+            disk.fill()
+
+    config = TieringConfig.from_dict(
+        {"slots": 60, "chunk_bytes": 8192, "tiers": [f"file://{disk.root}/kv?min_free=0"]}
+    )
+    report = replay(workload, config, on_progress=progressed)
+    file = report.tiers[1]
+    assert report.requests == 300
+    assert report.wrong_bytes == 0
+    assert file.failures["store.capacity"] > 0
+    assert set(file.failures) == {"store.capacity"}
+    assert FULL in " ".join(file.errors)
+    # The breaker of stores is open, so that not each store has to fail by itself.
+    assert file.stores_open == 1
+    assert file.dropped["store.unavailable"] > file.failures["store.capacity"]
+    assert file.reads_open == 0
+    assert file.hit_chunks > 0
+
+
+def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: Disk) -> None:
+    """Count room as a matter of both directions: the loads below are misses."""
+    keys = [b"%036d" % n for n in range(128)]
+    with live([f"file://{disk.root}/kv?min_free=0"], slots=16) as engine:
+        stats = engine.manager.stats[1]
+        before = engine.begin("before")
+        for key in keys[:32]:
+            engine.store(before, key)
+        assert stats.stored_chunks == 32
+        disk.fill()
+        for key in keys[32:]:
+            engine.store(before, key)
+        assert stats.stores_open == 1
+        # The pool has long forgotten these; only the disk has them.
+        after = engine.begin("after")
+        for key in keys[:32]:
+            assert engine.settle(after, key) == ["HIT"]
+            engine.load(after, key)
+        assert (stats.stores_open, stats.reads_open) == (1, 0)
+        assert stats.loaded_bytes == 32 * CHUNK_BYTES
+        disk.free()
+        for _ in range(_STEPS):
+            if not stats.stores_open:
+                break
+            engine.step()
+        engine.store(after, b"%036d" % 999)
+        assert stats.stored_chunks == 33
