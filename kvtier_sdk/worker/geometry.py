@@ -88,7 +88,7 @@ class KVTensor:
         length_bytes = self.tensor.element_size()
         addresses = np.array([self.tensor.data_ptr()], np.int64)
         for count, stride_bytes in sorted(self._inner_dims(), key=_stride):
-            if stride_bytes == length_bytes and len(addresses) == 1:
+            if stride_bytes == length_bytes:
                 length_bytes *= count
             else:
                 steps = np.arange(count, dtype=np.int64) * stride_bytes
@@ -188,10 +188,8 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
         memory: bytes of shape (slots, part); its rows may be further apart than the part is long.
 
     Raises:
-        ConfigError: it is no writable matrix of bytes in host memory, or its rows overlap.
+        ConfigError: it is no matrix of bytes in host memory, or its rows overlap.
     """
-    if isinstance(memory, np.ndarray) and not memory.flags.writeable:
-        raise ConfigError("the host memory is read-only")
     array = memory if isinstance(memory, np.ndarray) else _as_array(memory)
     if array.ndim != 2 or array.itemsize != 1 or 0 in array.shape:
         raise ConfigError(
@@ -205,7 +203,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
             f"the rows of the host memory must be contiguous and apart; its strides are "
             f"{array.strides} for rows of {part_bytes} bytes"
         )
-    return HostLayout(slots, array.ctypes.data, row_bytes, part_bytes)
+    return HostLayout(slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable)
 
 
 def _as_array(memory: torch.Tensor) -> NDArray[np.uint8]:

@@ -59,12 +59,14 @@ class HostLayout:
         address: of the first byte of slot 0 that is this worker's.
         row_bytes: distance between slots; larger than the part where workers share them.
         part_bytes: what this worker has of each slot.
+        writable: whether stores are allowed.
     """
 
     slots: int
     address: int
     row_bytes: int
     part_bytes: int
+    writable: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,18 +90,20 @@ class CopyPlan:
 
     def split(self, parts: int) -> list[CopyPlan]:
         """Cut into at most ``parts`` plans of the same size, give or take a byte."""
-        starts = np.cumsum(self.lengths_bytes) - self.lengths_bytes
         size_bytes = self.size_bytes
-        cuts = np.unique(np.arange(parts, dtype=np.int64) * size_bytes // parts)
-        edges = np.union1d(starts, cuts)
-        run = np.searchsorted(starts, edges, side="right") - 1
-        into_run = edges - starts[run]
+        parts = min(parts, size_bytes)
+        cuts = np.arange(parts, dtype=np.int64) * size_bytes // parts
+        starts = np.cumsum(self.lengths_bytes) - self.lengths_bytes
+        run = np.searchsorted(starts, cuts, side="right") - 1
+        inside = cuts > starts[run]
+        run, into_run = run[inside], (cuts - starts[run])[inside]
+        edges = np.insert(starts, run + 1, cuts[inside])
         pieces = CopyPlan(
-            self.device[run] + into_run,
-            self.host[run] + into_run,
-            np.diff(np.append(edges, size_bytes)),
+            np.insert(self.device, run + 1, self.device[run] + into_run),
+            np.insert(self.host, run + 1, self.host[run] + into_run),
+            np.diff(edges, append=size_bytes),
         )
-        bounds = [*np.searchsorted(edges, cuts), len(edges)]
+        bounds = [*np.searchsorted(edges, cuts).tolist(), len(edges)]
         return [pieces._slice(begin, end) for begin, end in pairwise(bounds)]
 
     def _slice(self, begin: int, end: int) -> CopyPlan:
@@ -123,25 +127,27 @@ def plan_group(
     """
     per_chunk = layout.blocks_per_chunk
     skipped = first_block % per_chunk
-    # Chunk by block: what a job leaves out of its first and last chunk is no block.
-    grid = np.full(len(slots) * per_chunk, -1, np.int64)
-    grid[skipped : skipped + len(block_ids)] = block_ids
-    # Neighbours in the pool must be neighbours here to be found.
-    order = np.argsort(slots, kind="stable")
-    grid = grid.reshape(-1, per_chunk)[order]
-    rows = host.address + slots[order] * host.row_bytes
+    # Chunk by block; what a job leaves out of its first and last chunk is no block.
+    row = np.full(len(slots) * per_chunk, -1, np.int64)
+    row[skipped : skipped + len(block_ids)] = block_ids
+    whole_chunks = len(block_ids) == len(row)
+    grid = row.reshape(-1, per_chunk)
+    if np.any(slots[1:] < slots[:-1]):
+        # Neighbours in the pool must be neighbours here to be found.
+        order = np.argsort(slots, kind="stable")
+        grid, slots = grid[order], slots[order]
 
     # Axes: chunk, segment, block in the chunk; that is the order of host addresses.
     blocks = grid[:, None, :]
-    lengths = layout.lengths_bytes[None, :, None]
-    device = layout.addresses[None, :, None] + blocks * layout.strides_bytes[None, :, None]
-    in_chunk = layout.offsets_bytes[None, :, None] + np.arange(per_chunk) * lengths
+    lengths = layout.lengths_bytes[:, None]
+    device = layout.addresses[:, None] + blocks * layout.strides_bytes[:, None]
+    in_chunk = layout.offsets_bytes[:, None] + np.arange(per_chunk) * lengths
+    host_addresses = (host.address + slots * host.row_bytes)[:, None, None] + in_chunk
+    lengths = np.broadcast_to(lengths, device.shape)
+    if whole_chunks:
+        return _merge(device.ravel(), host_addresses.ravel(), lengths.flatten())
     there = np.broadcast_to(blocks >= 0, device.shape)
-    return _merge(
-        device[there],
-        (rows[:, None, None] + in_chunk)[there],
-        np.broadcast_to(lengths, device.shape)[there],
-    )
+    return _merge(device[there], host_addresses[there], lengths[there])
 
 
 def join(plans: Sequence[CopyPlan]) -> CopyPlan:
@@ -162,12 +168,16 @@ def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
     """Whether two of these pieces of memory share a byte."""
     order = np.argsort(addresses, kind="stable")
     begins = addresses[order]
-    return bool(np.any(begins[1:] < (begins + lengths_bytes[order])[:-1]))
+    return bool(np.any(begins[1:] < begins[:-1] + lengths_bytes[order][:-1]))
 
 
 def _merge(device: Int64s, host: Int64s, lengths: Int64s) -> CopyPlan:
     if not len(lengths):
         return CopyPlan(device, host, lengths)
-    adjacent = (device[1:] == device[:-1] + lengths[:-1]) & (host[1:] == host[:-1] + lengths[:-1])
-    begins = np.flatnonzero(np.concatenate(([True], ~adjacent)))
+    begins_here = np.ones(len(lengths), np.bool_)
+    ends = device[:-1] + lengths[:-1], host[:-1] + lengths[:-1]
+    begins_here[1:] = (device[1:] != ends[0]) | (host[1:] != ends[1])
+    begins = np.flatnonzero(begins_here)
+    if len(begins) == len(lengths):
+        return CopyPlan(device, host, lengths)
     return CopyPlan(device[begins], host[begins], np.add.reduceat(lengths, begins))

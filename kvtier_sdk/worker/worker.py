@@ -84,7 +84,9 @@ class OffloadWorker:
     Args:
         groups: the KV-cache groups, by their index; all on one device.
         host: the slots: bytes of shape (slots, part). Rows may be further apart than the part is
-            long, where several workers have a part each. The memory must outlive the worker.
+            long, where several workers have a part each: ``HostPool.part`` is such memory. It is
+            kept alive. From read-only memory, which a replicated pool gives to all workers but
+            the first, there are loads only.
         device: what moves the bytes; closed with the worker. Default: by where the tensors are.
         clock: for durations.
 
@@ -140,8 +142,10 @@ class OffloadWorker:
 
         Raises:
             ValueError: ids, slots or counts do not fit the geometry; nothing was copied.
-            KVTierError: the worker is shut down.
+            KVTierError: the worker is shut down, or its host memory is read-only.
         """
+        if not self._host.writable:
+            raise KVTierError("the host memory of this worker is read-only: it cannot store")
         self._submit(job_id, Operation.STORE, device_blocks, slots, expedited=False)
 
     def submit_load(
@@ -243,7 +247,8 @@ class OffloadWorker:
         sizes = self._per_group("group_sizes", blocks.group_sizes, default=len(blocks.block_ids))
         firsts = self._per_group("first_blocks", blocks.first_blocks, default=0)
         block_ids = _indices("block ids", blocks.block_ids)
-        slot_ids = _indices("slots", slots, self._host.slots)
+        slot_ids = _indices("slots", slots)
+        _check_range("slots", slot_ids, self._host.slots)
         wanted = [
             layout.slots_for(size, first) if size else 0
             for layout, size, first in zip(self._layouts, sizes, firsts, strict=True)
@@ -252,16 +257,16 @@ class OffloadWorker:
             raise ValueError(f"{len(block_ids)} block ids, but group_sizes add up to {sum(sizes)}")
         if sum(wanted) != len(slot_ids):
             raise ValueError(f"{len(slot_ids)} slots, but the blocks touch {sum(wanted)} chunks")
-        if operation is Operation.STORE and len(np.unique(slot_ids)) < len(slot_ids):
+        if operation is Operation.STORE and _has_duplicates(slot_ids):
             raise ValueError("a store names a slot twice")
 
-        ids_of = np.split(block_ids, np.cumsum(sizes)[:-1])
-        slots_of = np.split(slot_ids, np.cumsum(wanted)[:-1])
         plans = []
         for index, layout in enumerate(self._layouts):
-            if sizes[index]:
-                ids = _indices(f"block ids of group {index}", ids_of[index], layout.blocks)
-                plans.append(plan_group(layout, self._host, ids, firsts[index], slots_of[index]))
+            ids, block_ids = block_ids[: sizes[index]], block_ids[sizes[index] :]
+            some, slot_ids = slot_ids[: wanted[index]], slot_ids[wanted[index] :]
+            if len(ids):
+                _check_range(f"block ids of group {index}", ids, layout.blocks)
+                plans.append(plan_group(layout, self._host, ids, firsts[index], some))
         plan = join(plans)
         if operation is Operation.LOAD and overlaps(plan.device, plan.lengths_bytes):
             raise ValueError("a load names a block twice")
@@ -304,13 +309,23 @@ def _device_of(groups: Sequence[KVGroup]) -> torch.device:
     return devices.pop()
 
 
-def _indices(what: str, values: Indices, limit: int | None = None) -> Int64s:
+def _indices(what: str, values: Indices) -> Int64s:
     array = np.asarray(values)
     if not array.size:
         return np.empty(0, np.int64)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"{what} must be a row of integers, not {array.dtype} of {array.shape}")
-    low, high = int(array.min()), int(array.max())
-    if limit is not None and (low < 0 or high >= limit):
-        raise ValueError(f"{what} must be from 0 to {limit - 1}, not {low} to {high}")
     return array.astype(np.int64)
+
+
+def _check_range(what: str, ids: Int64s, limit: int) -> None:
+    if not len(ids):
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= limit:
+        raise ValueError(f"{what} must be from 0 to {limit - 1}, not {low} to {high}")
+
+
+def _has_duplicates(ids: Int64s) -> bool:
+    ascending = np.sort(ids)
+    return bool(np.any(ascending[1:] == ascending[:-1]))

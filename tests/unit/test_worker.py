@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtier_sdk import ConfigError, HostPool, KVTierError
+from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
 from kvtier_sdk.jobs import Operation
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cpu as cpu_module
@@ -207,17 +207,34 @@ def test_groups_may_share_a_tensor() -> None:
     assert torch.equal(kv.tensor[5:8], before[1:4])
 
 
-def test_slots_of_a_host_pool() -> None:
-    pool = HostPool(4, 200)
-    first = np.frombuffer(pool.view(0), np.uint8)
-    rows = np.lib.stride_tricks.as_strided(first, (4, 200), (pool.row_bytes, 1))
-    kv = one_tensor(page_bytes=100)
-    with OffloadWorker([KVGroup([kv], 2)], rows) as worker:
-        worker.submit_store(1, [3, 9, 4], [2, 0])
+def test_each_worker_has_its_part_of_every_slot_of_a_host_pool() -> None:
+    pool = HostPool.create(PoolLayout(4, 200, workers=2))
+    caches = [one_tensor(page_bytes=100), one_tensor(page_bytes=100)]
+    for rank, kv in enumerate(caches):
+        with OffloadWorker([KVGroup([kv], 2)], pool.part(rank)) as worker:
+            worker.submit_store(1, [3, 9, 4], [2, 0])
+            worker.wait([1])
+            assert worker.get_finished()[0].success
+    slot = bytes(pool.view(2))
+    for rank, kv in enumerate(caches):
+        assert slot[pool.layout.part_offset(rank) :][:200] == page(kv, 3) + page(kv, 9)
+    del worker
+    pool.close()
+
+
+def test_a_worker_of_a_replicated_pool_loads_what_the_first_one_stored() -> None:
+    pool = HostPool.create(PoolLayout(4, 64, workers=2, replicated=True))
+    first, second = one_tensor(), one_tensor()
+    with OffloadWorker([KVGroup([first])], pool.part(0)) as worker:
+        worker.submit_store(1, [3], [2])
         worker.wait([1])
-    assert bytes(pool.view(2)) == page(kv, 3) + page(kv, 9)
-    assert bytes(pool.view(0))[:100] == page(kv, 4)
-    del first, rows, worker
+    with OffloadWorker([KVGroup([second])], pool.part(1)) as worker:
+        with pytest.raises(KVTierError, match="read-only"):
+            worker.submit_store(1, [3], [2])
+        worker.submit_load(1, [5], [2])
+        worker.wait([1])
+    assert page(second, 5) == page(first, 3)
+    del worker
     pool.close()
 
 
@@ -442,7 +459,10 @@ def test_shutdown_waits_for_what_runs_and_for_what_is_queued(gate: Gate, gated) 
     assert len(gate.began) == 2
     assert torch.equal(kv.tensor[2], kv.tensor[1])
     worker.shutdown()
-    assert [result.job_id for result in worker.get_finished()] == [1, 2]
+    assert [(result.job_id, result.error) for result in worker.get_finished()] == [
+        (1, None),
+        (2, None),
+    ]
     worker.wait([1, 2, 3])
     with pytest.raises(KVTierError, match="shut down"):
         worker.submit_store(3, [1], [0])

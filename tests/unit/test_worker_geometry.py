@@ -135,12 +135,6 @@ def test_host_memory_may_be_a_column_of_wider_rows() -> None:
         assert layout.address == whole.ctypes.data + 40
 
 
-def read_only() -> np.ndarray:
-    memory = np.zeros((2, 2), np.uint8)
-    memory.flags.writeable = False
-    return memory
-
-
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
@@ -151,10 +145,9 @@ def read_only() -> np.ndarray:
         (np.zeros((8, 4), np.uint8).T, "contiguous"),
         (np.zeros((8, 4), np.uint8)[:, ::2], "contiguous"),
         (np.zeros((8, 4), np.uint8)[::-1], "contiguous"),
-        (np.broadcast_to(np.zeros(4, np.uint8), (8, 4)), "read-only"),
+        (np.broadcast_to(np.zeros(4, np.uint8), (8, 4)), "apart"),
         (torch.zeros(1, 4, dtype=torch.uint8).expand(8, 4), "apart"),
         (torch.zeros(8, 4, dtype=torch.uint8, device="meta"), "on meta"),
-        (read_only(), "read-only"),
     ],
 )
 def test_host_memory_that_is_no_rows_of_bytes_is_refused(memory, message: str) -> None:
