@@ -166,16 +166,8 @@ class Host:
         """What must be 0 when nothing is under way."""
         manager = self._manager()
         if self._is_ours(manager):
-            usage, ours = manager.usage(), manager._manager
-            return {
-                "pinned": usage.pinned,
-                "writing": usage.writing,
-                "loading": usage.loading,
-                "quarantined": usage.quarantined,
-                "pins": ours._primary.pins,
-                "requests": len(ours._requests),
-                "jobs": sum(bool(port.jobs) + port.jobs.quarantined for port in ours._ports),
-            }
+            left: dict[str, int] = manager.left_over()
+            return left
         primary = manager.primary_tier
         return {
             "pinned": self.primary_chunks() - primary._num_evictable_cache_chunks,

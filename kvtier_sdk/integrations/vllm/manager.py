@@ -216,6 +216,10 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         """How the host pool is used right now."""
         return self._manager.usage()
 
+    def left_over(self) -> dict[str, int]:
+        """What is held right now; with nothing under way, all are 0."""
+        return self._manager.left_over()
+
     def shutdown(self) -> None:
         self._stack.close()
         self._on_shutdown()

@@ -11,13 +11,14 @@ from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.host_memory import total_memory_bytes
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.copies import worker_over_pool
 from kvtier_sdk.integrations.vllm.identity import Identity
 from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import metric_definitions
-from kvtier_sdk.integrations.vllm.options import OffloadOptions
+from kvtier_sdk.integrations.vllm.options import HostOptions
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.tiering import TieringManager, open_manager
@@ -53,8 +54,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         compat.warn_if_untried()
-        self._options = OffloadOptions.read(config.extra_config)
-        self._tiers = self._options.tiers()
+        self._options = HostOptions.read(config.extra_config)
         self.replicated_layout = config.replicated_layout
         self._theirs = self._uses_their_copies()
         if config.canonical_layout and not self._theirs:
@@ -90,12 +90,13 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
     def _uses_their_copies(self) -> bool:
         on_cpu = bool(current_platform.is_cpu())
-        if self._options.copies == "vllm" and on_cpu:
+        copies = self._options.engine.copies
+        if copies == "vllm" and on_cpu:
             raise ConfigError(
                 "kv_connector_extra_config: option 'copies' is 'vllm', which does not copy on a "
                 "CPU; allowed here: auto, kvtier"
             )
-        return self._options.copies == "vllm" or (self._options.copies == "auto" and not on_cpu)
+        return copies == "vllm" or (copies == "auto" and not on_cpu)
 
     def _pool_layout(self) -> PoolLayout:
         config = self.config
@@ -103,35 +104,35 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         one = PoolLayout(
             1, max(1, part_bytes), config.parallel.world_size, replicated=self.replicated_layout
         )
-        slots = self._options.host_bytes // one.row_bytes
+        size_bytes = self._pool_bytes()
+        slots = size_bytes // one.row_bytes
         if not slots:
             raise ConfigError(
-                "kv_connector_extra_config: option 'cpu_bytes_to_use' is "
-                f"{format_bytes(self._options.host_bytes)}, and one chunk takes "
-                f"{format_bytes(one.row_bytes)}"
+                f"kv_connector_extra_config: option 'cpu_bytes_to_use' is "
+                f"{format_bytes(size_bytes)}, and one chunk takes {format_bytes(one.row_bytes)}"
             )
         return PoolLayout(slots, one.part_bytes, one.workers, one.replicated)
 
+    def _pool_bytes(self) -> int:
+        size = self._options.config.pool_bytes or 0
+        # A number is bytes, a share of the memory a fraction.
+        return size if isinstance(size, int) else int(size * total_memory_bytes())
+
     def _make_manager(self, pool: HostPool) -> KVTierOffloadingManager:
-        options = self._options
+        config = self._options.config
         identity = Identity(
-            self.config, chunk_bytes=pool.chunk_bytes, revision=options.model_revision
+            self.config,
+            chunk_bytes=pool.chunk_bytes,
+            revision=self._options.engine.model_revision,
         )
 
         def make(namespace: Namespace) -> AbstractContextManager[TieringManager]:
-            return open_manager(
-                pool,
-                self._tiers,
-                namespace,
-                policy=options.eviction_policy,
-                verify=options.verify,
-                events=self.kv_events_config.enable_kv_cache_events,
-                shutdown_timeout_s=options.shutdown_timeout_s,
-            )
+            events = self.kv_events_config.enable_kv_cache_events
+            return open_manager(pool, config, namespace, events=events)
 
         return KVTierOffloadingManager(
             make,
-            self._tiers,
+            config.tiers,
             identity,
             on_shutdown=pool.close,
             # One more than the pipeline's depth with asynchronous scheduling.
