@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import socket
@@ -75,11 +76,13 @@ class Tier:
         return [path for path in self.folder.rglob("*") if path.stat().st_size > CHUNK_BYTES]
 
     def damage(self) -> None:
-        """Change one byte of each stored chunk: the highest of one number, which becomes large."""
+        """Flip one bit of one number of each stored chunk: a factor of four."""
         for path in self.chunks():
             with path.open("r+b") as file:
-                file.seek(path.stat().st_size - CHUNK_BYTES // 2 + 3)
-                file.write(b"\x4f")
+                file.seek(path.stat().st_size - CHUNK_BYTES + 4003)
+                (byte,) = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte ^ 1]))
 
     def kill(self) -> None:
         """Take away what the tier keeps its chunks in, under its hands."""

@@ -7,6 +7,7 @@ engine core is in that process, so that a test can look at the tiers' counters a
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -27,8 +28,30 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
+#: Weights are made up within this distance of 0.
+WEIGHT = 0.08
 # A prompt shorter than a block: nothing of it is ever stored.
 TICK = [1, 2, 3]
+
+
+def give_weight() -> None:
+    """Have weights made up that are large enough for keys and values to matter, each layer its own.
+
+    vLLM's are so small, and so alike, that all tokens are as good as equally likely whatever was
+    read before.
+    """
+    from vllm.model_executor.model_loader import dummy_loader
+
+    make_up = dummy_loader.initialize_single_dummy_weight
+    seeds = itertools.count()
+
+    def make_up_larger(parameter: Any) -> None:
+        make_up(parameter, low=-WEIGHT, high=WEIGHT, seed=next(seeds))
+        if parameter.dim() == 1:
+            # What scales a normalised vector is around 1.
+            parameter.data.add_(1.0)
+
+    dummy_loader.initialize_single_dummy_weight = make_up_larger
 
 
 class Host:
@@ -44,6 +67,7 @@ class Host:
                 kv_role="kv_both",
                 kv_connector_extra_config=offloading,
             )
+        give_weight()
         self._llm = LLM(
             model=model,
             load_format="dummy",
