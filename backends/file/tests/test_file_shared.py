@@ -266,7 +266,9 @@ async def test_a_ledger_begun_anew_is_followed(pair, monkeypatch):
     assert_settled(one)
 
 
-@pytest.mark.parametrize("damage", ["zeros", "short", "checksum", "short ledger", "ledger"])
+@pytest.mark.parametrize(
+    "damage", ["zeros", "short", "checksum", "short ledger", "zeros in ledger", "other ledger"]
+)
 async def test_a_damaged_account_is_counted_anew(pair, damage):
     one, other = pair
     first, second = await one.open(), await other.open()
@@ -280,9 +282,12 @@ async def test_a_damaged_account_is_counted_anew(pair, damage):
             os.pwrite(fd, b"\xff", 30)
         else:
             ledger = one.root / ".shared" / "ledger"
+            record = ledger.read_bytes()[: ledger.stat().st_size // 5]
             os.truncate(ledger, 3)
-            if damage == "ledger":
+            if damage == "zeros in ledger":
                 os.truncate(ledger, 10_000)
+            elif damage == "other ledger":
+                ledger.write_bytes(5 * record)
             await other.close()
             second = await other.open()
     assert (await second.usage()).chunks == 5
