@@ -316,6 +316,38 @@ async def test_shared_files_removed_by_hand_are_made_and_joined_anew(pair, lost)
     assert_settled(one)
 
 
+async def test_joining_anew_that_fails_is_tried_again(bench, monkeypatch):
+    tier = await bench.open()
+    shutil.rmtree(bench.root / ".shared")
+    with monkeypatch.context() as patch:
+
+        def broken(fd, operation):
+            raise OSError(errno.ENOLCK, "no locks")
+
+        patch.setattr(fcntl, "flock", broken)
+        with pytest.raises(Exception, match="No locks available"):
+            await bench.put(tier, KEYS[0])
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert len(os.listdir(bench.root / ".shared" / "leases")) == 1
+
+
+@pytest.mark.parametrize("use", ["load", "store"])
+async def test_a_file_put_there_by_hand_is_counted_when_it_is_used(bench, use):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    file = bench.file(KEYS[0])
+    content = file.read_bytes()
+    await tier.delete([KEYS[0]])
+    file.write_bytes(content)
+    assert (await tier.usage()).chunks == 0
+    if use == "load":
+        assert await bench.loads(tier, KEYS[0])
+    else:
+        assert await bench.put(tier, KEYS[0]) == [None]
+    assert await tier.usage() == Usage(1, bench.object_bytes, None)
+    assert_settled(bench)
+
+
 async def test_a_lost_lease_is_taken_again(pair):
     one, other = pair
     first = await one.open()
