@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 TRACE ?=
 
-.PHONY: help setup test check format demo bench clean
+.PHONY: help setup test test-wheels check format demo bench clean
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test                     run every test"
+	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make bench                    time of the scheduler's thread per chunk"
 	@echo "make format                   format the code"
@@ -24,6 +25,9 @@ $(VENV)/.setup: pyproject.toml backends/file/pyproject.toml requirements-dev.txt
 
 test: setup
 	$(BIN)/python -m pytest
+
+test-wheels: setup
+	$(BIN)/python tests/wheels.py
 
 check: setup
 	$(BIN)/ruff check .

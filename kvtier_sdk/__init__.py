@@ -58,8 +58,10 @@ from kvtier_sdk.tiering import (
     MissReason,
     PrepareStoreOutput,
     ResetScope,
+    TieringConfig,
     TieringManager,
     open_manager,
+    open_pool,
 )
 from kvtier_sdk.types import (
     Capability,
@@ -134,6 +136,7 @@ __all__ = [
     "TierTimeoutError",
     "TierURL",
     "TierUnavailableError",
+    "TieringConfig",
     "TieringManager",
     "Transfer",
     "UnknownBackendError",
@@ -147,6 +150,7 @@ __all__ = [
     "map_exceptions",
     "metric_samples",
     "open_manager",
+    "open_pool",
     "run_blocking",
     "split_offload_key",
 ]

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretBytes,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.units import Bytes, Seconds
+from kvtier_sdk.masking import MASK, is_secret, masked, secrets_in, without_password
+from kvtier_sdk.units import Bytes, Count, Seconds
 
 
 class StrictModel(BaseModel):
@@ -20,6 +28,9 @@ class StrictModel(BaseModel):
 
     A quantity's option is written with its unit (``capacity: "4GiB"``), its attribute names the
     unit: declare ``capacity_bytes: Bytes = Field(alias="capacity")``.
+
+    A secret is shown neither in a message nor by ``repr``: an option of type ``SecretStr``, and
+    one whose name has a word such as ``password``, ``secret`` or ``token``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,6 +39,44 @@ class StrictModel(BaseModel):
     def option_names(cls) -> list[str]:
         """The names under which options are given, in the order of their declaration."""
         return [field.alias or name for name, field in cls.model_fields.items()]
+
+    @classmethod
+    def secret_names(cls) -> set[str]:
+        """The names of the options whose values are never shown."""
+        return {
+            name
+            for name, field in zip(cls.option_names(), cls.model_fields.values(), strict=True)
+            if is_secret(name) or _holds_secret(field.annotation)
+        }
+
+    def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
+        """The options that were given, as plain data that can be read again.
+
+        Args:
+            secrets: whether to give them away; else they are ``"***"``.
+
+        Returns:
+            Option name to value, quantities in bytes and seconds; defaults are left out.
+        """
+        given = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        for option, name in zip(self.option_names(), type(self).model_fields, strict=True):
+            value = getattr(self, name)
+            if option not in given:
+                continue
+            if not secrets:
+                hidden = option in self.secret_names()
+                given[option] = MASK if hidden else masked(option, given[option])
+            elif isinstance(value, SecretStr):
+                given[option] = value.get_secret_value()
+        return given
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, masked(name or "", value)
+
+
+def _holds_secret(annotation: Any) -> bool:
+    return annotation in (SecretStr, SecretBytes) or any(map(_holds_secret, get_args(annotation)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +116,24 @@ class TierURL:
                 option is given twice.
         """
         shown = without_password(url)
+        # The messages of urllib quote parts of the URL, be they a password.
         try:
             parts = urlsplit(url)
+        except ValueError:
+            raise ConfigError(f"tier URL {shown!r}: the host cannot be read") from None
+        try:
             port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"tier URL {shown!r}: {error}") from None
+        except ValueError:
+            raise ConfigError(
+                f"tier URL {shown!r}: the port should be a number up to 65535; in a password "
+                "write ':' as %3A, '/' as %2F, '@' as %40"
+            ) from None
         scheme = url.partition(":")[0] if ":" in url else ""
+        if "_" in scheme and scheme.replace("_", "").isalnum():
+            raise ConfigError(
+                f"tier URL {shown!r}: a URL's scheme cannot hold '_'; "
+                f"write '{scheme.replace('_', '-')}:'"
+            )
         if not scheme or not parts.scheme:
             raise ConfigError(
                 f"tier URL {shown!r} names no backend; write for example "
@@ -94,11 +155,6 @@ class TierURL:
             path=unquote(parts.path),
             options=options,
         )
-
-
-def without_password(url: str) -> str:
-    """A URL as it may be shown: with a password in it replaced by ``***``."""
-    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", url)
 
 
 class TierConfig(StrictModel):
@@ -131,6 +187,7 @@ class RunnerOptions(StrictModel):
     """Options that every tier has, whatever its backend: how the core treats it.
 
     Attributes:
+        runner: what runs it: ``thread``, a thread of its own; ``auto`` chooses.
         store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
             ``after_hits:2``, ``prompt_only``, or one that another package brings.
         offload_policy: ``chunk`` gives it what is new; ``request`` also the other chunks of each
@@ -152,18 +209,19 @@ class RunnerOptions(StrictModel):
         max_probe_interval_s: the longest such pause.
     """
 
+    runner: Literal["auto", "thread"] = "auto"
     store_policy: str = "through"
     offload_policy: Literal["chunk", "request"] = "chunk"
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
     load_deadline_s: Seconds = Field(5.0, alias="load_deadline")
     store_deadline_s: Seconds = Field(30.0, alias="store_deadline")
-    retries: int = Field(2, ge=0, le=100)
+    retries: Count = Field(2, ge=0, le=100)
     retry_delay_s: Seconds = Field(0.02, alias="retry_delay")
-    concurrency: int = Field(8, ge=1, le=1024)
+    concurrency: Count = Field(8, ge=1, le=1024)
     max_batch_bytes: Bytes = Field(8 * 2**20, alias="max_batch", gt=0)
     max_queue_bytes: Bytes = Field(256 * 2**20, alias="max_queue", gt=0)
-    breaker_failures: int = Field(5, ge=1, le=10_000)
-    breaker_window: int = Field(20, ge=1, le=10_000)
+    breaker_failures: Count = Field(5, ge=1, le=10_000)
+    breaker_window: Count = Field(20, ge=1, le=10_000)
     probe_interval_s: Seconds = Field(1.0, alias="probe_interval", gt=0)
     max_probe_interval_s: Seconds = Field(30.0, alias="max_probe_interval", gt=0)
 
@@ -179,12 +237,24 @@ class RunnerOptions(StrictModel):
 
 Model = TypeVar("Model", bound=StrictModel)
 
+#: Faults that pydantic tells in words of Python.
+_PLAIN = {"string_type": "text", "mapping_type": "a table", "dict_type": "a table"}
+_KINDS: tuple[tuple[type, str], ...] = (
+    (Mapping, "a table"),
+    (list, "a list"),
+    (str, "text"),
+    (bool, "true or false"),
+    (int, "a number"),
+    (float, "a number"),
+)
+
 
 def validate_options(
     model: type[Model],
     options: Mapping[str, Any],
     *,
     where: str,
+    path: str = "",
     also_known: Iterable[str] = (),
 ) -> Model:
     """Build a model from options, or say what is wrong with them.
@@ -192,7 +262,8 @@ def validate_options(
     Args:
         model: the class to build.
         options: option name to value.
-        where: the path of these options, with which each complaint begins.
+        where: what these options belong to, with which each complaint begins.
+        path: of the options inside of that, ``tiers[1]``; empty at its root.
         also_known: names that are allowed beside the model's own, to be suggested too.
 
     Returns:
@@ -200,28 +271,76 @@ def validate_options(
 
     Raises:
         ConfigError: one line a fault: an unknown name with the closest known one, a missing
-            option, a value of the wrong kind.
+            option, a value of the wrong kind. Secrets are not in it.
     """
     try:
         return model.model_validate(dict(options))
     except ValidationError as error:
         known = [*model.option_names(), *also_known]
-        complaints = [_complaint(dict(fault), where, known) for fault in error.errors()]
+        hidden = [
+            secret
+            for name, value in options.items()
+            for secret in secrets_in("secret" if name in model.secret_names() else name, value)
+        ]
+        complaints = [
+            f"{where}: {_complaint(dict(fault), path, known, model.secret_names(), hidden)}"
+            for fault in error.errors()
+        ]
         raise ConfigError("\n".join(complaints)) from None
 
 
-def _complaint(fault: Mapping[str, Any], where: str, known: list[str]) -> str:
-    path = ".".join(str(part) for part in fault["loc"])
+def _complaint(
+    fault: Mapping[str, Any], path: str, known: list[str], secret_names: set[str], hidden: list[str]
+) -> str:
+    loc = fault["loc"]
+    option = f"option {option_path(path, *loc)!r}"
     if fault["type"] == "extra_forbidden":
-        return f"{where}: unknown option {path!r}; {nearest(path, known, 'allowed')}"
+        return f"unknown {option}; {nearest(str(loc[-1]), known, 'allowed')}"
     if fault["type"] == "missing":
-        return f"{where}: option {path!r} is missing"
+        return f"{option} is missing"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if not path:
-        return f"{where}: {message}"
-    if fault["type"] == "value_error":
-        return f"{where}: option {path!r}: {message}"
-    return f"{where}: option {path!r} is {fault['input']!r} but should be {message}"
+    if loc and (loc[0] in secret_names or any(is_secret(str(part)) for part in loc)):
+        return f"{option} has a value that is not allowed; it is a secret and not shown"
+    if fault["type"] != "value_error":
+        value = masked(str(loc[-1]), fault["input"])
+        message = _PLAIN.get(fault["type"], message)
+        return f"{option} is {value!r} but should be {message}"
+    # A rule's own words may quote any option.
+    for secret in sorted(hidden, key=len, reverse=True):
+        message = message.replace(secret, MASK).replace(repr(secret)[1:-1], MASK)
+    message = without_password(message)
+    if loc:
+        return f"{option}: {message}"
+    # A rule about several options names them itself, without knowing where they stand.
+    return message.replace("option '", f"option '{path}.") if path else message
+
+
+def option_path(*parts: str | int) -> str:
+    """The path of an option: ``tiers[1].capacity``.
+
+    Args:
+        parts: paths, names and indices, from the root; an empty one is left out.
+
+    Returns:
+        Them in one.
+    """
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part:
+            path += f".{part}" if path else part
+    return path
+
+
+def kind_of(value: object) -> str:
+    """What a value in a file is, for people: ``a list``."""
+    if value is None:
+        return "nothing"
+    for kind, name in _KINDS:
+        if isinstance(value, kind):
+            return name
+    return f"a {type(value).__name__}"
 
 
 def nearest(word: str, known: Iterable[str], label: str) -> str:
@@ -237,5 +356,11 @@ def nearest(word: str, known: Iterable[str], label: str) -> str:
     """
     names = sorted(known)
     listing = f"{label}: {', '.join(names) if names else 'none'}"
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]!r}? {listing}" if close else listing
+    close = closest(word, names)
+    return f"did you mean {close!r}? {listing}" if close else listing
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that an unknown one is most like, if any is."""
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return close[0] if close else None

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from kvtier_sdk.config import nearest
+from kvtier_sdk.config import TierConfig, nearest
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
     EvictionPolicy,
@@ -24,6 +24,7 @@ from kvtier_sdk.errors import (
     DuplicateBackendError,
     UnknownBackendError,
 )
+from kvtier_sdk.types import Capability
 
 #: Entry-point groups. ``kvtier.url_schemes`` holds further URL schemes of a backend
 #: (``rediss = "kvtier_redis:RedisTier"``), so that a scheme is resolved without an import.
@@ -33,6 +34,14 @@ STORE_POLICIES_GROUP = "kvtier.store_policies"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
 
 T = TypeVar("T")
+
+# What a backend that announces a capability has to implement.
+_OPTIONAL = {
+    Capability.DELETE: "delete",
+    Capability.TOUCH: "touch",
+    Capability.SCAN: "scan",
+    Capability.USAGE: "usage",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,8 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
     """Import the backend of a name, and nothing else.
 
     Args:
-        name: a backend's name, or one of its further URL schemes.
+        name: a backend's name, or one of its further URL schemes. A URL's scheme cannot hold
+            ``_``, so ``my-tier`` finds the backend ``my_tier`` too, where nothing has that name.
 
     Returns:
         The tier class.
@@ -76,29 +86,36 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
     Raises:
         UnknownBackendError: no installed package offers it; the message lists those that are.
         DuplicateBackendError: two packages offer it; the message names both.
-        BackendLoadError: it cannot be imported, is no :class:`SecondaryTierManager`, or was
-            written for another version of the contract; the message names package and version.
+        BackendLoadError: it cannot be imported, is no :class:`SecondaryTierManager`, was written
+            for another version of the contract, or leaves out what the contract asks for; the
+            message names package and version.
     """
-    found = list(entry_points(group=BACKENDS_GROUP, name=name)) or list(
-        entry_points(group=URL_SCHEMES_GROUP, name=name)
-    )
+    found = _find_backend(name)
     if not found:
         names = {info.name for info in available_backends()}
         raise UnknownBackendError(f"no backend {name!r}; {nearest(name, names, 'installed')}")
     backend = _load(found, "backend")
     info = _describe(found[0])
-    if not (isinstance(backend, type) and issubclass(backend, SecondaryTierManager)):
-        raise BackendLoadError(
-            f"{_title('backend', info)}: {info.target} is not a subclass of "
-            "kvtier_sdk.SecondaryTierManager"
-        )
-    version = getattr(backend, "contract_version", None)
-    if version != CONTRACT_VERSION:
-        raise BackendLoadError(
-            f"{_title('backend', info)}: it declares contract_version {version!r}; this release "
-            f"of kvtier-sdk speaks {CONTRACT_VERSION}. Install releases that fit each other"
-        )
-    return backend
+    fault = _fault_of(backend, info)
+    if fault is not None:
+        raise BackendLoadError(f"{_title('backend', info)}: {fault}")
+    return cast(type[SecondaryTierManager], backend)
+
+
+def backend_name(name: str) -> str:
+    """The name of the backend that a name or URL scheme stands for, without an import.
+
+    Args:
+        name: as for :func:`load_backend`.
+
+    Returns:
+        The backend's own name; ``name`` itself where nothing is known of it.
+    """
+    found = _find_backend(name)
+    if not found or found[0].group == BACKENDS_GROUP:
+        return found[0].name if found else name
+    owners = [own for own in entry_points(group=BACKENDS_GROUP) if own.value == found[0].value]
+    return owners[0].name if owners else name
 
 
 def load_policy(name: str) -> type[EvictionPolicy]:
@@ -141,6 +158,41 @@ def load_store_policy(text: str) -> StorePolicy:
         raise ConfigError(f"store policy {text!r}: {error}") from None
 
 
+def _find_backend(name: str) -> list[EntryPoint]:
+    for group, known_as in (
+        (BACKENDS_GROUP, name),
+        (URL_SCHEMES_GROUP, name),
+        (BACKENDS_GROUP, name.replace("-", "_")),
+    ):
+        if found := list(entry_points(group=group, name=known_as)):
+            return found
+    return []
+
+
+def _fault_of(backend: object, info: BackendInfo) -> str | None:
+    """Why a backend cannot be used, if so."""
+    if not (isinstance(backend, type) and issubclass(backend, SecondaryTierManager)):
+        return f"{info.target} is not a subclass of kvtier_sdk.SecondaryTierManager"
+    version = getattr(backend, "contract_version", None)
+    if version != CONTRACT_VERSION:
+        return (
+            f"it declares contract_version {version!r}; this release of kvtier-sdk speaks "
+            f"{CONTRACT_VERSION}. Install releases that fit each other"
+        )
+    missing = sorted(backend.__abstractmethods__)
+    if missing:
+        return f"{info.target} does not implement {', '.join(missing)}"
+    for capability, method in _OPTIONAL.items():
+        if capability in backend.capabilities and getattr(backend, method) is getattr(
+            SecondaryTierManager, method
+        ):
+            return f"{info.target} announces {capability.name} but does not implement {method}"
+    model = backend.config_model
+    if not (isinstance(model, type) and issubclass(model, TierConfig)):
+        return f"{info.target}.config_model is not a subclass of kvtier_sdk.TierConfig"
+    return None
+
+
 def _load_policy(group: str, kind: str, name: str, base: type[T]) -> type[T]:
     found = list(entry_points(group=group, name=name))
     if not found:
@@ -151,6 +203,12 @@ def _load_policy(group: str, kind: str, name: str, base: type[T]) -> type[T]:
         info = _describe(found[0])
         raise BackendLoadError(
             f"{_title(kind, info)}: {info.target} is not a subclass of kvtier_sdk.{base.__name__}"
+        )
+    missing = sorted(getattr(policy, "__abstractmethods__", ()))
+    if missing:
+        info = _describe(found[0])
+        raise BackendLoadError(
+            f"{_title(kind, info)}: {info.target} does not implement {', '.join(missing)}"
         )
     return policy
 

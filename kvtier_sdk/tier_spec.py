@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from kvtier_sdk.config import RunnerOptions, TierConfig, TierURL, validate_options, without_password
+from kvtier_sdk.config import (
+    RunnerOptions,
+    TierConfig,
+    TierURL,
+    closest,
+    nearest,
+    option_path,
+    validate_options,
+)
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.registry import load_backend
+from kvtier_sdk.masking import masked, without_password
+from kvtier_sdk.registry import backend_name, load_backend
 
 # Keys of a tier entry that are neither the backend's nor the runner's.
 _ENTRY_KEYS = ("type", "backend", "name", "url")
@@ -52,80 +61,145 @@ class TierSpec:
         return cls.from_options({"url": url, **overrides}, where=f"tier {without_password(url)!r}")
 
     @classmethod
-    def from_options(cls, entry: Mapping[str, Any], *, where: str = "tier") -> Self:
+    def from_options(cls, entry: Mapping[str, Any], *, where: str = "tier", path: str = "") -> Self:
         """Read a tier entry: ``type``, optional ``name``, ``url`` or flat options.
 
         Args:
             entry: the options. ``type`` is the backend's name, or ``"kvtier"`` with ``backend``
                 naming it; ``url`` takes their place or completes them.
-            where: the entry's path, with which each complaint begins.
+            where: what the entry belongs to, with which each complaint begins.
+            path: of the entry inside of that, ``tiers[1]``; empty where it is all.
 
         Returns:
             The validated entry.
 
         Raises:
-            ConfigError: an option is wrong, missing, or given both in the URL and beside it.
+            ConfigError: an option is wrong, missing, or given both in the URL and beside it, or
+                the URL is another backend's.
             BackendError: the backend cannot be found or loaded.
         """
-        options = {key: value for key, value in entry.items() if key not in _ENTRY_KEYS}
-        backend = entry.get("type")
-        if backend == "kvtier" or backend is None:
-            backend = entry.get("backend", backend)
-        text = entry.get("url", "")
-        if not isinstance(text, str):
-            raise ConfigError(f"{where}: option 'url' is {text!r} but should be text")
-        url = TierURL.parse(text) if "url" in entry else None
-        if backend in (None, "kvtier"):
-            backend = url.scheme if url else None
-        if not isinstance(backend, str):
-            raise ConfigError(f"{where}: option 'type' is missing; it names the backend")
+        place = _Place(where, path)
+        _check_text(entry, place)
+        url = _parse_url(entry, place)
+        backend = backend_name(_backend_given(entry, url, place))
         tier_class = load_backend(backend)
-        name = entry.get("name")
+        options: dict[str, Any] = {
+            key: value for key, value in entry.items() if key not in ("type", "backend", "url")
+        }
         if url is not None:
-            own, common = _split_options(url.options)
-            if "name" in own and name is not None:
-                raise ConfigError(f"{where}: option 'name' is given in the URL and beside it")
-            name = own.pop("name", name)
-            parts = tier_class.config_model.options_from_url(replace(url, options=own))
-            for key in (parts | common).keys() & options.keys():
-                raise ConfigError(f"{where}: option {key!r} is given in the URL and beside it")
-            options |= parts | common
+            if backend_name(url.scheme) != backend:
+                raise place.error(
+                    "url",
+                    f"begins with '{url.scheme}:', which is not the backend {backend!r} that "
+                    f"{option_path(path, backend_option(entry))!r} names",
+                )
+            given = _url_options(url, tier_class, place)
+            for key in sorted(given.keys() & options.keys()):
+                raise place.error(key, "is given in the URL and beside it")
+            options |= given
+        name = options.pop("name", backend)
+        if not name:
+            raise place.error("name", "is empty; leave it out, or give the tier a name")
         own, common = _split_options(options)
         return cls(
-            name=str(name) if name is not None else backend,
+            name=name,
             backend=backend,
             tier_class=tier_class,
             config=validate_options(
                 tier_class.config_model,
                 own,
                 where=where,
+                path=path,
                 also_known=[*RunnerOptions.option_names(), *_ENTRY_KEYS],
             ),
-            runner=validate_options(RunnerOptions, common, where=where),
+            runner=validate_options(RunnerOptions, common, where=where, path=path),
         )
 
+    def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
+        """The entry as plain data that :meth:`from_options` reads; defaults are left out.
 
-def with_unique_names(specs: Iterable[TierSpec]) -> list[TierSpec]:
-    """Check that no two tiers have one name.
+        Args:
+            secrets: whether to give them away; else they are ``"***"``.
 
-    Args:
-        specs: tiers, in the order in which they are asked.
+        Returns:
+            ``type``, ``name`` and flat options, quantities in bytes and seconds.
+        """
+        config = self.config.to_dict(secrets=secrets)
+        runner = self.runner.to_dict(secrets=secrets)
+        return {"type": self.backend, "name": self.name, **config, **runner}
 
-    Returns:
-        The same, as a list.
 
-    Raises:
-        ConfigError: two have one name; the message says how to name them.
-    """
-    checked: dict[str, TierSpec] = {}
-    for spec in specs:
-        if spec.name in checked:
-            raise ConfigError(
-                f"two tiers are named {spec.name!r}; give one of them another name, for example "
-                f"'name={spec.name}-2' in its URL"
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an entry stands, for complaints about it."""
+
+    where: str
+    path: str
+
+    def error(self, option: str, message: str) -> ConfigError:
+        """A complaint about one of the entry's options."""
+        return ConfigError(f"{self.where}: option {option_path(self.path, option)!r} {message}")
+
+
+def backend_option(entry: Mapping[str, Any]) -> str:
+    """Which of a tier entry's options names the backend."""
+    if entry.get("type", "kvtier") != "kvtier":
+        return "type"
+    return next((option for option in ("backend", "url") if option in entry), "type")
+
+
+def _check_text(entry: Mapping[str, Any], place: _Place) -> None:
+    for key in _ENTRY_KEYS:
+        if key in entry and not isinstance(entry[key], str):
+            raise place.error(key, f"is {masked(key, entry[key])!r} but should be text")
+
+
+def _parse_url(entry: Mapping[str, Any], place: _Place) -> TierURL | None:
+    if "url" not in entry:
+        return None
+    try:
+        return TierURL.parse(entry["url"])
+    except ConfigError as error:
+        raise place.error("url", f"cannot be used: {error}") from None
+
+
+def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: _Place) -> str:
+    """What names the backend: its name, or a URL's scheme."""
+    option = backend_option(entry)
+    if option == "url" and url is not None:
+        return url.scheme
+    name = entry.get(option, "kvtier")
+    if name == "kvtier":
+        raise _missing_backend(entry, place)
+    if entry.get("backend", name) != name:
+        raise place.error("backend", f"is {entry['backend']!r}, but 'type' is {name!r}")
+    return str(name)
+
+
+def _missing_backend(entry: Mapping[str, Any], place: _Place) -> ConfigError:
+    # A misspelt 'type' is an unknown option, not a missing one.
+    known = [*_ENTRY_KEYS, *RunnerOptions.option_names()]
+    for key in sorted(entry.keys() - set(known)):
+        if closest(key, known) in _ENTRY_KEYS:
+            return ConfigError(
+                f"{place.where}: unknown option {option_path(place.path, key)!r}; "
+                f"{nearest(key, known, 'allowed')}"
             )
-        checked[spec.name] = spec
-    return list(checked.values())
+    missing = "backend" if "type" in entry or "backend" in entry else "type"
+    return place.error(missing, "is missing; it names the backend")
+
+
+def _url_options(
+    url: TierURL, tier_class: type[SecondaryTierManager], place: _Place
+) -> dict[str, Any]:
+    """All options that a URL gives: the backend's, the runner's, and ``name``."""
+    own, common = _split_options(url.options)
+    name = {"name": own.pop("name")} if "name" in own else {}
+    try:
+        own = tier_class.config_model.options_from_url(replace(url, options=own))
+    except ConfigError as error:
+        raise place.error("url", f"cannot be used: {error}") from None
+    return own | common | name
 
 
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from typing import Annotated, Any
@@ -19,6 +20,10 @@ _BYTES = {
     "MIB": 2**20,
     "GIB": 2**30,
     "TIB": 2**40,
+    "PIB": 2**50,
+    "EIB": 2**60,
+    "PB": 10**15,
+    "EB": 10**18,
 }
 _SECONDS: dict[str, int | Fraction] = {
     "us": Fraction(1, 10**6),
@@ -29,6 +34,7 @@ _SECONDS: dict[str, int | Fraction] = {
     "d": 86400,
 }
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)\s*")
+_WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 def _split(value: object, example: str) -> tuple[Fraction, str]:
@@ -50,7 +56,7 @@ def parse_bytes(value: object) -> int:
 
     Args:
         value: an ``int`` (bytes) or a string such as ``"64KiB"``, ``"4 GiB"``, ``"1.5GB"``. The
-            units KiB, MiB, GiB, TiB are powers of 1,024; KB, MB, GB, TB of 1,000.
+            units KiB, MiB, GiB, TiB, PiB, EiB are powers of 1,024; KB, MB, GB, TB, PB, EB of 1,000.
 
     Returns:
         The size in bytes.
@@ -66,7 +72,8 @@ def parse_bytes(value: object) -> int:
     factor = _BYTES.get(unit.upper())
     if factor is None:
         raise ValueError(
-            f"{value!r}: unit {unit!r} is none of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+            f"{value!r}: unit {unit!r} is none of B, KiB, MiB, GiB, TiB, PiB, EiB, "
+            "KB, MB, GB, TB, PB, EB"
         )
     size = number * factor
     if size != int(size):
@@ -93,6 +100,8 @@ def parse_seconds(value: object) -> float:
         return _to_float(value)
     number, unit = _split(value, "'250ms' or '5s'")
     factor = _SECONDS.get(unit.lower())
+    if not unit:
+        raise ValueError(f"{value!r} has no unit; write for example '250ms' or '5s'")
     if factor is None:
         raise ValueError(f"{value!r}: unit {unit!r} is none of us, ms, s, m, h, d")
     return _to_float(number * factor)
@@ -162,6 +171,25 @@ def parse_flag(value: object) -> bool:
     raise ValueError(f"{value!r} is neither true nor false")
 
 
+def parse_count(value: object) -> int:
+    """Read a whole number, which in a URL's query is text.
+
+    Args:
+        value: an ``int`` or its digits; ``True`` is none, though Python takes it for one.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: it is no whole number.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    raise ValueError(f"{value!r} is not a whole number")
+
+
 def format_bytes(size_bytes: float) -> str:
     """Write a size for people: ``1536`` is ``"1.5 KiB"``.
 
@@ -169,13 +197,17 @@ def format_bytes(size_bytes: float) -> str:
         size_bytes: the size.
 
     Returns:
-        At most four digits and a unit.
+        At most four digits and a unit; more digits from 9,999 EiB on.
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size_bytes) < 1024:
-            return f"{size_bytes:.4g} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.4g} TiB"
+    if isinstance(size_bytes, float) and not math.isfinite(size_bytes):
+        return f"{size_bytes} B"
+    size = Fraction(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        # What would be written as 1024 belongs to the next unit.
+        if abs(size) < Fraction("1023.5"):
+            return f"{float(size):.4g} {unit}"
+        size /= 1024
+    return f"{float(size):.4g} EiB" if abs(size) < 9999 else f"{round(size):,} EiB"
 
 
 #: Annotations for the fields of a config model: the option is written with its unit, the
@@ -184,4 +216,5 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Share = Annotated[float, BeforeValidator(parse_share)]
 BytesOrShare = Annotated[Any, BeforeValidator(parse_bytes_or_share)]
+Count = Annotated[int, BeforeValidator(parse_count)]
 Flag = Annotated[bool, BeforeValidator(parse_flag)]

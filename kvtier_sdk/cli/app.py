@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
+from kvtier_sdk.config_file import read_options
 from kvtier_sdk.errors import ConfigError, KVTierError
-from kvtier_sdk.replay import ReplayOptions, chat_workload, read_trace, replay
-from kvtier_sdk.units import parse_bytes
+from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
+from kvtier_sdk.tiering import TieringConfig
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,6 +41,10 @@ def _root(
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
 
 
+#: What a replay takes where neither the command line nor the file says anything.
+_DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
+
+
 @app.command("replay")
 def replay_command(
     trace: Annotated[
@@ -49,9 +55,13 @@ def replay_command(
         ),
     ] = None,
     workload: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Without --trace: the workload to generate ('chat')."),
-    ] = "chat",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="chat",
+            help="Without --trace: the workload to generate ('chat').",
+        ),
+    ] = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -60,14 +70,32 @@ def replay_command(
             help="Play this many requests: by default 500 generated ones, or the whole trace.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the generated workload.")] = 0,
-    slots: Annotated[int, typer.Option(min=1, help="Slots of the host pool.")] = 2000,
+    seed: Annotated[
+        int | None, typer.Option(show_default="0", help="Seed of the generated workload.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Host pool, policies and tiers, in TOML, JSON or YAML. The options below that "
+            "are given beside it win over what it says: --slots also over its 'pool_bytes', and "
+            "all --tier together over all its tiers.",
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, show_default="2000", help="Slots of the host pool."),
+    ] = None,
     chunk_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Size of a chunk, for example 64KiB.")
-    ] = "64KiB",
+        str | None,
+        typer.Option(
+            metavar="SIZE", show_default="64KiB", help="Size of a chunk, for example 64KiB."
+        ),
+    ] = None,
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="Eviction policy of the host pool.")
-    ] = "lru",
+        str | None,
+        typer.Option(metavar="NAME", show_default="lru", help="Eviction policy of the host pool."),
+    ] = None,
     tier: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,12 +113,13 @@ def replay_command(
         ),
     ] = 1,
     verify: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--verify/--no-verify",
+            show_default="verify",
             help="Check digests; switch off for measurements and tests only.",
         ),
-    ] = True,
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout instead of the table.")
     ] = False,
@@ -100,29 +129,52 @@ def replay_command(
     Each chunk's content is a function of its key and is compared whenever it comes back. The
     exit status is 1 if a byte was wrong.
     """
-    if workload != "chat":
-        raise ConfigError(f"--workload {workload!r}: only 'chat' can be generated")
-    try:
-        size_bytes = parse_bytes(chunk_bytes)
-    except ValueError as error:
-        raise ConfigError(f"--chunk-bytes: {error}") from None
-    played = read_trace(trace)[:requests] if trace else chat_workload(requests or 500, seed)
-    options = ReplayOptions(
-        slots=slots,
-        chunk_bytes=size_bytes,
-        tiers=tier or [],
-        policy=policy,
-        concurrency=concurrency,
-        verify=verify,
-    )
+    played = _workload(trace, workload, requests, seed)
+    flags = {
+        "slots": slots,
+        "chunk_bytes": chunk_bytes,
+        "policy": policy,
+        "tiers": tier or None,
+        "verify": verify,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    options = _configuration(config, given)
     with progress(len(played), shown=not as_json) as advance:
-        report = replay(played, options, on_progress=advance)
+        report = replay(played, options, concurrency=concurrency, on_progress=advance)
     if as_json:
         print_json(report)
     else:
-        print_table(report, options)
+        print_table(report, chunk_bytes=options.chunk_bytes or 0, overlapped=concurrency > 1)
     if report.wrong_bytes:
         raise typer.Exit(1)
+
+
+def _workload(
+    trace: Path | None, name: str | None, requests: int | None, seed: int | None
+) -> list[ReplayRequest]:
+    if trace is None:
+        if name not in (None, "chat"):
+            raise ConfigError(f"--workload {name!r}: only 'chat' can be generated")
+        return chat_workload(requests or 500, seed or 0)
+    for flag, value in (("--workload", name), ("--seed", seed)):
+        if value is not None:
+            raise ConfigError(f"{flag} {value}: nothing is generated where --trace is given")
+    return read_trace(trace)[:requests]
+
+
+def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig:
+    """What the file says, but for what the flags say."""
+    # By themselves first, so that a mistake in a flag is not put down to the file.
+    alone = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
+    if file is None:
+        return alone
+    options = {**read_options(file), **flags}
+    if "slots" in flags:
+        options.pop("pool_bytes", None)
+    defaults = dict(_DEFAULTS)
+    if "pool_bytes" in options:
+        del defaults["slots"]
+    return TieringConfig.from_dict({**defaults, **options}, where=str(file))
 
 
 def run() -> int:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.replay import ReplayOptions, ReplayReport
+from kvtier_sdk.replay import ReplayReport
 from kvtier_sdk.units import format_bytes
 
 
@@ -38,12 +38,12 @@ def print_json(report: ReplayReport) -> None:
     print(json.dumps(report.as_json()))
 
 
-def print_table(report: ReplayReport, options: ReplayOptions) -> None:
+def print_table(report: ReplayReport, *, chunk_bytes: int, overlapped: bool) -> None:
     """The figures, and what there is to say about them."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"{report.requests:,} requests, {report.chunks:,} chunks of "
-        f"{format_bytes(options.chunk_bytes)}, {report.elapsed_s:.1f} s"
+        f"{format_bytes(chunk_bytes)}, {report.elapsed_s:.1f} s"
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("tier")
@@ -65,7 +65,7 @@ def print_table(report: ReplayReport, options: ReplayOptions) -> None:
             console.print(f"dropped: {count:,} chunks, {tier.name} {reason}")
         for error in tier.errors:
             console.print(f"  {error}", markup=False)
-    if report.dropped and options.concurrency > 1:
+    if report.dropped and overlapped:
         console.print(
             "Requests that overlap do not wait for room: a chunk that was dropped on its way "
             "down is a miss the next time. --concurrency 1 waits, and drops nothing."

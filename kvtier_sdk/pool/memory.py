@@ -15,6 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.host_memory import (
+    CGROUP_ROOT,
+    PROC,
+    cached_bytes,
+    meminfo_bytes,
+    memory_limits,
+)
 from kvtier_sdk.units import format_bytes
 
 #: Linux 5.14; Python's mmap does not know it, and its madvise holds the interpreter lock.
@@ -169,13 +176,8 @@ def _shmem_offers_huge_pages() -> bool:
 
 
 def _room_of_machine() -> Room:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                free_bytes = int(value.split()[0]) * 1024
-                return Room("this machine's memory", free_bytes, "end what else takes memory")
-    raise ConfigError("/proc/meminfo does not say how much memory is available")
+    free_bytes = meminfo_bytes("MemAvailable")
+    return Room("this machine's memory", free_bytes, "end what else takes memory")
 
 
 def _room_of_directory(directory: Path) -> Room:
@@ -189,49 +191,15 @@ def _room_of_directory(directory: Path) -> Room:
     return Room(str(directory), status.f_bavail * status.f_frsize, remedy)
 
 
-def rooms_of_cgroups(
-    membership: Path = Path("/proc/self/cgroup"), mounted_at: Path = Path("/sys/fs/cgroup")
-) -> Iterator[Room]:
+def rooms_of_cgroups(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[Room]:
     """What the memory limits above this process leave, as far as they can be read.
 
     Args:
-        membership: which groups this process is in.
-        mounted_at: where the groups are.
+        proc: where ``/proc`` is.
+        cgroup_root: where control groups are mounted.
     """
-    try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, limit, used = mounted_at, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            top = mounted_at / "memory"
-            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        # In a container the path may be that of the host, or begin with "/..", while the top is
-        # the container's own.
-        group = top / path.lstrip("/.")
-        for directory in [group, *group.parents]:
-            if not directory.is_relative_to(top):
-                break
-            # A limit that is not there is "max", and none may be readable.
-            with contextlib.suppress(OSError, ValueError):
-                free_bytes = int((directory / limit).read_text()) - int(
-                    (directory / used).read_text()
-                )
-                yield Room(
-                    f"the memory limit of {directory}",
-                    free_bytes + _cached_bytes(directory),
-                    "raise the limit of this container",
-                )
-
-
-def _cached_bytes(directory: Path) -> int:
-    """What the kernel would take back from a control group's file cache."""
-    names = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
-    sizes = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-    own = sum(int(sizes.get(name, 0)) for name in names[:2])
-    return max(own, sum(int(sizes.get(name, 0)) for name in names[2:]))
+    for limit in memory_limits(proc, cgroup_root):
+        with contextlib.suppress(OSError):
+            free_bytes = limit.limit_bytes - limit.used_bytes + cached_bytes(limit.directory)
+            where = f"the memory limit of {limit.directory}"
+            yield Room(where, free_bytes, "raise the limit of this container")

@@ -1,11 +1,10 @@
 """The main job without an engine: a workload played through the manager, with real bytes."""
 
-from kvtier_sdk.replay.driver import ReplayOptions, replay
+from kvtier_sdk.replay.driver import replay
 from kvtier_sdk.replay.report import ReplayReport
 from kvtier_sdk.replay.workload import ReplayRequest, chat_workload, read_trace
 
 __all__ = [
-    "ReplayOptions",
     "ReplayReport",
     "ReplayRequest",
     "chat_workload",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from kvtier_sdk.clock import Clock, SystemClock
-from kvtier_sdk.config import TierURL
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.namespace import Namespace
@@ -18,7 +17,7 @@ from kvtier_sdk.replay.content import ChunkContent
 from kvtier_sdk.replay.report import ReplayReport, distribution
 from kvtier_sdk.replay.workload import ReplayRequest
 from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.tiering import TieringManager, open_manager
+from kvtier_sdk.tiering import TieringConfig, TieringManager, open_manager, open_pool
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
 # What a request waits for may need no report of a tier (another request's store): look again.
@@ -28,32 +27,11 @@ _PATIENT_S = 600.0
 _CONTENT_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """How a workload is played.
-
-    Attributes:
-        slots: of the host pool.
-        chunk_bytes: of a chunk.
-        tiers: URLs of the secondary tiers, in the order in which they are asked.
-        policy: name of the eviction policy.
-        concurrency: requests that overlap; 1 is the closed loop, which waits where an engine
-            would skip, so that nothing is dropped and the hit rate is exact.
-        verify: ``False`` switches digests off, for measurements and tests only.
-    """
-
-    slots: int = 2000
-    chunk_bytes: int = 64 * 1024
-    tiers: Sequence[str] = ()
-    policy: str = "lru"
-    concurrency: int = 1
-    verify: bool = True
-
-
 def replay(
     workload: Sequence[ReplayRequest],
-    options: ReplayOptions,
+    config: TieringConfig,
     *,
+    concurrency: int = 1,
     on_progress: Callable[[int], None] | None = None,
     clock: Clock | None = None,
 ) -> ReplayReport:
@@ -61,7 +39,9 @@ def replay(
 
     Args:
         workload: the requests, in order of arrival.
-        options: how.
+        config: host pool, policies and tiers; it says how big a chunk is.
+        concurrency: requests that overlap; 1 is the closed loop, which waits where an engine
+            would skip, so that nothing is dropped and the hit rate is exact.
         on_progress: called with the number of requests that are done.
         clock: time and tasks; the system's where absent.
 
@@ -69,59 +49,54 @@ def replay(
         The figures.
 
     Raises:
-        ReplayError: the geometry does not fit.
-        ConfigError: an option is wrong.
-        BackendError: a backend or the policy cannot be found or loaded.
+        ReplayError: no request may run.
+        ConfigError: an option is wrong, or the geometry does not fit.
+        BackendError: a policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
-    if options.concurrency < 1:
-        raise ReplayError(f"--concurrency {options.concurrency}: at least 1 request must run")
+    if concurrency < 1:
+        raise ReplayError(f"--concurrency {concurrency}: at least 1 request must run")
     clock = clock or SystemClock()
-    closed = options.concurrency == 1
-    patience = dict.fromkeys(("lookup_deadline", "load_deadline", "store_deadline"), _PATIENT_S)
-    specs = [_spec(url, patience if closed else {}) for url in options.tiers]
-    namespace = Namespace(
+    closed = concurrency == 1
+    if closed:
+        config = config.model_copy(update={"tiers": tuple(map(_patient, config.tiers))})
+    reported = threading.Event()
+    with (
+        open_pool(config) as pool,
+        open_manager(
+            pool, config, _namespace(pool.chunk_bytes), clock=clock, notify=reported.set
+        ) as manager,
+    ):
+        driver = _Driver(manager, pool, config.tiers, closed=closed)
+        started_s = clock.now_s()
+        driver.play(workload, concurrency, reported, on_progress)
+        elapsed_s = clock.now_s() - started_s
+        return ReplayReport(
+            requests=len(workload),
+            chunks=sum(len(request.keys) for request in workload),
+            hit_chunks=driver.hit_chunks,
+            wrong_bytes=driver.wrong_bytes,
+            elapsed_s=elapsed_s,
+            scheduler_us=distribution(driver.us_per_chunk, driver.chunks),
+            tiers=manager.stats,
+        )
+
+
+def _namespace(chunk_bytes: int) -> Namespace:
+    return Namespace(
         {
             "engine": "kvtier replay",
             "content_version": _CONTENT_VERSION,
-            "chunk_bytes": options.chunk_bytes,
+            "chunk_bytes": chunk_bytes,
         }
     )
-    pool = HostPool(options.slots, options.chunk_bytes)
-    reported = threading.Event()
-    try:
-        with open_manager(
-            pool,
-            specs,
-            namespace,
-            policy=options.policy,
-            clock=clock,
-            verify=options.verify,
-            notify=reported.set,
-        ) as manager:
-            driver = _Driver(manager, pool, specs, closed=closed)
-            started_s = clock.now_s()
-            driver.play(workload, options.concurrency, reported, on_progress)
-            elapsed_s = clock.now_s() - started_s
-            return ReplayReport(
-                requests=len(workload),
-                chunks=sum(len(request.keys) for request in workload),
-                hit_chunks=driver.hit_chunks,
-                wrong_bytes=driver.wrong_bytes,
-                elapsed_s=elapsed_s,
-                scheduler_us=distribution(driver.us_per_chunk, driver.chunks),
-                tiers=manager.stats,
-            )
-    finally:
-        pool.close()
 
 
-def _spec(url: str, patience: Mapping[str, float]) -> TierSpec:
-    """A tier's spec; the closed loop's deadlines hold where the URL names none."""
-    named = TierURL.parse(url).options
-    return TierSpec.from_url(
-        url, **{name: value for name, value in patience.items() if name not in named}
-    )
+def _patient(spec: TierSpec) -> TierSpec:
+    """A tier for the closed loop: its deadlines hold where none is configured."""
+    names = {"lookup_deadline_s", "load_deadline_s", "store_deadline_s"}
+    patience = dict.fromkeys(names - spec.runner.model_fields_set, _PATIENT_S)
+    return dataclasses.replace(spec, runner=spec.runner.model_copy(update=patience))
 
 
 class _Driver:

@@ -1,4 +1,4 @@
-"""Putting a manager together from a pool, tiers and a namespace."""
+"""Putting a manager together from a configuration, a pool and a namespace."""
 
 from __future__ import annotations
 
@@ -6,70 +6,132 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.host_memory import total_memory_bytes
 from kvtier_sdk.jobs import Report
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.pool import HostPool
+from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import ThreadRunner, TierLoop
-from kvtier_sdk.tier_spec import TierSpec, with_unique_names
+from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.tiering.config import TieringConfig
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.units import format_bytes
+
+
+@contextmanager
+def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
+    """Make the host pool that is configured, and close it at the end.
+
+    Args:
+        config: says how big it is.
+        chunk_bytes: payload of a chunk, where the engine knows it.
+
+    Yields:
+        The pool.
+
+    Raises:
+        ConfigError: nobody says how big a chunk is, the engine and the configuration contradict
+            each other, not one chunk fits, or the memory is not there.
+    """
+    size_bytes = config.chunk_bytes if chunk_bytes is None else chunk_bytes
+    if size_bytes is None:
+        raise ConfigError("option 'chunk_bytes' is missing; it says how big a chunk is")
+    _check_chunk(config, size_bytes)
+    pool = HostPool(_slots(config, size_bytes), size_bytes)
+    try:
+        yield pool
+    finally:
+        pool.close()
 
 
 @contextmanager
 def open_manager(
     pool: HostPool,
-    tiers: Sequence[TierSpec | str],
+    tiers: TieringConfig | Sequence[TierSpec | str],
     namespace: Namespace,
     *,
-    policy: str = "lru",
     clock: Clock | None = None,
-    verify: bool = True,
     events: bool = False,
+    one_copy: bool = False,
     notify: Callable[[], None] | None = None,
-    shutdown_timeout_s: float = 10.0,
 ) -> Iterator[TieringManager]:
     """Make a manager, open its tiers, and shut it down at the end.
 
     Args:
         pool: memory of the primary tier; the caller closes it afterwards.
-        tiers: secondary tiers in the order in which they are asked, as specs or URLs.
-        namespace: of the chunks.
-        policy: name of the eviction policy.
+        tiers: the configuration, of which the pool was made; or only the secondary tiers in the
+            order in which they are asked, as specs or URLs, and defaults for the rest.
+        namespace: of the chunks, as far as the caller knows it; facts that are configured are
+            added.
         clock: time and tasks; the system's where absent.
-        verify: ``False`` switches digests off, for measurements and tests only.
         events: whether to collect events.
+        one_copy: whether requests that want one chunk share one copy to the device.
         notify: called on a tier's thread whenever it has reported; must not block.
-        shutdown_timeout_s: for each tier, for draining and for closing.
 
     Yields:
         The manager, ready.
 
     Raises:
         ConfigError: an option is wrong, or a tier cannot work with it; nothing runs any more.
-        BackendError: a backend or the policy cannot be found or loaded.
+        BackendError: a store policy or the policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
+    if not isinstance(tiers, TieringConfig):
+        options = {"slots": pool.slots, "chunk_bytes": pool.chunk_bytes, "tiers": list(tiers)}
+        tiers = TieringConfig.from_dict(options, where="open_manager")
+    config = tiers
+    _check_chunk(config, pool.chunk_bytes)
     clock = clock or SystemClock()
-    specs = with_unique_names(
-        TierSpec.from_url(tier) if isinstance(tier, str) else tier for tier in tiers
+    bound = config.bind(namespace)
+    policy = load_policy(config.policy)()
+    policy.open(pool.slots)
+    manager = TieringManager(
+        pool,
+        policy=policy,
+        clock=clock,
+        store_reserve=config.store_reserve,
+        events=events,
+        one_copy=one_copy,
+        recompute_s=config.recompute_s,
     )
-    eviction = load_policy(policy)()
-    eviction.open(pool.slots)
-    manager = TieringManager(pool, policy=eviction, clock=clock, events=events)
     try:
-        for spec in specs:
+        for spec in config.tiers:
 
             def make_loop(report: Callable[[Report], None], spec: TierSpec = spec) -> TierLoop:
                 return TierLoop(
                     spec,
-                    namespace=namespace,
+                    namespace=bound,
                     memory=pool,
                     clock=clock,
                     report=report,
-                    verify=verify,
+                    verify=config.verify,
                 )
 
             manager.add_tier(spec, ThreadRunner(spec.name, make_loop, clock, notify))
         yield manager
     finally:
-        manager.shutdown(shutdown_timeout_s)
+        manager.shutdown(config.shutdown_timeout_s)
+
+
+def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
+    if config.chunk_bytes not in (None, chunk_bytes):
+        raise ConfigError(
+            f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "
+            f"{chunk_bytes} bytes; leave it out"
+        )
+
+
+def _slots(config: TieringConfig, chunk_bytes: int) -> int:
+    if config.slots is not None:
+        return config.slots
+    size: int | float = config.pool_bytes or 0
+    size_bytes = size if isinstance(size, int) else int(size * total_memory_bytes())
+    row_bytes = PoolLayout(1, chunk_bytes).row_bytes
+    slots = size_bytes // row_bytes
+    if slots < 1:
+        raise ConfigError(
+            f"option 'pool_bytes' is {format_bytes(size_bytes)}, less than one slot of "
+            f"{format_bytes(row_bytes)}"
+        )
+    return slots

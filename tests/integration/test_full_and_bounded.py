@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from support.live import CHUNK_BYTES, live
 
-from kvtier_sdk.replay import ReplayOptions, ReplayRequest, chat_workload, replay
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.replay import ReplayRequest, chat_workload, replay
 
 MIB = 2**20
 FULL = "No space left on device"
@@ -81,7 +82,10 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     tier = f"file://{root}/kv?capacity=64MiB&min_free=0"
     with watched(root) as most:
         report = replay(
-            workload, ReplayOptions(slots=2 * chunks, chunk_bytes=chunk_bytes, tiers=[tier])
+            workload,
+            TieringConfig.from_dict(
+                {"slots": 2 * chunks, "chunk_bytes": chunk_bytes, "tiers": [tier]}
+            ),
         )
     assert (report.wrong_bytes, report.failures, report.dropped) == (0, {}, 0)
     assert report.tiers[1].stored_bytes == 2**30
@@ -157,8 +161,10 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
         if done == 60:
             disk.fill()
 
-    options = ReplayOptions(slots=60, chunk_bytes=8192, tiers=[f"file://{disk.root}/kv?min_free=0"])
-    report = replay(workload, options, on_progress=progressed)
+    config = TieringConfig.from_dict(
+        {"slots": 60, "chunk_bytes": 8192, "tiers": [f"file://{disk.root}/kv?min_free=0"]}
+    )
+    report = replay(workload, config, on_progress=progressed)
     file = report.tiers[1]
     assert report.requests == 300
     assert report.wrong_bytes == 0

@@ -202,6 +202,8 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
     blocker = tmp_path / "file"
     blocker.touch()
     root = tmp_path / "kv"
+    config = tmp_path / "kv.toml"
+    config.write_text("polcy = 'lru'")
     cases = {
         "missing.jsonl: No such file": ("--trace", str(tmp_path / "missing.jsonl")),
         "line 17: 'hash_ids' should be": ("--trace", str(broken)),
@@ -213,6 +215,11 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "'64KX'": ("--chunk-bytes", "64KX"),
         "no policy 'lrv'; did you mean 'lru'": ("--policy", "lrv"),
         "two tiers are named 'memory'": ("--tier", "memory:", "--tier", "memory:"),
+        "command line: option 'policy'": ("--config", str(config), "--policy", "lrv"),
+        f"{config}: unknown option 'polcy'; did you mean 'policy'": ("--config", str(config)),
+        "no.toml: No such file": ("--config", "no.toml"),
+        "--seed 1: nothing is generated": ("--trace", str(trace), "--seed", "1"),
+        "--workload chat: nothing is": ("--trace", str(trace), "--workload", "chat"),
     }
     before = sorted(tmp_path.iterdir())
     for message, arguments in cases.items():
@@ -222,6 +229,39 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         assert done.stderr.count("\n") == 1, done.stderr
         assert done.stdout == ""
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text(
+        f"""
+        pool_bytes = "320KiB"
+        chunk_bytes = "8KiB"
+
+        [[tiers]]
+        type = "file"
+        name = "disk"
+        root = "{tmp_path}/kv"
+
+        [[tiers]]
+        url = "memory:?capacity=1MiB"
+        """
+    )
+    common = ("replay", "--json", "--requests", "40")
+    done = kvtier(*common, "--config", str(config))
+    assert done.returncode == 0, done.stderr
+    by_file = json.loads(done.stdout)
+    flags = ("--slots", "40", "--tier", f"file://{tmp_path}/other?name=disk")
+    by_flags = replay(*common[2:], *flags, "--tier", "memory:?capacity=1MiB")
+    assert [tier["name"] for tier in by_file["tiers"]] == ["host", "disk", "memory"]
+    assert by_file["hit_rate"] == by_flags["hit_rate"]
+    assert by_file["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
+    assert files(tmp_path / "kv")
+    # What is given beside the file wins: a pool that evicts nothing, and other tiers.
+    done = kvtier(*common, "--config", str(config), "--slots", "2000", "--tier", "memory:?name=m")
+    host, memory = json.loads(done.stdout)["tiers"]
+    assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)
+    assert memory["name"] == "m"
 
 
 def test_an_unknown_flag_is_refused() -> None:

@@ -20,37 +20,47 @@ from kvtier_sdk import (
     load_policy,
     make_offload_key,
 )
-from kvtier_sdk.jobs import Report
+from kvtier_sdk.breaker import BreakerState, Direction
+from kvtier_sdk.jobs import BreakerMoved, Report
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import TierLoop
 from kvtier_sdk.testing import InlineRunner, VirtualClock
 from kvtier_sdk.tiering import TieringManager
 
 CHUNK_BYTES = 64
-KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(64)]
+KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(2000)]
 A, B = RequestContext("a"), RequestContext("b")
 
 
 class FaultyTier(MemoryTier):
-    """A memory tier whose next calls can be made to fail, hang, or return nonsense."""
+    """A memory tier whose next calls can be made to fail, hang, or return nonsense.
+
+    Attributes:
+        gate: what the operations of ``gated`` wait for, once there is one.
+        raises: what the next load or store raises.
+        down: what every call raises for as long as it is set.
+    """
 
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
         super().__init__(config, context)
         self.on_load: Callable[[Transfer], TierError | None] = lambda transfer: None
         self.on_store: Callable[[Transfer], TierError | None] = lambda transfer: None
         self.gate: asyncio.Event | None = None
+        self.gated = {"store", "load"}
         self.stubborn = False
         self.raises: Exception | None = None
+        self.down: TierError | None = None
         self.scan_error: TierError | None = None
         self.calls: list[tuple[str, list[OffloadKey]]] = []
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         self.calls.append(("lookup", list(keys)))
+        await self._pass("lookup")
         return await super().lookup(keys, request)
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         self.calls.append(("store", [transfer.key for transfer in batch]))
-        await self._trouble()
+        await self._trouble("store")
         verdicts = [self.on_store(transfer) for transfer in batch]
         good = [t for t, error in zip(batch, verdicts, strict=True) if error is None]
         await super().store(good)
@@ -58,7 +68,7 @@ class FaultyTier(MemoryTier):
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         self.calls.append(("load", [transfer.key for transfer in batch]))
-        await self._trouble()
+        await self._trouble("load")
         verdicts = [self.on_load(transfer) for transfer in batch]
         loaded = await super().load(batch)
         return [ours or theirs for ours, theirs in zip(verdicts, loaded, strict=True)]
@@ -69,20 +79,33 @@ class FaultyTier(MemoryTier):
         async for entry in super().scan():
             yield entry
 
-    async def _trouble(self) -> None:
+    def called(self) -> list[str]:
+        """The operations that were called, in order."""
+        return [operation for operation, _ in self.calls]
+
+    async def _trouble(self, operation: str) -> None:
         if self.raises is not None:
             error, self.raises = self.raises, None
             raise error
-        while self.gate is not None and not self.gate.is_set():
+        await self._pass(operation)
+
+    async def _pass(self, operation: str) -> None:
+        while operation in self.gated and self.gate is not None and not self.gate.is_set():
             try:
                 await self.gate.wait()
             except asyncio.CancelledError:
                 if not self.stubborn:
                     raise
+        if self.down is not None:
+            raise self.down
 
 
 class Engine:
-    """A manager over faulty tiers, and the steps of an engine."""
+    """A manager over faulty tiers, and the steps of an engine.
+
+    Attributes:
+        moves: for each tier, when which of its breakers went to which state.
+    """
 
     def __init__(
         self,
@@ -102,6 +125,7 @@ class Engine:
         )
         self.runners: list[InlineRunner] = []
         self.tiers: list[FaultyTier] = []
+        self.moves: list[list[tuple[float, Direction, BreakerState]]] = []
         for index in range(tiers):
             self.add(f"tier{index}", {**runner, **(each[index] if each else {})})
 
@@ -110,15 +134,21 @@ class Engine:
             name, "memory", FaultyTier, MemoryTierConfig(), RunnerOptions.model_validate(runner)
         )
         loops: list[TierLoop] = []
+        moves: list[tuple[float, Direction, BreakerState]] = []
 
         def make_loop(report: Callable[[Report], None]) -> TierLoop:
+            def watch(seen: Report) -> None:
+                if isinstance(seen, BreakerMoved):
+                    moves.append((self.clock.now_s(), seen.direction, seen.state))
+                report(seen)
+
             loops.append(
                 TierLoop(
                     spec,
                     namespace=Namespace({}),
                     memory=self.pool,
                     clock=self.clock,
-                    report=report,
+                    report=watch,
                 )
             )
             return loops[0]
@@ -128,19 +158,30 @@ class Engine:
         tier = loops[0]._tier
         assert isinstance(tier, FaultyTier)
         self.tiers.append(tier)
+        self.moves.append(moves)
 
-    def step(self, tiers_for_s: float = 0.001) -> None:
+    def step(self, duration_s: float = 0.001) -> None:
         """End a step and let the tiers run."""
         self.manager.on_schedule_end()
+        until_s = self.clock.now_s() + duration_s
         for runner in self.runners:
-            runner.run_for(tiers_for_s)
+            # One clock serves all: each runs to the same moment.
+            runner.run_for(max(0.0, until_s - self.clock.now_s()))
+            runner.run_for(0.0)
 
-    def store(self, request: RequestContext, *keys: OffloadKey) -> None:
-        """Store chunks, each filled with the first bytes of its key."""
+    def steps(self, duration_s: float, step_s: float = 0.01) -> None:
+        """Steps that each take so long, until the time is over."""
+        until_s = self.clock.now_s() + duration_s
+        while self.clock.now_s() < until_s:
+            self.step(step_s)
+
+    def store(self, request: RequestContext, *keys: OffloadKey) -> int:
+        """Store chunks, each filled with the first bytes of its key; how many got a slot."""
         output = self.manager.prepare_store(keys, request)
         for key, slot in zip(output.keys_to_store, output.slots, strict=True):
             self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
         self.manager.complete_store(output.keys_to_store, request)
+        return len(output.keys_to_store)
 
     def load(self, request: RequestContext, *keys: OffloadKey) -> None:
         """Load chunks and compare them."""

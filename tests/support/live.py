@@ -79,7 +79,11 @@ def content(key: OffloadKey) -> bytes:
 
 @contextmanager
 def live(
-    tiers: Sequence[str], *, slots: int = 64, namespace: dict[str, object] | None = None
+    tiers: Sequence[str],
+    *,
+    slots: int = 64,
+    namespace: dict[str, object] | None = None,
+    events: bool = False,
 ) -> Iterator[Live]:
     """Open tiers with a manager over them; deadlines are long, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
@@ -90,6 +94,7 @@ def live(
             pool,
             [TierSpec.from_url(url, **patience) for url in tiers],
             Namespace(namespace or {"model": "m"}),
+            events=events,
             notify=reported.set,
         ) as manager:
             yield Live(manager, pool, reported)

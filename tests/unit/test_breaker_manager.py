@@ -3,198 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.engine import KEYS, A, B, Engine
 
-from kvtier_sdk import (
-    HostPool,
-    MemoryTier,
-    MemoryTierConfig,
-    Namespace,
-    OffloadKey,
-    RequestContext,
-    RunnerOptions,
-    TierCapacityError,
-    TierError,
-    TieringManager,
-    TierSpec,
-    TierUnavailableError,
-    Transfer,
-    load_policy,
-    make_offload_key,
-)
+from kvtier_sdk import OffloadKey, RequestContext, TierCapacityError, TierUnavailableError
 from kvtier_sdk.breaker import BreakerState, Direction
-from kvtier_sdk.jobs import BreakerMoved, Report
-from kvtier_sdk.runner import TierLoop
-from kvtier_sdk.testing import InlineRunner, VirtualClock
 
-CHUNK_BYTES = 64
-KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(2000)]
-A, B = RequestContext("a"), RequestContext("b")
+#: A step of this engine.
 STEP_S = 0.01
 
 
-class WeakTier(MemoryTier):
-    """A memory tier that is well until it is told otherwise."""
-
-    def __init__(self, config: MemoryTierConfig, context: Any) -> None:
-        super().__init__(config, context)
-        self.well = asyncio.Event()
-        self.well.set()
-        self.down: TierError | None = None
-        self.full = False
-        self.calls: list[str] = []
-
-    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        await self._fare("lookup")
-        return await super().lookup(keys, request)
-
-    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        await self._fare("store")
-        if self.full:
-            return [TierCapacityError("no space left") for _ in batch]
-        return await super().store(batch)
-
-    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        await self._fare("load")
-        return await super().load(batch)
-
-    async def _fare(self, operation: str) -> None:
-        self.calls.append(operation)
-        await self.well.wait()
-        if self.down is not None:
-            raise self.down
-
-
-class Engine:
-    """A manager over weak tiers; each step of the engine takes ten milliseconds."""
-
-    def __init__(self, slots: int, tiers: int, **runner: Any) -> None:
-        self.clock = VirtualClock()
-        self.pool = HostPool(slots, CHUNK_BYTES)
-        self.manager = TieringManager(self.pool, policy=load_policy("lru")(), clock=self.clock)
-        self.tiers: list[WeakTier] = []
-        self.runners: list[InlineRunner] = []
-        self.moves: list[list[tuple[float, Direction, BreakerState]]] = []
-        for index in range(tiers):
-            self._add(f"tier{index}", runner)
-        for request in (A, B):
-            self.manager.on_new_request(request)
-
-    def _add(self, name: str, options: dict[str, Any]) -> None:
-        spec = TierSpec(
-            name, "memory", WeakTier, MemoryTierConfig(), RunnerOptions.model_validate(options)
-        )
-        moves: list[tuple[float, Direction, BreakerState]] = []
-        loops: list[TierLoop] = []
-
-        def make_loop(report: Callable[[Report], None]) -> TierLoop:
-            def watch(report_: Report) -> None:
-                if isinstance(report_, BreakerMoved):
-                    moves.append((self.clock.now_s(), report_.direction, report_.state))
-                report(report_)
-
-            loops.append(
-                TierLoop(
-                    spec,
-                    namespace=Namespace({}),
-                    memory=self.pool,
-                    clock=self.clock,
-                    report=watch,
-                )
-            )
-            return loops[0]
-
-        self.runners.append(InlineRunner(make_loop, self.clock))
-        self.manager.add_tier(spec, self.runners[-1])
-        tier = loops[0]._tier
-        assert isinstance(tier, WeakTier)
-        self.tiers.append(tier)
-        self.moves.append(moves)
-
-    def step(self, duration_s: float = STEP_S) -> None:
-        """End a step, and let the tiers run."""
-        self.manager.on_schedule_end()
-        started_s = self.clock.now_s()
-        for runner in self.runners:
-            # One clock serves all: each runs to the same moment.
-            runner.run_for(max(0.0, started_s + duration_s - self.clock.now_s()))
-            runner.run_for(0.0)
-
-    def steps(self, duration_s: float) -> None:
-        until_s = self.clock.now_s() + duration_s
-        while self.clock.now_s() < until_s:
-            self.step()
-
-    def store(self, *keys: OffloadKey) -> int:
-        """Store chunks for A; how many got a slot."""
-        output = self.manager.prepare_store(keys, A)
-        for key, slot in zip(output.keys_to_store, output.slots, strict=True):
-            self.pool.view(slot, "test")[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
-        self.manager.complete_store(output.keys_to_store, A)
-        return len(output.keys_to_store)
-
-    def settle(self, key: OffloadKey, *, request: RequestContext = B) -> tuple[str, float]:
-        """Look up until nothing is pending: the answer, and after how long."""
-        started_s = self.clock.now_s()
-        while (answer := self.manager.lookup(key, request).name) in ("RETRY", "HIT_PENDING"):
-            self.step()
-        if answer == "HIT":
-            (slot,) = self.manager.prepare_load([key], request).slots
-            assert self.pool.view(slot, "test") == (key * CHUNK_BYTES)[:CHUNK_BYTES]
-            self.manager.complete_load([key], request)
-        return answer, self.clock.now_s() - started_s
-
-    def stored_below(self, *keys: OffloadKey) -> None:
-        """Store chunks, and push them out of the primary tier."""
-        for key in keys:
-            assert self.store(key)
-            self.steps(0.05)
-        for key in KEYS[-self.pool.slots :]:
-            assert self.store(key)
-            self.steps(0.05)
-
-    def close(self) -> None:
-        for tier in self.tiers:
-            tier.well.set()
-        self.steps(1.0)
-        usage = self.manager.usage()
-        assert (usage.pinned, usage.loading, usage.quarantined) == (0, 0, 0)
-        self.manager.shutdown(1.0)
-        self.pool.close()
-
-
 @pytest.fixture
-def make() -> Iterator[Callable[..., Engine]]:
+def make_weak(make: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
+    """Make an engine whose tiers can be stalled whole; at the end nothing is pinned."""
     engines: list[Engine] = []
 
     def build(slots: int = 8, tiers: int = 1, **runner: Any) -> Engine:
-        engines.append(Engine(slots, tiers, **runner))
-        return engines[-1]
+        engine = make(slots, tiers, **runner)
+        for tier in engine.tiers:
+            tier.gated = {"lookup", "store", "load"}
+            tier.gate = asyncio.Event()
+            tier.gate.set()
+        engines.append(engine)
+        return engine
 
     yield build
     for engine in engines:
-        engine.close()
+        for tier in engine.tiers:
+            assert tier.gate is not None
+            tier.gate.set()
+        engine.at_rest()
+
+
+def settle(engine: Engine, key: OffloadKey, request: RequestContext = B) -> tuple[str, float]:
+    """Look up until nothing is pending, and load what is there: the answer, and after how long."""
+    started_s = engine.clock.now_s()
+    while (answer := engine.manager.lookup(key, request).name) in ("RETRY", "HIT_PENDING"):
+        engine.step(STEP_S)
+    if answer == "HIT":
+        engine.load(request, key)
+    return answer, engine.clock.now_s() - started_s
+
+
+def stored_below(engine: Engine, *keys: OffloadKey) -> None:
+    """Store chunks one by one, and push them out of the primary tier."""
+    for key in (*keys, *KEYS[-engine.pool.slots :]):
+        assert engine.store(A, key)
+        engine.steps(0.05)
 
 
 Make = Callable[..., Engine]
 
 
-def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make: Make) -> None:
-    engine = make(slots=16, tiers=2, store_deadline="2s", load_deadline="1s")
-    engine.stored_below(*KEYS[:3])
+def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make) -> None:
+    engine = make_weak(slots=16, tiers=2, store_deadline="2s", load_deadline="1s")
+    stored_below(engine, *KEYS[:3])
     stalled, healthy = engine.tiers
-    stalled.well.clear()
+    assert stalled.gate is not None
+    stalled.gate.clear()
     began_s = engine.clock.now_s()
     longest_pinned_s = 0.0
     pinned_since_s: float | None = None
     for index in range(100):
         fresh = KEYS[10 + index]
-        assert engine.store(fresh) == 1, "its pins never fill the pool"
+        assert engine.store(A, fresh) == 1, "its pins never fill the pool"
         # What both have comes from the one that answers, and no later than a lookup may take.
-        answer, waited_s = engine.settle(KEYS[index % 3], request=A)
+        answer, waited_s = settle(engine, KEYS[index % 3], A)
         assert answer == "HIT"
         assert waited_s < 0.5
         engine.steps(0.3)
@@ -207,19 +84,21 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make: Make) -> 
     assert longest_pinned_s < 2 * 2.0 + 1.0, "stores that began just before the breaker opened"
     assert engine.manager.stats[1].dropped["store.unavailable"] > 50
     assert engine.moves[1] == []
-    stalled.well.set()
+    stalled.gate.set()
     engine.steps(31.0)
     assert {state for _, _, state in engine.moves[0][-1:]} == {BreakerState.CLOSED}
     # It is a tier like before.
-    assert engine.store(KEYS[150])
+    assert engine.store(A, KEYS[150])
     engine.steps(0.1)
     assert KEYS[150] in stalled._objects
 
 
 @pytest.mark.parametrize("with_traffic", [True, False])
-def test_ten_seconds_down_then_up_again_without_traffic(make: Make, with_traffic: bool) -> None:
-    engine = make(retries=0)
-    engine.stored_below(KEYS[0])
+def test_ten_seconds_down_then_up_again_without_traffic(
+    make_weak: Make, with_traffic: bool
+) -> None:
+    engine = make_weak(retries=0)
+    stored_below(engine, KEYS[0])
     tier = engine.tiers[0]
     tier.down = TierUnavailableError("connection refused")
     down_s = engine.clock.now_s()
@@ -227,16 +106,16 @@ def test_ten_seconds_down_then_up_again_without_traffic(make: Make, with_traffic
     while engine.clock.now_s() < down_s + 10.0:
         if with_traffic or not engine.moves[0]:
             # Through the breaker or not, an answer takes no longer than a lookup may.
-            answer, waited_s = engine.settle(KEYS[index])
+            answer, waited_s = settle(engine, KEYS[index])
             assert (answer, waited_s <= 0.06) == ("MISS", True)
             index += 1
-        engine.step()
+        engine.step(STEP_S)
     opened_s, direction, state = engine.moves[0][0]
     assert (direction, state) == (Direction.READ, BreakerState.OPEN)
     assert opened_s - down_s < 0.5
     calls = len(tier.calls)
     # Five calls that failed, and one a probe.
-    assert calls - tier.calls.index("lookup") < 20
+    assert calls - tier.called().index("lookup") < 20
     tier.down = None
     up_s = engine.clock.now_s()
     probed_s = [at_s for at_s, _, state in engine.moves[0] if state is BreakerState.HALF_OPEN]
@@ -245,33 +124,33 @@ def test_ten_seconds_down_then_up_again_without_traffic(make: Make, with_traffic
     closed_s, _, state = engine.moves[0][-1]
     assert state is BreakerState.CLOSED
     assert closed_s - up_s <= pause_s
-    assert tier.calls[calls:] == ["lookup", "load"], "the probe's, and nobody else's"
-    assert engine.settle(KEYS[0], request=A)[0] == "HIT"
+    assert tier.called()[calls:] == ["lookup", "load"], "the probe's, and nobody else's"
+    assert settle(engine, KEYS[0], A)[0] == "HIT"
 
 
-def test_while_it_is_open_a_lookup_is_a_miss_at_once_and_counted_apart(make: Make) -> None:
-    engine = make(retries=0)
-    engine.stored_below(KEYS[0])
+def test_while_it_is_open_a_lookup_is_a_miss_at_once_and_counted_apart(make_weak: Make) -> None:
+    engine = make_weak(retries=0)
+    stored_below(engine, KEYS[0])
     engine.tiers[0].down = TierUnavailableError("connection refused")
     for index in range(5):
-        engine.settle(KEYS[100 + index])
+        settle(engine, KEYS[100 + index])
     calls = len(engine.tiers[0].calls)
     misses = engine.manager.stats[0].misses
     before = misses["unavailable"]
-    assert engine.settle(KEYS[0]) == ("MISS", 0.0)
+    assert settle(engine, KEYS[0]) == ("MISS", 0.0)
     assert misses["unavailable"] == before + 1
     assert "absent" not in misses
     assert engine.manager.stats[1].reads_open == 1
     assert len(engine.tiers[0].calls) == calls
 
 
-def test_a_full_disk_stops_stores_and_not_loads(make: Make) -> None:
-    engine = make(slots=8)
-    engine.stored_below(*KEYS[:4])
+def test_a_full_disk_stops_stores_and_not_loads(make_weak: Make) -> None:
+    engine = make_weak(slots=8)
+    stored_below(engine, *KEYS[:4])
     tier = engine.tiers[0]
-    tier.full = True
+    tier.on_store = lambda transfer: TierCapacityError("no space left")
     for index in range(20):
-        engine.store(KEYS[20 + index])
+        engine.store(A, KEYS[20 + index])
         engine.steps(0.02)
     assert [(direction, state) for _, direction, state in engine.moves[0]] == [
         (Direction.WRITE, BreakerState.OPEN)
@@ -279,12 +158,12 @@ def test_a_full_disk_stops_stores_and_not_loads(make: Make) -> None:
     stats = engine.manager.stats[1]
     assert (stats.failures["store.capacity"], stats.dropped["store.unavailable"]) == (5, 15)
     for key in KEYS[:4]:
-        assert engine.settle(key)[0] == "HIT"
+        assert settle(engine, key)[0] == "HIT"
     assert engine.manager.stats[1].hit_chunks == 4
-    tier.full = False
+    tier.on_store = lambda transfer: None
     engine.steps(1.1)
     assert engine.moves[0][-1][1:] == (Direction.WRITE, BreakerState.CLOSED)
-    assert engine.store(KEYS[60])
+    assert engine.store(A, KEYS[60])
     engine.steps(0.05)
     assert KEYS[60] in tier._objects
     # The canary came and went unseen.

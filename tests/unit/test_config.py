@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 
 from kvtier_sdk import Bytes, ConfigError, Flag, RunnerOptions, TierConfig, TierURL
 from kvtier_sdk.config import nearest, validate_options
+from kvtier_sdk.masking import without_password
 
 
 class Options(TierConfig):
@@ -16,6 +17,10 @@ class Options(TierConfig):
     capacity_bytes: Bytes | None = Field(None, alias="capacity", gt=0)
     retries: int = Field(2, ge=0)
     sync: Flag = False
+
+
+def _refuse(value: object) -> object:
+    raise ValueError(f"{value!r} is no token")
 
 
 def complaint(options: dict[str, object], model: type[TierConfig] = Options) -> str:
@@ -91,6 +96,7 @@ def test_option_names_are_those_that_people_write() -> None:
 
 def test_the_runner_has_the_documented_defaults() -> None:
     assert RunnerOptions().model_dump() == {
+        "runner": "auto",
         "store_policy": "through",
         "offload_policy": "chunk",
         "lookup_deadline_s": 0.05,
@@ -115,6 +121,8 @@ def test_the_runner_has_the_documented_defaults() -> None:
         {"concurrency": 0},
         {"max_batch": 0},
         {"load_deadline": "5"},
+        {"runner": "cloud"},
+        {"retries": True},
         {"breaker_failures": 0},
         {"breaker_window": 0},
         {"probe_interval": "0s"},
@@ -221,3 +229,72 @@ def test_a_password_in_a_url_is_not_shown() -> None:
     parsed = TierURL.parse(url.partition("#")[0])
     assert parsed.password == "s3cret"
     assert "s3cret" not in repr(parsed)
+
+
+class Guarded(TierConfig):
+    """Options of which some are secrets, by name or by type."""
+
+    auth_token: Annotated[str, BeforeValidator(_refuse)] = ""
+    pin: SecretStr | None = Field(None, min_length=9)
+    password: str = Field("", min_length=9)
+    nodes: list[int] = Field(default_factory=list)
+    account: dict[str, int] = Field(default_factory=dict)
+    tokens: int = 1
+
+    @model_validator(mode="after")
+    def never(self) -> Self:
+        if self.tokens == 0:
+            raise ValueError(f"cannot log in with {self.password} and {self.auth_token!r}")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"auth_token": "hunter2"}, "option 'auth_token' has a value that is not allowed"),
+        ({"pin": "hunter2"}, "option 'pin' has a value that is not allowed; it is a secret"),
+        ({"password": "hunter2"}, "option 'password' has a value that is not allowed"),
+        ({"password": {"x": "hunter2"}}, "option 'password' has a value that is not allowed"),
+        ({"nodes": ["redis://u:hunter2@h"]}, "option 'nodes[0]' is 'redis://u:***@h'"),
+        ({"nodes": "redis://u:hunter2@h"}, "option 'nodes' is 'redis://u:***@h' but should be"),
+        ({"account": [{"password": "hunter2"}]}, "option 'account' is [{'password': '***'}] but"),
+        ({"account": {"client_secret": "hunter2"}}, "option 'account.client_secret' has a value"),
+        (
+            {"tokens": 0, "password": "hunter2-hunter2"},
+            "cannot log in with *** and ''",
+        ),
+        ({"pasword": "hunter2"}, "unknown option 'pasword'; did you mean 'password'?"),
+        ({"tokens": "many"}, "option 'tokens' is 'many' but should be"),
+    ],
+)
+def test_a_secret_is_never_shown(options: dict[str, object], told: str) -> None:
+    text = complaint(options, Guarded)
+    assert told in text
+    assert "hunter2" not in text
+
+
+def test_a_secret_is_shown_by_no_repr_but_given_when_asked_for() -> None:
+    options = {"password": "hunter2-hunter2", "pin": "hunter2-hunter2", "tokens": 3}
+    guarded = validate_options(Guarded, options, where="tier")
+    assert "hunter2" not in repr(guarded) + str(guarded)
+    assert "tokens=3" in repr(guarded)
+    assert guarded.to_dict() == {"password": "***", "pin": "***", "tokens": 3}
+    assert guarded.to_dict(secrets=True) == options
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://u:p@h/0", "redis://u:***@h/0"),
+        ("redis://:p@h", "redis://:***@h"),
+        ("redis://u:a/b@c:d@h/0", "redis://u:***@h/0"),
+        ("at redis://u:p@h, http://x:1/y", "at redis://u:***@h, http://x:1/y"),
+        ("redis://h:1/0?ttl=1h", "redis://h:1/0?ttl=1h"),
+        ("s3://b?secret_access_key=p&region=x", "s3://b?secret_access_key=***&region=x"),
+        ("mine:?passwrd=p", "mine:?passwrd=***"),
+        ("mine:?path=/a:b", "mine:?path=/a:b"),
+        ("redis://user@h", "redis://user@h"),
+    ],
+)
+def test_what_is_shown_of_a_url(text: str, shown: str) -> None:
+    assert without_password(text) == shown

@@ -110,10 +110,10 @@ def test_huge_pages_of_shared_memory_are_counted_where_they_are_offered() -> Non
 
 def test_more_than_the_machine_has_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"needs 1024 TiB, and .* are free in .*: use fewer slots, or "
+        ConfigError, match=r"needs 1 PiB, and .* are free in .*: use fewer slots, or "
     ):
         HostPool(1 << 30, 1 << 20)
-    with pytest.raises(ConfigError, match="needs 1024 TiB"):
+    with pytest.raises(ConfigError, match="needs 1 PiB"):
         HostPool.create(PoolLayout(1 << 30, 1 << 20))
 
 
@@ -163,23 +163,23 @@ V1 = {
 def test_a_limit_of_a_control_group_above_is_seen(
     tmp_path: Path, membership: str, files: dict[str, str], where: str
 ) -> None:
-    control_groups(tmp_path, {"cgroup": membership, **files})
-    [room] = memory.rooms_of_cgroups(tmp_path / "cgroup", tmp_path / "top")
+    control_groups(tmp_path, {"proc/self/cgroup": membership, **files})
+    [room] = memory.rooms_of_cgroups(tmp_path / "proc", tmp_path / "top")
     assert room.free_bytes == 150, "what is not used, and what the file cache would give back"
     assert room.where == f"the memory limit of {tmp_path / 'top' / where}"
 
 
 @pytest.mark.parametrize("membership", ["", "0::/\n", "3:cpu:/\n"])
 def test_no_limit_is_no_limit(tmp_path: Path, membership: str) -> None:
-    control_groups(tmp_path, {"cgroup": membership})
-    assert list(memory.rooms_of_cgroups(tmp_path / "cgroup", tmp_path / "top")) == []
+    control_groups(tmp_path, {"proc/self/cgroup": membership})
+    assert list(memory.rooms_of_cgroups(tmp_path / "proc", tmp_path / "top")) == []
     assert list(memory.rooms_of_cgroups(tmp_path / "none", tmp_path / "top")) == []
 
 
 def test_a_pool_can_be_checked_without_being_made() -> None:
     HostPool.check(LAYOUT)
     HostPool.check(LAYOUT, directory=None)
-    with pytest.raises(ConfigError, match="needs 1024 TiB"):
+    with pytest.raises(ConfigError, match="needs 1 PiB"):
         HostPool.check(PoolLayout(1 << 30, 1 << 20))
     with pytest.raises(ConfigError, match="a shared host pool needs /none"):
         HostPool.check(LAYOUT, directory="/none")

@@ -2,22 +2,25 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from kvtier_sdk import (
     BackendLoadError,
+    ConfigError,
     DuplicateBackendError,
     EvictionPolicy,
     MemoryTier,
+    TierSpec,
     UnknownBackendError,
     available_backends,
     load_backend,
     load_policy,
 )
 from kvtier_sdk.policies.lru import LRUPolicy
+from kvtier_sdk.registry import backend_name
 
 TIER = """
 from kvtier_sdk import ChunkTierManager
@@ -29,6 +32,17 @@ class Tier(ChunkTierManager):
     async def load_chunk(self, transfer): pass
 """
 GOOD = TIER.format(version=1)
+
+INCOMPLETE = """
+from kvtier_sdk import ChunkTierManager
+
+class Tier(ChunkTierManager):
+    contract_version = 1
+    async def store_chunk(self, transfer): pass
+"""
+ANNOUNCING = (
+    f"{GOOD}\n    from kvtier_sdk import Capability\n    capabilities = Capability.DELETE\n"
+)
 
 Install = Callable[..., str]
 
@@ -46,6 +60,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         name: str = "mine",
         target: str = "Tier",
         group: str = "kvtier.backends",
+        schemes: Sequence[str] = (),
     ) -> str:
         module = f"kvtier_unit_test_{tmp_path.name.replace('-', '_')}_{next(numbers)}"
         site = tmp_path / module
@@ -55,7 +70,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (metadata / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
         )
-        (metadata / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:{target}\n")
+        lines = [f"[{group}]", f"{name} = {module}:{target}"]
+        if schemes:
+            lines += ["[kvtier.url_schemes]", *(f"{word} = {module}:{target}" for word in schemes)]
+        (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
         monkeypatch.syspath_prepend(site)
         return module
 
@@ -98,12 +116,38 @@ def test_only_what_is_asked_for_is_imported(install: Install) -> None:
 def test_a_further_url_scheme_finds_its_backend(install: Install) -> None:
     module = install("kvtier-mine", "1", name="mines", group="kvtier.url_schemes")
     assert load_backend("mines") is sys.modules[module].Tier
+    assert backend_name("mines") == "mines", "no backend has this class"
     assert "mines" not in [info.name for info in available_backends()]
+
+
+def test_a_tier_of_a_further_scheme_is_the_backends(install: Install) -> None:
+    module = install("kvtier-mine", "1", schemes=["mines"])
+    spec = TierSpec.from_url("mines:")
+    assert (spec.name, spec.backend) == ("mine", "mine")
+    assert spec.tier_class is sys.modules[module].Tier
+    assert TierSpec.from_options({"type": "mine", "url": "mines:"}) == spec
 
 
 def test_a_name_goes_before_a_url_scheme(install: Install) -> None:
     install("kvtier-squatter", "1", name="memory", group="kvtier.url_schemes")
     assert load_backend("memory") is MemoryTier
+
+
+def test_a_name_that_no_url_can_hold_is_found_by_its_scheme(install: Install) -> None:
+    module = install("kvtier-mine", "1", name="my_tier")
+    assert load_backend("my_tier") is load_backend("my-tier") is sys.modules[module].Tier
+    spec = TierSpec.from_url("my-tier:")
+    assert (spec.name, spec.backend) == ("my_tier", "my_tier")
+    assert TierSpec.from_options({"type": "my_tier", "url": "my-tier:"}) == spec
+    with pytest.raises(ConfigError, match="a URL's scheme cannot hold '_'; write 'my-tier:'"):
+        TierSpec.from_url("my_tier:")
+
+
+def test_what_has_the_very_name_goes_first(install: Install) -> None:
+    underscore = install("kvtier-one", "1", name="my_tier")
+    hyphen = install("kvtier-two", "1", name="my-tier")
+    assert load_backend("my_tier") is sys.modules[underscore].Tier
+    assert load_backend("my-tier") is sys.modules[hyphen].Tier
 
 
 def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -> None:
@@ -133,6 +177,10 @@ def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
         ("class Tier: contract_version = 1", "is not a subclass of"),
         (TIER.format(version=2), "declares contract_version 2; this release of kvtier-sdk speaks"),
         (GOOD.replace("contract_version = 1", ""), "declares contract_version None"),
+        (INCOMPLETE, "Tier does not implement contains_chunk, load_chunk"),
+        ("from kvtier_sdk import ChunkTierManager as Tier", "declares contract_version None"),
+        (ANNOUNCING, "Tier announces DELETE but does not implement delete"),
+        (GOOD + "    config_model = dict", "Tier.config_model is not a subclass of"),
     ],
 )
 def test_a_backend_that_cannot_be_used_is_named_with_its_version(
@@ -172,4 +220,11 @@ def test_two_owners_of_a_policy_are_both_named(install: Install) -> None:
 def test_a_policy_that_is_none_is_refused(install: Install) -> None:
     install("kvtier-mine", "1.0", name="p", group="kvtier.policies")
     with pytest.raises(BackendLoadError, match=r"policy 'p' of kvtier-mine 1.0: .* not a subclass"):
+        load_policy("p")
+
+
+def test_a_policy_that_leaves_something_out_is_refused(install: Install) -> None:
+    source = "from kvtier_sdk import EvictionPolicy\nclass Tier(EvictionPolicy): pass"
+    install("kvtier-mine", "1.0", source, name="p", group="kvtier.policies")
+    with pytest.raises(BackendLoadError, match=r"policy 'p' of kvtier-mine 1.0: .*Tier does not"):
         load_policy("p")

@@ -10,7 +10,6 @@ from kvtier_sdk import (
     TierSpec,
     UnknownBackendError,
 )
-from kvtier_sdk.tier_spec import with_unique_names
 
 
 def test_a_url_says_it_all() -> None:
@@ -44,6 +43,21 @@ def test_every_spelling_of_an_entry_means_the_same(entry: dict[str, object]) -> 
     assert TierSpec.from_options(entry) == TierSpec.from_url("memory:?capacity=1KiB")
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"type": "memory", "url": "file:///data/kv"},
+        {"type": "kvtier", "backend": "memory", "url": "file:///data/kv"},
+        {"type": "memory", "url": "nobodys:"},
+    ],
+)
+def test_a_type_and_the_url_of_another_backend_contradict_each_other(
+    entry: dict[str, object],
+) -> None:
+    with pytest.raises(ConfigError, match="option 'url' begins with '.*:', which is not the back"):
+        TierSpec.from_options(entry)
+
+
 def test_options_beside_a_url_are_added_to_its_own() -> None:
     spec = TierSpec.from_url("memory:?capacity=1KiB", latency="1ms", retries=0)
     assert isinstance(spec.config, MemoryTierConfig)
@@ -66,9 +80,18 @@ def test_an_option_both_in_the_url_and_beside_it_is_refused(
         TierSpec.from_url(url, **beside)
 
 
-@pytest.mark.parametrize("entry", [{}, {"type": "kvtier"}, {"type": 5}, {"capacity": "1KiB"}])
-def test_an_entry_without_a_backend_is_refused(entry: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="tier 2: option 'type' is missing"):
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({}, "option 'type' is missing; it names the backend"),
+        ({"capacity": "1KiB"}, "option 'type' is missing; it names the backend"),
+        ({"type": "kvtier"}, "option 'backend' is missing; it names the backend"),
+        ({"type": 5}, "option 'type' is 5 but should be text"),
+        ({"tpye": "memory"}, "unknown option 'tpye'; did you mean 'type'"),
+    ],
+)
+def test_an_entry_without_a_backend_is_refused(entry: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"tier 2: {message}"):
         TierSpec.from_options(entry, where="tier 2")
 
 
@@ -108,14 +131,3 @@ def test_the_entry_is_not_changed() -> None:
     entry = {"url": "memory:?name=a", "capacity": "1KiB"}
     TierSpec.from_options(entry)
     assert entry == {"url": "memory:?name=a", "capacity": "1KiB"}
-
-
-def test_tiers_keep_their_order_where_their_names_differ() -> None:
-    specs = [TierSpec.from_url(f"memory:?name={name}") for name in "ba"]
-    assert with_unique_names(specs) == specs
-
-
-def test_two_tiers_of_one_name_are_refused() -> None:
-    specs = [TierSpec.from_url("memory:"), TierSpec.from_url("memory:?capacity=1KiB")]
-    with pytest.raises(ConfigError, match="two tiers are named 'memory'.*name=memory-2"):
-        with_unique_names(specs)

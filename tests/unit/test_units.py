@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import example, given
@@ -11,6 +12,7 @@ from kvtier_sdk import Bytes, Flag, Seconds, Share, format_bytes
 from kvtier_sdk.units import (
     parse_bytes,
     parse_bytes_or_share,
+    parse_count,
     parse_flag,
     parse_seconds,
     parse_share,
@@ -21,6 +23,10 @@ FACTORS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "MiB": 2**20,
     "GiB": 2**30,
     "TiB": 2**40,
+    "PiB": 2**50,
+    "EiB": 2**60,
+    "PB": 10**15,
+    "EB": 10**18,
 }
 
 
@@ -139,6 +145,25 @@ def test_a_limit_is_a_size_or_a_share() -> None:
     assert (one, type(one)) == (1, int)
 
 
+@given(st.integers(0, 2**73))
+def test_a_size_is_written_in_four_digits_and_close_to_what_it_is(size_bytes: int) -> None:
+    text = format_bytes(size_bytes)
+    number, unit = text.split(" ")
+    assert len(number.replace(".", "").lstrip("0")) <= 4
+    assert abs(Fraction(number) * FACTORS[unit] - size_bytes) * 2000 <= size_bytes
+
+
+@given(st.integers())
+def test_a_count_is_itself(number: int) -> None:
+    assert parse_count(number) == parse_count(f" {number} ") == number
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1.0", "", "one", None, "1_000", "٣"])
+def test_what_is_no_count_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="is not a whole number"):
+        parse_count(value)
+
+
 @pytest.mark.parametrize("value", [True, "yes", "ON", "1", 1, "True"])
 def test_what_means_yes(value: object) -> None:
     assert parse_flag(value) is True
@@ -163,6 +188,13 @@ def test_what_is_no_flag_is_refused(value: object) -> None:
         (1536, "1.5 KiB"),
         (2**30, "1 GiB"),
         (5 * 2**40, "5 TiB"),
+        (3 * 2**50, "3 PiB"),
+        (2**60, "1 EiB"),
+        (2**80, "1,048,576 EiB"),
+        (10**400, f"{round(Fraction(10**400, 2**60)):,} EiB"),
+        (2**20 - 1, "1 MiB"),
+        (1023.4, "1023 B"),
+        (math.inf, "inf B"),
         (-1536, "-1.5 KiB"),
     ],
 )
@@ -170,7 +202,7 @@ def test_a_size_is_written_for_people(size_bytes: int, text: str) -> None:
     assert format_bytes(size_bytes) == text
 
 
-@given(st.integers(0, 1000), st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))
+@given(st.integers(0, 1000), st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]))
 def test_a_written_size_is_read_back(number: int, unit: str) -> None:
     size_bytes = number * FACTORS[unit]
     assert parse_bytes(format_bytes(size_bytes)) == size_bytes

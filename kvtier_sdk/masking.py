@@ -1,0 +1,74 @@
+"""What of a configuration may be shown: all but its secrets."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+#: What stands in the place of a secret.
+MASK = "***"
+
+_SECRET_WORDS = ("credentials", "passphrase", "passwd", "password", "secret", "token")
+# As far as the last '@': a password that was not percent-encoded may hold any character.
+_USER_INFO = re.compile(r"(//[^/@:?#\s'\"]*):[^\s'\"]*@")
+_QUERY_OPTION = re.compile(r"([?&])([^=&?#\s]*)=([^&#\s'\"]+)")
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option's name says that its value is a secret: ``auth_token``, ``password``."""
+    return not set(_SECRET_WORDS).isdisjoint(_words(name))
+
+
+def without_password(text: str) -> str:
+    """Text as it may be shown: passwords and secret options of the URLs in it are ``***``.
+
+    An option whose name is nearly that of a secret counts as one: it is where a misspelt name is
+    complained about that a URL is shown.
+    """
+    text = _USER_INFO.sub(rf"\1:{MASK}@", text)
+    return _QUERY_OPTION.sub(_without_secret, text)
+
+
+def masked(name: str, value: Any) -> Any:
+    """A value as it may be shown, whatever is nested in it.
+
+    Args:
+        name: of the option that has it.
+        value: plain data: text, numbers, lists and mappings.
+
+    Returns:
+        The same with each secret replaced by ``***``.
+    """
+    if is_secret(name):
+        return MASK
+    if isinstance(value, str):
+        return without_password(value)
+    if isinstance(value, Mapping):
+        return {key: masked(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(masked(name, inner) for inner in value)
+    return value
+
+
+def secrets_in(name: str, value: Any) -> Iterator[str]:
+    """Every text that :func:`masked` hides entirely."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from secrets_in(name if is_secret(name) else str(key), inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from secrets_in(name, inner)
+    elif is_secret(name) and str(value):
+        yield str(value)
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[^a-z0-9]+", name.lower())
+
+
+def _without_secret(option: re.Match[str]) -> str:
+    mark, name, value = option.groups()
+    hidden = any(difflib.get_close_matches(word, _SECRET_WORDS, 1, 0.75) for word in _words(name))
+    return f"{mark}{name}={MASK if hidden else value}"

@@ -1,0 +1,115 @@
+"""docs/configuration.md names every option, with the type and the default that the code has."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BeforeValidator
+from pydantic.fields import FieldInfo
+
+from kvtier_sdk import RunnerOptions, TieringConfig, load_backend, units
+from kvtier_sdk.config import StrictModel
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+DOCUMENTED = {
+    "TieringConfig": TieringConfig,
+    "RunnerOptions": RunnerOptions,
+    "memory": load_backend("memory").config_model,
+    "file": load_backend("file").config_model,
+}
+PARSERS = {
+    units.parse_bytes: "size",
+    units.parse_bytes_or_share: "size or share",
+    units.parse_seconds: "duration",
+    units.parse_share: "share",
+    units.parse_count: "number",
+    units.parse_flag: "flag",
+}
+KINDS = {"str": "text", "Path": "text", "Mapping": "table", "tuple": "list"}
+
+Row = tuple[str, str, str]
+
+
+def rows(text: str, name: str) -> list[Row]:
+    """Option, type and default of the table that is marked with a name."""
+    _, _, rest = text.partition(f"<!-- options: {name} -->")
+    lines = rest.strip().splitlines()
+    table = lines[2 : next((n for n, line in enumerate(lines) if not line), len(lines))]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return [(option.strip("`"), kind, default) for option, kind, default, _ in cells]
+
+
+def kind_of(annotation: Any, metadata: list[Any]) -> str:
+    """How the page calls a field's type."""
+    for part in [*metadata, *getattr(annotation, "__metadata__", ())]:
+        if isinstance(part, BeforeValidator) and part.func in PARSERS:
+            return PARSERS[part.func]  # type: ignore[index]
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    if kinds and get_origin(annotation) not in (tuple, dict):
+        origin = getattr(get_origin(annotation), "__name__", "")
+        if origin not in KINDS:
+            return kind_of(kinds[0], [])
+    name = getattr(get_origin(annotation) or annotation, "__name__", str(annotation))
+    return KINDS[name]
+
+
+def default_of(field: FieldInfo) -> str:
+    """How the page writes a field's default."""
+    if field.is_required():
+        return "needed"
+    default = field.get_default(call_default_factory=True)
+    if default is None:
+        return ""
+    if isinstance(default, str):
+        return f"`{default}`"
+    if isinstance(default, tuple):
+        default = list(default)
+    return f"{default:g}" if isinstance(default, float) else json.dumps(default)
+
+
+def expected(model: type[StrictModel]) -> list[Row]:
+    return [
+        (option, kind_of(field.annotation, field.metadata), default_of(field))
+        for option, field in zip(model.option_names(), model.model_fields.values(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_page_says_what_the_code_does(name: str) -> None:
+    assert rows(PAGE.read_text(), name) == expected(DOCUMENTED[name])
+
+
+def test_what_is_missing_or_stale_is_seen() -> None:
+    text = PAGE.read_text()
+    for stale in (
+        text.replace("| `retries` | number | 2 |", "| `retries` | number | 3 |"),
+        text.replace("| `retries` | number |", "| `retries` | size |"),
+        re.sub(r"\| `retries` .*\n", "", text),
+    ):
+        assert stale != text
+        assert rows(stale, "RunnerOptions") != expected(RunnerOptions)
+
+
+def test_the_example_prints_what_the_page_says() -> None:
+    text = PAGE.read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (printed,) = re.findall(r"^prints `(.*)`\.$", text, re.MULTILINE)
+    command = [sys.executable, "-c", example]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == printed
+
+
+def test_the_file_of_the_page_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    path = tmp_path / "kv.toml"
+    path.write_text(example)
+    config = TieringConfig.from_file(path)
+    assert [spec.name for spec in config.tiers] == ["file", "last"]

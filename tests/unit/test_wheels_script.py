@@ -1,0 +1,45 @@
+"""The look into a wheel sees what is wrong with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "wheels.py"
+GOOD = ("mine/__init__.py", "mine/py.typed", "mine-1.dist-info/licenses/LICENSE")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("wheels", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("names", "faults"),
+    [
+        (GOOD, []),
+        (GOOD[:2], ["holds no LICENSE"]),
+        ((*GOOD[::2], "mine/sub/py.typed"), ["holds no py.typed"]),
+        ((*GOOD, "mine/tests/test_x.py"), ["holds mine/tests/test_x.py, a test"]),
+        ((*GOOD, "mine/testing/kit.py"), []),
+        ((*GOOD, "mine/conftest.py"), ["holds mine/conftest.py, a test"]),
+        ((*GOOD, "docs/x.md"), ["holds more than one package: docs, mine, mine-1.dist-info"]),
+    ],
+)
+def test_a_faulty_wheel_is_seen(
+    script: ModuleType, tmp_path: Path, names: tuple[str, ...], faults: list[str]
+) -> None:
+    wheel = tmp_path / "mine-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    assert script.faults_of(wheel) == [f"{wheel.name}: {fault}" for fault in faults]

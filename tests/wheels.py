@@ -1,0 +1,154 @@
+"""Build a wheel of each package, look into it, and run tests against the installed wheels.
+
+Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
+
+The tests run in an environment of their own, from a copy, where the source tree cannot be imported:
+what a wheel lacks, or does not declare that it needs, is missed. Run are the unit tests and those
+of the backends, but for the long random ones (those of Hypothesis), which packaging cannot break.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_EXTRAS = "cli,testing,uvloop,yaml"
+# Hypothesis marks its tests, but not its state machines.
+_SHORT = ("-m", "not hypothesis", "-k", "not runTest")
+
+
+def main() -> int:
+    """Do it all; the status of the tests, or 1 where a wheel is not as it should be."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the directory, and say where")
+    arguments, options = parser.parse_known_args()
+    work = Path(tempfile.mkdtemp(prefix="kvtier-wheels-"))
+    try:
+        packages = [ROOT, *(path.parent for path in sorted(ROOT.glob("backends/*/pyproject.toml")))]
+        wheels = build(packages, work / "dist")
+        faults = [fault for wheel in wheels for fault in faults_of(wheel)]
+        if faults:
+            print(*faults, sep="\n", file=sys.stderr)
+            return 1
+        return test(wheels, packages, work, options)
+    finally:
+        if arguments.keep:
+            print(f"left in {work}")
+        else:
+            shutil.rmtree(work)
+
+
+def build(packages: Sequence[Path], into: Path) -> list[Path]:
+    """Build the packages' wheels, in the order of the packages."""
+    wheels = []
+    for package in packages:
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+        before = set(into.glob("*.whl"))
+        _run([*command, "--outdir", str(into), str(package)], quiet=True)
+        (wheel,) = set(into.glob("*.whl")) - before
+        print(f"built {wheel.name}")
+        wheels.append(wheel)
+    return wheels
+
+
+def faults_of(wheel: Path) -> list[str]:
+    """What is wrong with a wheel's contents."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    faults = []
+    if not any(re.fullmatch(r"[^/]+/py\.typed", name) for name in names):
+        faults.append("holds no py.typed")
+    if not any(re.fullmatch(r"[^/]+\.dist-info/licenses/LICENSE", name) for name in names):
+        faults.append("holds no LICENSE")
+    faults += [
+        f"holds {name}, a test"
+        for name in names
+        if re.search(r"(^|/)(tests?/|test_[^/]*\.py$|conftest\.py$)", name)
+    ]
+    tops = {name.partition("/")[0] for name in names}
+    if len(tops) > 2:
+        faults.append(f"holds more than one package: {', '.join(sorted(tops))}")
+    return [f"{wheel.name}: {fault}" for fault in faults]
+
+
+def test(
+    wheels: Sequence[Path], packages: Sequence[Path], work: Path, options: Sequence[str]
+) -> int:
+    """Run the tests against the wheels, in an environment made for it."""
+    environment = work / "env"
+    venv.create(environment)
+    python = str(environment / "bin" / "python")
+    core, *backends = wheels
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", *map(str, backends)]
+    _run([*pip, *install], quiet=True)
+    copy = work / "copy"
+    places = copy_tests(packages, copy)
+    modules = [next(package.glob("kvtier_*/__init__.py")).parent.name for package in packages]
+    # Neither the source tree nor the copy may lie on the path.
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    check = f"""
+import importlib, pathlib, sys
+for name in {modules}:
+    found = pathlib.Path(importlib.import_module(name).__file__)
+    if not found.is_relative_to({str(environment)!r}):
+        sys.exit(f"{{name}} comes from {{found}}, not from its wheel")
+"""
+    _run([python, "-c", check], cwd=copy, env=variables)
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", *_SHORT]
+    return subprocess.run(
+        [*command, *options, *places], cwd=copy, env=variables, check=False
+    ).returncode
+
+
+def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
+    """Copy the tests with what they read, and pytest's settings; where the tests lie."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    places = ["tests/unit"]
+    for part in ("unit", "support"):
+        shutil.copytree(ROOT / "tests" / part, into / "tests" / part, ignore=ignored)
+    for name in ("conftest.py", Path(__file__).name):
+        shutil.copy(ROOT / "tests" / name, into / "tests")
+    shutil.copytree(ROOT / "docs", into / "docs")
+    for package in packages[1:]:
+        place = (package / "tests").relative_to(ROOT)
+        shutil.copytree(package / "tests", into / place, ignore=ignored)
+        places.append(str(place))
+    (into / "pytest.ini").write_text(_settings())
+    return places
+
+
+def _settings() -> str:
+    """pytest's settings, without the rest of pyproject.toml."""
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lines = ["[pytest]"]
+    for name, value in project["tool"]["pytest"]["ini_options"].items():
+        lines.append(f"{name} = {' '.join(value) if isinstance(value, list) else value}")
+    return "\n".join(lines) + "\n"
+
+
+def _run(command: Sequence[str], *, quiet: bool = False, **options: Any) -> None:
+    """Run a command that has to succeed; a quiet one is heard only where it fails."""
+    done = subprocess.run(command, capture_output=quiet, text=True, check=False, **options)
+    if done.returncode:
+        if quiet:
+            print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        sys.exit(f"failed: {' '.join(command)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
