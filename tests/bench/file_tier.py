@@ -85,6 +85,7 @@ def main() -> None:
                 place = Path(root) / "kv"
                 rates = _measure(way, processes, place, arguments)
                 figures.setdefault((way, processes), []).append(rates)
+                print(f"{way} {processes}: {rates[0]:.0f} MiB/s stored", file=sys.stderr)
                 shutil.rmtree(place)
     for which, title in enumerate(("store", "load")):
         print(f"\n{title:8}{'processes':>10}{'MiB/s':>10}{'least':>10}{'most':>10}{'ratio':>8}")

@@ -237,7 +237,6 @@ class ChunkStore:
         verdicts: Verdicts,
     ) -> None:
         """Reserve room, write, and then give the files their names."""
-        account = self._account
         reserved: dict[OffloadKey, int] = {}
         written: dict[OffloadKey, str] = {}
         try:
@@ -248,21 +247,37 @@ class ChunkStore:
                     written[key] = directory.write(key, transfer.buffers, used_ns)
             placed = list(written)
         finally:
-            try:
-                with account.section(releasing_bytes=sum(reserved.values())):
-                    account.changing()
-                    while written:
-                        key, temporary = written.popitem()
-                        with self._judged(key, verdicts, "writable"):
-                            directory.place(temporary, key)
-                            counted = Counted(self._chunk(key), reserved[key], missing[key][1])
-                            account.add(counted)
-            finally:
-                for temporary in written.values():
-                    directory.discard(temporary)
+            # Even after an error that ends the batch: nothing stays reserved, and no file behind.
+            if reserved:
+                counted = {
+                    key: Counted(self._chunk(key), reserved[key], missing[key][1])
+                    for key in written
+                }
+                self._place(directory, written, counted, sum(reserved.values()), verdicts)
         for key in placed:
             with self._judged(key, verdicts, "writable"):
                 directory.sync_name(key)
+
+    def _place(
+        self,
+        directory: NamespaceDirectory,
+        written: dict[OffloadKey, str],
+        counted: Mapping[OffloadKey, Counted],
+        reserved_bytes: int,
+        verdicts: Verdicts,
+    ) -> None:
+        account = self._account
+        try:
+            with account.section(releasing_bytes=reserved_bytes):
+                if written:
+                    account.changing()
+                for key, one in counted.items():
+                    with self._judged(key, verdicts, "writable"):
+                        directory.place(written.pop(key), key)
+                        account.add(one)
+        finally:
+            for temporary in written.values():
+                directory.discard(temporary)
 
     def _reserve(
         self,
