@@ -157,6 +157,22 @@ def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> N
     assert manager.usage().pinned == 0
 
 
+@pytest.mark.parametrize(
+    ("medium", "found"), [("CPU", LookupResult.HIT), ("STORAGE", LookupResult.MISS)]
+)
+def test_a_request_is_served_by_the_tiers_that_it_allows(
+    manager: KVTierOffloadingManager, medium: str, found: base.LookupResult
+) -> None:
+    store(manager, KEYS[:1])
+    manager.reset_cache()
+    matcher = base.TierMatcher(medium=base.Medium(medium))
+    context = base.ReqContext(req_id="x", load_tier_filter=base.TierFilter((matcher,)))
+    manager.on_new_request(context)
+    assert look_up(manager, KEYS[:1], context) == [found]
+    manager.on_request_finished(context)
+    assert look_up(manager, KEYS[:1], request(manager, "anybody")) == [LookupResult.HIT]
+
+
 def test_events_say_where_chunks_are(manager: KVTierOffloadingManager) -> None:
     store(manager, KEYS[:2])
     events = [(e.medium, e.locality, e.ownership, e.removed) for e in manager.take_events()]

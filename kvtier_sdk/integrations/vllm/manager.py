@@ -14,6 +14,7 @@ from vllm.v1.kv_offload.base import (
     OffloadPolicy,
     PrepareStoreOutput,
     RequestOffloadingContext,
+    TierFilter,
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -26,6 +27,8 @@ from kvtier_sdk.integrations.vllm.metrics import StatsFeed
 from kvtier_sdk.integrations.vllm.translate import (
     cache_hit_source,
     engine_event,
+    engine_locality,
+    engine_medium,
     request_context,
 )
 from kvtier_sdk.metrics import PoolUsage, TierStats, metric_samples
@@ -101,6 +104,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._steps_in_flight = steps_in_flight
         self._clock = clock or SystemClock()
         self._whole_requests = any(tier.runner.offload_policy == "request" for tier in tiers)
+        self._tiers = list(tiers)
         self._sources = [cache_hit_source(tier.tier_class.medium) for tier in tiers]
         self._feed = StatsFeed()
         self._usage_due_s = 0.0
@@ -117,12 +121,13 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         if self._identity.settle():
             self._reopen()
         request = request_context(req_context)
+        tiers = self._tiers_allowed(req_context)
         try:
-            self._manager.on_new_request(request)
+            self._manager.on_new_request(request, tiers)
         except KVTierError:
             # An earlier request of this id has ended, and copies of it have not.
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
-            self._manager.on_new_request(request)
+            self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))
         return RequestOffloadingContext(
             policy=OffloadPolicy.REQUEST_LEVEL
@@ -225,6 +230,19 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._on_shutdown()
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _tiers_allowed(self, req_context: ReqContext) -> list[str] | None:
+        """The tiers that a client has restricted its request to; ``None`` where it has not."""
+        wanted = req_context.load_tier_filter
+        if wanted is TierFilter.ALL:
+            return None
+        return [
+            tier.name
+            for tier in self._tiers
+            if wanted.allows(
+                engine_medium(tier.tier_class.medium), engine_locality(tier.tier_class.locality)
+            )
+        ]
 
     def _reopen(self) -> None:
         """Open the tiers under the namespace that is certain now; nothing was stored yet."""
