@@ -262,7 +262,7 @@ def _start(script: str) -> subprocess.Popen[str]:
 
 
 def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
-    """Leave out both sweeps, of ``FileStore.open`` and ``Account._bury_the_dead``: a piece stays."""
+    """Leave out both sweeps, in ``FileStore.open`` and ``Account._bury_the_dead``: a rest stays."""
     child = _start_writing(tmp_path)
     child.kill()
     child.communicate()
