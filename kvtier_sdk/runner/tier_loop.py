@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 from kvtier_sdk.breaker import Direction, Outcome
 from kvtier_sdk.clock import Clock, TimerHandle
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
-from kvtier_sdk.errors import ConfigError, TierError
+from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, TierError
 from kvtier_sdk.frame import Frame, header_bytes, round_up
 from kvtier_sdk.jobs import (
     ChunksRemoved,
@@ -395,7 +395,8 @@ class TierLoop:
         if run.concluded:
             return
         run.verdicts[index] = verdict_of(error)
-        if error is not None and run.error is None:
+        # That a chunk has left since it was looked up is nothing to speak of.
+        if error is not None and run.error is None and not isinstance(error, ChunkNotFoundError):
             run.error = str(error)
 
     async def _lookup(self, run: _Run, batch: range) -> None:
