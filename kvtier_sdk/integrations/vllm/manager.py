@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from vllm.v1.kv_offload.base import LookupResult as EngineLookupResult
 from vllm.v1.kv_offload.base import (
@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvtier.vllm")
 
+#: Opens a manager for a namespace, with tiers.
+MakeManager: TypeAlias = Callable[
+    [Namespace, Sequence[TierSpec]], AbstractContextManager[TieringManager]
+]
+
 _RESULTS = {
     LookupResult.HIT: EngineLookupResult.HIT,
     LookupResult.MISS: EngineLookupResult.MISS,
@@ -77,8 +82,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     """Translates between vLLM's offloading connector and a :class:`TieringManager`.
 
     Args:
-        make_manager: opens a manager with its tiers for a namespace.
-        tiers: those tiers, in order.
+        make_manager: opens a manager for a namespace, with tiers.
+        tiers: the tiers, in order.
         identity: the engine's namespace.
         steps_in_flight: how many steps vLLM may have scheduled and not yet finished.
         on_shutdown: called last.
@@ -91,8 +96,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
 
     def __init__(
         self,
-        make_manager: Callable[[Namespace], AbstractContextManager[TieringManager]],
-        tiers: Collection[TierSpec],
+        make_manager: MakeManager,
+        tiers: Sequence[TierSpec],
         identity: Identity,
         *,
         steps_in_flight: int,
@@ -104,7 +109,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._steps_in_flight = steps_in_flight
         self._clock = clock or SystemClock()
         self._whole_requests = any(tier.runner.offload_policy == "request" for tier in tiers)
-        self._tiers = list(tiers)
+        self._tiers = tiers
         self._sources = [cache_hit_source(tier.tier_class.medium) for tier in tiers]
         self._feed = StatsFeed()
         self._usage_due_s = 0.0
@@ -113,7 +118,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._reset_steps = 0
         self._on_shutdown = on_shutdown
         self._stack = ExitStack()
-        self._manager = self._stack.enter_context(make_manager(identity.namespace))
+        self._manager = self._stack.enter_context(make_manager(identity.namespace, tiers))
 
     # --- a request ----------------------------------------------------------------------------
 
@@ -246,9 +251,15 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
 
     def _reopen(self) -> None:
         """Open the tiers under the namespace that is certain now; nothing was stored yet."""
-        _log.info("the namespace is %s", self._identity.namespace.fingerprint)
         self._stack.close()
-        self._manager = self._stack.enter_context(self._make_manager(self._identity.namespace))
+        namespace = self._identity.namespace
+        try:
+            manager = self._stack.enter_context(self._make_manager(namespace, self._tiers))
+        except KVTierError as error:
+            # They could be opened a moment ago, and the engine is serving by now.
+            _log.error("there are no tiers below the host pool: %s", error)
+            manager = self._stack.enter_context(self._make_manager(namespace, ()))
+        self._manager = manager
 
 
 def _of(req_context: ReqContext) -> _Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,7 @@ from kvtier_sdk.integrations.vllm.metrics import metric_definitions
 from kvtier_sdk.integrations.vllm.options import HostOptions
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool, PoolLayout
+from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.tiering import TieringManager, open_manager
 from kvtier_sdk.units import format_bytes
 
@@ -126,9 +128,12 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             revision=self._options.engine.model_revision,
         )
 
-        def make(namespace: Namespace) -> AbstractContextManager[TieringManager]:
+        def make(
+            namespace: Namespace, tiers: Sequence[TierSpec]
+        ) -> AbstractContextManager[TieringManager]:
             events = self.kv_events_config.enable_kv_cache_events
-            return open_manager(pool, config, namespace, events=events)
+            used = config.model_copy(update={"tiers": tuple(tiers)})
+            return open_manager(pool, used, namespace, events=events)
 
         return KVTierOffloadingManager(
             make,
