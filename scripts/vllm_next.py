@@ -17,7 +17,7 @@ from pathlib import Path
 
 NEXT, RELEASE = "vllm==0.33.0", "0.33"
 #: Those that need no engine.
-TESTS = ("tests/vllm/test_plugin.py", "tests/vllm/test_interface.py")
+TESTS = [f"tests/vllm/test_{name}.py" for name in ("plugin", "interface", "secondary_tier")]
 
 
 def unpack(environment: Path) -> Path:

@@ -7,7 +7,6 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,10 @@ import pytest
 with warnings.catch_warnings():
     # What vLLM and torch warn of when they are imported is not ours to mend.
     warnings.simplefilter("ignore")
+    from support.vllm_config import KEYS, make_config
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_offload import base
-    from vllm.v1.kv_offload.config import (
-        OffloadingCacheConfig,
-        OffloadingConfig,
-        OffloadingGroupConfig,
-        OffloadingModelConfig,
-        OffloadingParallelConfig,
-    )
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
     from vllm.v1.kv_offload.tiering import base as tiering_base
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -37,8 +30,6 @@ with warnings.catch_warnings():
     from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 
 LookupResult = base.LookupResult
-KEYS = [base.make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
-CHUNK_BYTES = 8192
 
 IMPLEMENTED = [
     (KVTierOffloadingManager, base.OffloadingManager),
@@ -60,37 +51,6 @@ def test_nothing_abstract_is_left_and_every_call_of_theirs_fits(
         accepted = inspect.signature(getattr(our_class, name)).parameters
         for parameter in inspect.signature(method).parameters:
             assert parameter in accepted, f"{our_class.__name__}.{name} takes no {parameter!r}"
-
-
-def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
-    return OffloadingConfig(
-        groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("a",), group_id=0),),
-        worker_kv_bytes_per_block=CHUNK_BYTES,
-        enable_kv_cache_events=True,
-        extra_config={
-            "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier_sdk.integrations.vllm",
-            "cpu_bytes_to_use": "64KiB",
-            "secondary_tiers": tiers,
-            **extra,
-        },
-        engine_id=f"test-{id(tiers)}",
-        model=OffloadingModelConfig(name="none/such", dtype="float32"),
-        cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
-        parallel=OffloadingParallelConfig(
-            **{
-                field.name: (
-                    False
-                    if field.name == "is_parallelism_agnostic"
-                    else 1
-                    if field.name.endswith("size")
-                    else 0
-                )
-                for field in fields(OffloadingParallelConfig)
-            }
-        ),
-        kv_cache_layout="NHD",
-    )
 
 
 @pytest.fixture(autouse=True)
