@@ -85,6 +85,11 @@ class ProcessLoop:
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that has the tier, while there is one."""
+        return None if self._child is None else self._child.pid
+
     async def open(self) -> None:
         """Start the process and open the tier in it.
 
@@ -224,6 +229,11 @@ class ProcessRunner(ThreadRunner):
             return self._process_loop
 
         super().__init__(spec.name, make_loop, clock, notify)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that has the tier, while there is one."""
+        return self._process_loop.pid
 
     def close(self, timeout_s: float) -> None:
         """Drain, close the tier and end the process. A second call does nothing.
