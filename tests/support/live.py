@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kvtier_sdk import (
+    Clock,
     HostPool,
     Namespace,
     OffloadKey,
@@ -86,6 +87,7 @@ def live(
     slots: int = 64,
     namespace: dict[str, object] | None = None,
     events: bool = False,
+    clock: Clock | None = None,
 ) -> Iterator[Live]:
     """Open tiers with a manager over them; deadlines are long, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
@@ -100,6 +102,7 @@ def live(
             pool,
             config,
             Namespace(namespace or {"model": "m"}),
+            clock=clock,
             events=events,
             notify=reported.set,
         ) as manager,

@@ -33,7 +33,6 @@ from kvtier_sdk import (
     TieringConfig,
     TierSpec,
     TierUnavailableError,
-    open_manager,
     open_pool,
 )
 from kvtier_sdk.breaker import BreakerState, Direction
@@ -311,17 +310,6 @@ def test_secrets_arrive(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(secret_key="hunter2", on_open="tell_secret")
     rig.runner.start()
     assert "secret hunter2" in rig.past()
-
-
-def test_the_process_finds_what_only_the_engine_can_import(
-    third_party_site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(third_party_site))
-    options = {"slots": 4, "chunk_bytes": 64, "tiers": ["mine:?runner=process"]}
-    config = TieringConfig.from_dict(options)
-    with open_pool(config) as pool, open_manager(pool, config, Namespace({})) as manager:
-        manager.on_schedule_end()
-        assert [stats.name for stats in manager.stats] == ["host", "mine"]
 
 
 def test_a_backend_that_only_the_engine_has_is_said(
