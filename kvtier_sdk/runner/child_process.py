@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from kvtier_sdk.clock import Clock, wait_out
 from kvtier_sdk.errors import TierUnavailableError
 from kvtier_sdk.jobs import IoEnded, Job, JobResult, JobTable, Report, Verdict
 from kvtier_sdk.runner.order import read_error
+from kvtier_sdk.runner.tier_log import TierLog
 from kvtier_sdk.runner.wire import (
     FrameSplitter,
     Kind,
@@ -57,7 +57,7 @@ class ChildProcess(asyncio.Protocol):
     """
 
     def __init__(
-        self, name: str, clock: Clock, report: Callable[[Report], None], log: logging.Logger
+        self, name: str, clock: Clock, report: Callable[[Report], None], log: TierLog
     ) -> None:
         self._name = name
         self._clock = clock
@@ -211,7 +211,7 @@ class ChildProcess(asyncio.Protocol):
                 self._take_report(report)
         elif kind is Kind.LOG:
             level, text = read_plain(body)
-            self._log.log(level, "%s", text)
+            self._log.logger.log(level, "%s", text)
         elif kind is Kind.OPENED and not self._opened.done():
             self._opened.set_result(None)
         elif kind is Kind.REFUSED and not self._opened.done():

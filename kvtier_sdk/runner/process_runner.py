@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.breaker import BreakerState, Direction
@@ -15,6 +14,7 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.child_process import ChildProcess
 from kvtier_sdk.runner.order import fault_of, write_order
 from kvtier_sdk.runner.thread_runner import ThreadRunner
+from kvtier_sdk.runner.tier_log import TierLog
 from kvtier_sdk.tier_spec import TierSpec
 
 #: The pause before a process is started anew; it doubles up to the longest.
@@ -80,7 +80,7 @@ class ProcessLoop:
         self._clock = clock
         self._report = report
         self._verify = verify
-        self._log = logging.getLogger(f"kvtier.tier.{spec.name}")
+        self._log = TierLog(spec.name, clock)
         self._child: ChildProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from kvtier_sdk.clock import Clock
@@ -16,6 +15,7 @@ from kvtier_sdk.runner import (
     TierRunner,
     fault_of_process,
 )
+from kvtier_sdk.runner.tier_log import TierLog
 from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.types import Locality
 
@@ -62,8 +62,9 @@ def make_runner(
             return ProcessRunner(
                 spec, namespace=namespace, pool=pool, clock=clock, notify=notify, verify=verify
             )
-        log = logging.getLogger(f"kvtier.tier.{spec.name}")
-        log.warning("runs in a thread, which may slow the engine down: %s", fault)
+        TierLog(spec.name, clock).warning(
+            "runs in a thread, which may slow the engine down: %s", fault
+        )
 
     def make_loop(report: Callable[[Report], None]) -> TierLoop:
         return TierLoop(
