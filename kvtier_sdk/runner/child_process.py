@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from kvtier_sdk.clock import Clock, wait_out
 from kvtier_sdk.errors import TierUnavailableError
@@ -47,7 +47,6 @@ class ChildProcess(asyncio.Protocol):
     Attributes:
         ended: done when the process is gone for good and all it wrote has been read; the result
             says what it died of.
-        is_open: whether it has opened the tier, and takes jobs.
 
     Args:
         name: the tier's.
@@ -65,12 +64,12 @@ class ChildProcess(asyncio.Protocol):
         self._log = log
         self._event_loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
-        self.is_open = False
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
         self._drained: asyncio.Future[bool] | None = None
         self._jobs = JobTable()
         self._splitter = FrameSplitter()
         self._outgoing: list[bytes] = []
+        self._link: socket.socket
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: threading.Thread | None = None
@@ -92,19 +91,17 @@ class ChildProcess(asyncio.Protocol):
             BackendError: the backend cannot be imported there.
             TierError: the store cannot be reached, or the process cannot be started or died.
         """
-        ours, theirs = socket.socketpair()
+        self._link, theirs = socket.socketpair()
         with theirs:
             try:
                 self._spawn(theirs.fileno(), pool_fd)
             except OSError as error:
-                ours.close()
+                self._link.close()
                 self.ended.set_result("it was not started")
                 raise self._unavailable(f"its process cannot be started: {error}") from error
-        transport, _ = await self._event_loop.create_unix_connection(lambda: self, sock=ours)
-        self._transport = transport
+        await self._event_loop.create_unix_connection(lambda: self, sock=self._link)
         self._write(plain_frame(Kind.ORDER, order))
         await self._opened
-        self.is_open = True
 
     @property
     def pid(self) -> int | None:
@@ -189,6 +186,10 @@ class ChildProcess(asyncio.Protocol):
 
     # --- the socket ---------------------------------------------------------------------------
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's is none by class.
+        self._transport = cast(asyncio.Transport, transport)
+
     def data_received(self, data: bytes) -> None:
         try:
             for kind, body in self._splitter.split(data):
@@ -244,6 +245,9 @@ class ChildProcess(asyncio.Protocol):
     def _close_link(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+        elif not self._read_all:
+            self._link.close()
+            self.connection_lost(None)
 
     # --- the process --------------------------------------------------------------------------
 
@@ -280,8 +284,6 @@ class ChildProcess(asyncio.Protocol):
         """The process is gone when both of its ends have come."""
         if self._reason is None or not self._read_all or self.ended.done():
             return
-        self.is_open = False
-        self._close_link()
         if not self._opened.done():
             self._opened.set_exception(
                 self._unavailable(f"the tier's process died: {self._reason}")

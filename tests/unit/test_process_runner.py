@@ -159,9 +159,23 @@ def test_io_that_hung_has_ended_with_its_process(make_rig: Callable[..., Rig]) -
     assert not [report for report in rig.others if isinstance(report, IoEnded)]
 
 
-def test_a_concluded_job_is_released_with_its_process(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_slot_is_free_while_the_process_lives(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="hang_up")
+    rig.runner.start()
+    child = pid_of(rig.runner)
+    rig.runner.submit([rig.job(Operation.LOAD, 0)])
+    assert rig.wait_for(1) == ["unavailable"]
+    assert not is_there(child)
+
+
+def test_a_copy_that_a_process_left_is_not_waited_for(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="leave_a_copy")
+    rig.runner.start()
+    assert rig.do(Operation.LOAD, 0) == ["unavailable"]
+    assert rig.results[0].error == "held load: the tier's process died: exit status 7"
+
+
+def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(on_load="cling")
     rig.runner.start()
     job = rig.job(Operation.LOAD, 0)
