@@ -3,12 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TRACE ?=
-SEEDS ?= 1000
-SEED ?=
 # The CPU build, where the index has no other; of another one say which: make setup TORCH=...
 TORCH ?= torch==2.13.0
 
-.PHONY: help setup test test-wheels check format demo bench bench-worker soak clean
+# Real engines run in an environment of their own.
+VLLM_VENV := .venv-vllm
+
+SEEDS ?= 1000
+SEED ?=
+
+.PHONY: help setup test test-wheels check format demo bench bench-worker soak clean \
+	setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
@@ -18,6 +23,9 @@ help:
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
 	@echo "make bench-worker             GB/s between device blocks and slots"
+	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
+	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
+	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
 	@echo "make format                   format the code"
 
 setup: $(VENV)/.setup
@@ -52,11 +60,23 @@ demo: setup
 bench: setup
 	$(BIN)/python tests/bench/scheduler.py $(TRACE)
 
-soak: setup
-	$(BIN)/python -m kvtier_sdk.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
-
 bench-worker: setup
 	$(BIN)/python tests/bench/worker.py $(BENCH)
 
+setup-vllm:
+	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
+
+test-vllm: setup-vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm
+
+test-vllm-next: setup-vllm
+	$(PYTHON) scripts/vllm_next.py $(VLLM_VENV)
+
+demo-vllm: setup-vllm
+	$(VLLM_VENV)/bin/python examples/demo_vllm.py
+
+soak: setup
+	$(BIN)/python -m kvtier_sdk.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -165,12 +165,12 @@ _OF_TIERS, _OF_POOL = _declared(TierStats), _declared(PoolUsage)
 METRICS: tuple[Metric, ...] = tuple(metric for _, metric in (*_OF_TIERS, *_OF_POOL))
 
 
-def metric_samples(stats: Sequence[TierStats], usage: PoolUsage) -> Iterator[Sample]:
+def metric_samples(stats: Sequence[TierStats], usage: PoolUsage | None = None) -> Iterator[Sample]:
     """The values of all metrics.
 
     Args:
         stats: of each tier.
-        usage: of the host pool.
+        usage: of the host pool; ``None`` where it is somebody else's.
 
     Yields:
         One sample for each metric and combination of labels that has occurred.
@@ -185,5 +185,6 @@ def metric_samples(stats: Sequence[TierStats], usage: PoolUsage) -> Iterator[Sam
                     )
             else:
                 yield Sample(metric, (tier.name,), value)
-    for declared, metric in _OF_POOL:
-        yield Sample(metric, (), getattr(usage, declared.name))
+    if usage is not None:
+        for declared, metric in _OF_POOL:
+            yield Sample(metric, (), getattr(usage, declared.name))

@@ -160,11 +160,13 @@ class TieringManager:
 
     # --- a request ----------------------------------------------------------------------------
 
-    def on_new_request(self, request: RequestContext) -> None:
+    def on_new_request(self, request: RequestContext, tiers: Collection[str] | None = None) -> None:
         """A request has arrived.
 
         Args:
             request: its context; its id must not be that of a request that is alive.
+            tiers: names of the tiers that may be asked for it, where these are not all. What is
+                in the primary tier, or on its way there, is found all the same.
 
         Raises:
             KVTierError: a request of that id is alive.
@@ -172,7 +174,12 @@ class TieringManager:
         if request.request_id in self._requests:
             raise KVTierError(f"request {request.request_id!r} is alive already")
         learns_order = self._policy.uses_prefix or self._cascade.uses_position
-        self._requests[request.request_id] = RequestState(request, learns_order=learns_order)
+        mask = -1
+        if tiers is not None:
+            mask = sum(port.bit for port in self._ports if port.spec.name in tiers)
+        self._requests[request.request_id] = RequestState(
+            request, learns_order=learns_order, tiers=mask
+        )
 
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
         """Say whether a chunk can be had.
@@ -549,33 +556,39 @@ class TieringManager:
         return _HIT_PENDING
 
     def _ask(self, key: OffloadKey, state: RequestState) -> Question | None:
-        """Put the question to all tiers, or join one that is open; ``None`` is a miss."""
+        """Put the question to the tiers, or join one that is open; ``None`` is a miss."""
         if not self._ports:
             return None
-        question = self._questions.open.get(key)
+        # Who may not ask all of them has its answers for itself.
+        shares = state.tiers == -1
+        question = self._questions.open.get(key) if shares else None
         if question is None:
             question = state.asking
             if question is None or question.sealed:
                 question = self._begin_question(state)
                 if question is None:
-                    self._count_miss(key, state, MissReason.UNAVAILABLE.value)
+                    may_ask = self._all_tiers & state.tiers
+                    reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
+                    self._count_miss(key, state, reason.value)
                     return None
             question.keys.append(key)
-            self._questions.open[key] = question
+            if shares:
+                self._questions.open[key] = question
         state.asked[key] = question
         return question
 
     def _begin_question(self, state: RequestState) -> Question | None:
         """Ask the tiers that can be asked; ``None`` where none can."""
+        may_ask = self._all_tiers & state.tiers
         tiers = 0
         for port in self._ports:
             if port.takes_reads:
-                tiers |= port.bit
+                tiers |= port.bit & may_ask
         if not tiers:
             return None
         deadline_s = self._now_s + self._lookup_deadline_s
         question = self._questions.begin(state.context, tiers, deadline_s)
-        if tiers != self._all_tiers:
+        if tiers != may_ask:
             question.doubt = MissReason.UNAVAILABLE.value
         state.asking = question
         return question

@@ -157,4 +157,6 @@ class QuestionBook:
 
     def _close(self, question: Question) -> None:
         for key in question.keys:
-            del self.open[key]
+            # That of a request which may not ask all tiers is never open to others.
+            if self.open.get(key) is question:
+                del self.open[key]

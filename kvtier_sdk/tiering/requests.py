@@ -21,6 +21,7 @@ class RequestState:
         copies: slots that are being copied to the device, by key; twice where there are two.
         writes: slots that the device is writing, by key, in prefix order.
         lineage: the order of the request's chunks, where somebody wants to know it.
+        tiers: mask of the tiers that may be asked for it; -1 for all.
         missed: the chunk whose miss was counted last, so that it is counted once.
         finished: the engine is done with it; completions may still arrive.
     """
@@ -34,11 +35,13 @@ class RequestState:
         "finished",
         "lineage",
         "missed",
+        "tiers",
         "writes",
     )
 
-    def __init__(self, context: RequestContext, *, learns_order: bool) -> None:
+    def __init__(self, context: RequestContext, *, learns_order: bool, tiers: int = -1) -> None:
         self.context = context
+        self.tiers = tiers
         self.asked: dict[OffloadKey, Question] = {}
         self.asking: Question | None = None
         self.claims: dict[OffloadKey, Slot] = {}

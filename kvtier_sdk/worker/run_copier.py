@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -25,6 +26,8 @@ RunCopier: TypeAlias = Callable[[Int64s, Int64s, Int64s], None]
 #: The kernel takes no more pieces in one call.
 _IOV_MAX = 1024
 
+_log = logging.getLogger("kvtier.worker")
+
 
 @functools.cache
 def run_copier() -> RunCopier:
@@ -36,6 +39,10 @@ def run_copier() -> RunCopier:
     try:
         return compiled_copier()
     except ImportError:
+        return kernel_copier()
+    except Exception as error:
+        # A numba beside an llvmlite that it was not made for imports, and fails when it compiles.
+        _log.warning("numba cannot compile here, so copies are slower: %s", error)
         return kernel_copier()
 
 

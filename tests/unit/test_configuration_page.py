@@ -13,15 +13,20 @@ import pytest
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from kvtier_sdk import RunnerOptions, TieringConfig, load_backend, units
+from kvtier_sdk import METRICS, RunnerOptions, TieringConfig, load_backend, units
 from kvtier_sdk.config import StrictModel
+from kvtier_sdk.integrations.vllm.options import EngineOptions, GuestOptions
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "configuration.md"
+VLLM_PAGE = DOCS / "vllm.md"
 DOCUMENTED = {
-    "TieringConfig": TieringConfig,
-    "RunnerOptions": RunnerOptions,
-    "memory": load_backend("memory").config_model,
-    "file": load_backend("file").config_model,
+    "TieringConfig": (PAGE, TieringConfig),
+    "RunnerOptions": (PAGE, RunnerOptions),
+    "memory": (PAGE, load_backend("memory").config_model),
+    "file": (PAGE, load_backend("file").config_model),
+    "GuestOptions": (VLLM_PAGE, GuestOptions),
+    "EngineOptions": (VLLM_PAGE, EngineOptions),
 }
 PARSERS = {
     units.parse_bytes: "size",
@@ -84,7 +89,13 @@ def expected(model: type[StrictModel]) -> list[Row]:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_the_page_says_what_the_code_does(name: str) -> None:
-    assert rows(PAGE.read_text(), name) == expected(DOCUMENTED[name])
+    page, model = DOCUMENTED[name]
+    assert rows(page.read_text(), name) == expected(model)
+
+
+def test_every_metric_is_on_the_page_of_the_engine_that_exports_it() -> None:
+    listed = re.findall(r"^\| `(kvtier_\w+)` \| ([\w, ]*) \|", VLLM_PAGE.read_text(), re.MULTILINE)
+    assert listed == [(metric.name, ", ".join(metric.labels)) for metric in METRICS]
 
 
 def test_what_is_missing_or_stale_is_seen() -> None:

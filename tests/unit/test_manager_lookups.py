@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
 
-from kvtier_sdk import CorruptChunkError, LookupResult, make_offload_key, split_offload_key
+from kvtier_sdk import (
+    CorruptChunkError,
+    LookupResult,
+    RequestContext,
+    make_offload_key,
+    split_offload_key,
+)
 
 EngineFactory = Callable[..., Engine]
 
@@ -32,6 +38,40 @@ def test_a_miss_costs_no_second_question(make: EngineFactory) -> None:
     assert engine.look(A, *KEYS[:3]) == ["MISS"] * 3
     engine.step()
     assert engine.tiers[0].calls == []
+
+
+def two_tiers_with_a_chunk_each(make: EngineFactory) -> Engine:
+    """Tier 0 has the first chunk, tier 1 the second; the primary tier has neither."""
+    engine = make(tiers=2)
+    stored_below(engine, *KEYS[:2])
+    for tier, key in zip(engine.tiers, reversed(KEYS[:2]), strict=True):
+        tier._remove([key])
+        tier.calls.clear()
+    return engine
+
+
+def test_a_request_is_served_by_the_tiers_that_may_be_asked_for_it(make: EngineFactory) -> None:
+    engine = two_tiers_with_a_chunk_each(make)
+    choosy, picky = RequestContext("choosy"), RequestContext("picky")
+    engine.manager.on_new_request(choosy, ["tier1"])
+    assert engine.settle(choosy, *KEYS[:2]) == ["MISS", "HIT"]
+    engine.manager.on_new_request(picky, [])
+    assert engine.settle(picky, KEYS[0]) == ["MISS"]
+    assert engine.tiers[0].calls == []
+    # What was promoted for one is there for all, and a miss for one is none for another.
+    assert engine.settle(picky, KEYS[1]) == ["HIT"]
+    assert engine.settle(A, *KEYS[:2]) == ["HIT", "HIT"]
+    assert misses(engine) == {"absent": 2}
+
+
+def test_requests_that_may_ask_different_tiers_share_no_answer(make: EngineFactory) -> None:
+    engine = two_tiers_with_a_chunk_each(make)
+    choosy = RequestContext("choosy")
+    engine.manager.on_new_request(choosy, ["tier1"])
+    assert engine.look(choosy, KEYS[0]) == engine.look(A, KEYS[0]) == ["RETRY"]
+    engine.step()
+    assert engine.look(choosy, KEYS[0]) == ["MISS"]
+    assert engine.settle(A, KEYS[0]) == ["HIT"]
 
 
 def test_a_lookup_past_its_deadline(make: EngineFactory) -> None:

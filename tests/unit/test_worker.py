@@ -279,6 +279,20 @@ def test_a_machine_without_numba_copies_with_the_kernel(monkeypatch: pytest.Monk
     assert (source == target).all()
 
 
+def test_a_machine_whose_numba_does_not_work_copies_with_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def njit(*_: object, **__: object) -> object:
+        raise ValueError("unknown attr 'nocapture'")
+
+    monkeypatch.setattr("numba.njit", njit)
+    copier = run_copier.__wrapped__()
+    source, target = np.arange(9), np.zeros(9, np.int64)
+    copier(np.array([target.ctypes.data]), np.array([source.ctypes.data]), np.array([72]))
+    assert (source == target).all()
+    assert "numba cannot compile here, so copies are slower: unknown attr" in caplog.text
+
+
 # --- when ----------------------------------------------------------------------------------
 
 

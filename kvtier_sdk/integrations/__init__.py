@@ -1,0 +1,1 @@
+"""Engines that the SDK runs under, one package each."""

@@ -1,0 +1,31 @@
+"""kvtier under vLLM's offloading connector, by configuration alone.
+
+What vLLM asks this module for by name is imported then and not before: vLLM also loads it just to
+find the plugin, in processes that offload nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvtier_sdk.integrations.vllm.cpu_tiering import KVTierCPUTieringSpec
+    from kvtier_sdk.integrations.vllm.secondary_tier import KVTierSecondaryTier
+    from kvtier_sdk.integrations.vllm.spec import KVTierOffloadingSpec
+
+__all__ = ["KVTierCPUTieringSpec", "KVTierOffloadingSpec", "KVTierSecondaryTier"]
+
+_HOMES = {
+    "KVTierCPUTieringSpec": "cpu_tiering",
+    "KVTierOffloadingSpec": "spec",
+    "KVTierSecondaryTier": "secondary_tier",
+}
+
+
+def __getattr__(name: str) -> type:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: type = getattr(import_module(f"{__name__}.{home}"), name)
+    return found

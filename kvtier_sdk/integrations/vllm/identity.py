@@ -1,0 +1,126 @@
+"""The namespace of an engine's chunks: all that decides whether their bytes can be reused."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+
+from kvtier_sdk.integrations.vllm import compat
+from kvtier_sdk.namespace import Namespace
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.config import OffloadingConfig
+
+_log = logging.getLogger("kvtier.vllm")
+
+#: Of a local model, what tells one revision from another without reading the weights.
+_MODEL_FILES = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+class Identity:
+    """An engine's namespace: expected when the engine starts, certain from its first request on.
+
+    The seed of the chain hashes is not known before. Tiers are opened under the expected
+    namespace, so that a wrong setting stops the engine at its start; if the seed turns out to be
+    another, they have to be opened anew.
+
+    Attributes:
+        namespace: what it is, as far as is known now.
+
+    Args:
+        config: vLLM's description of the engine.
+        chunk_bytes: payload of a slot.
+        revision: of the model, where the operator names it.
+    """
+
+    def __init__(
+        self, config: OffloadingConfig, *, chunk_bytes: int, revision: str | None = None
+    ) -> None:
+        self._facts = _engine_facts(config, chunk_bytes, revision)
+        self._settled = False
+        self.namespace = self._with_hash(*compat.expected_hash())
+
+    def settle(self) -> bool:
+        """Look at the seed, at the first request; later calls do nothing.
+
+        Returns:
+            Whether the namespace is another one now.
+        """
+        if self._settled:
+            return False
+        actual = compat.actual_hash()
+        if actual is None:
+            return False
+        self._settled = True
+        expected, self.namespace = self.namespace, self._with_hash(*actual)
+        if actual[0].startswith("xxhash"):
+            _log.warning(
+                "prefix_caching_hash_algo is %s: unless PYTHONHASHSEED is set to the same value "
+                "everywhere, no other process will find what this one stores",
+                actual[0],
+            )
+        return self.namespace != expected
+
+    def _with_hash(self, algorithm: str, seed: bytes) -> Namespace:
+        return Namespace({**self._facts, "hash_algorithm": algorithm, "hash_seed": seed.hex()})
+
+
+def _engine_facts(
+    config: OffloadingConfig, chunk_bytes: int, revision: str | None
+) -> dict[str, object]:
+    parallel = config.parallel
+    return {
+        "engine": f"vllm {compat.release()}",
+        "device": str(current_platform.device_type),
+        "model": config.model.name,
+        "model_revision": revision or _revision(config.model.name),
+        "dtype": str(config.model.dtype),
+        "kv_layout": config.kv_cache_layout,
+        "canonical_layout": config.canonical_layout,
+        "parallelism": {
+            "tensor": parallel.tp_size,
+            "pipeline": parallel.pp_size,
+            "prefill_context": parallel.pcp_size,
+            "decode_context": parallel.dcp_size,
+            "replicated": config.replicated_layout,
+        },
+        "groups": [
+            {"tokens_per_block": group.tokens_per_block, "layers": list(group.layer_names)}
+            for group in config.groups
+        ],
+        "tokens_per_hash": config.cache.tokens_per_hash,
+        "blocks_per_chunk": config.cache.blocks_per_chunk,
+        "chunk_bytes": chunk_bytes,
+    }
+
+
+def _revision(model: str) -> str | None:
+    """The revision of a model, by its directory or by the snapshot in the cache."""
+    folder = Path(model)
+    if folder.is_dir():
+        digest = hashlib.sha256()
+        for name in _MODEL_FILES:
+            if (folder / name).is_file():
+                digest.update(name.encode() + (folder / name).read_bytes())
+        return digest.hexdigest()[:16]
+    path = _cached_config(model)
+    return Path(path).parent.name if isinstance(path, str) else None
+
+
+def _cached_config(model: str) -> Any:
+    """Where the model's config lies in the cache of the Hugging Face hub, if it does."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        return try_to_load_from_cache(model, "config.json")
+    except Exception as error:
+        _log.warning(
+            "the revision of model %s could not be found out (%s); set 'model_revision'",
+            model,
+            error,
+        )
+        return None

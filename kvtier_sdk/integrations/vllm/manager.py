@@ -1,0 +1,267 @@
+"""Our manager behind vLLM's interface."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from vllm.v1.kv_offload.base import LookupResult as EngineLookupResult
+from vllm.v1.kv_offload.base import (
+    OffloadingManager,
+    OffloadPolicy,
+    PrepareStoreOutput,
+    RequestOffloadingContext,
+    TierFilter,
+)
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.integrations.vllm import compat
+from kvtier_sdk.integrations.vllm.identity import Identity
+from kvtier_sdk.integrations.vllm.metrics import StatsFeed
+from kvtier_sdk.integrations.vllm.translate import (
+    cache_hit_source,
+    engine_event,
+    engine_locality,
+    engine_medium,
+    request_context,
+)
+from kvtier_sdk.metrics import PoolUsage, TierStats, metric_samples
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.tiering import TieringManager
+from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+        OffloadingConnectorStats,
+    )
+    from vllm.v1.kv_offload.base import (
+        LoadStoreSpec,
+        OffloadingEvent,
+        ReqContext,
+        ScheduleEndContext,
+    )
+
+_log = logging.getLogger("kvtier.vllm")
+
+#: Opens a manager for a namespace, with tiers.
+MakeManager: TypeAlias = Callable[
+    [Namespace, Sequence[TierSpec]], AbstractContextManager[TieringManager]
+]
+
+_RESULTS = {
+    LookupResult.HIT: EngineLookupResult.HIT,
+    LookupResult.MISS: EngineLookupResult.MISS,
+    LookupResult.HIT_PENDING: EngineLookupResult.HIT_PENDING,
+    LookupResult.RETRY: EngineLookupResult.RETRY,
+}
+#: How often the slots of the host pool are counted.
+_USAGE_INTERVAL_S = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """What is kept with vLLM's own record of a request.
+
+    Attributes:
+        context: as our manager knows it.
+        sources: of chunks that were prepared for loading, the index of the tier they came from.
+    """
+
+    context: RequestContext
+    sources: dict[OffloadKey, int] = field(default_factory=dict)
+
+
+class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
+    """Translates between vLLM's offloading connector and a :class:`TieringManager`.
+
+    Args:
+        make_manager: opens a manager for a namespace, with tiers.
+        tiers: the tiers, in order.
+        identity: the engine's namespace.
+        steps_in_flight: how many steps vLLM may have scheduled and not yet finished.
+        on_shutdown: called last.
+        clock: time.
+
+    Raises:
+        ConfigError: a tier cannot work with its options.
+        TierError: a tier cannot be reached.
+    """
+
+    def __init__(
+        self,
+        make_manager: MakeManager,
+        tiers: Sequence[TierSpec],
+        identity: Identity,
+        *,
+        steps_in_flight: int,
+        on_shutdown: Callable[[], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self._make_manager = make_manager
+        self._identity = identity
+        self._steps_in_flight = steps_in_flight
+        self._clock = clock or SystemClock()
+        self._whole_requests = any(tier.runner.offload_policy == "request" for tier in tiers)
+        self._tiers = tiers
+        self._sources = [cache_hit_source(tier.tier_class.medium) for tier in tiers]
+        self._feed = StatsFeed()
+        self._usage_due_s = 0.0
+        # Steps after which the copies of before a reset have surely ended; 0 when none is waited
+        # for.
+        self._reset_steps = 0
+        self._on_shutdown = on_shutdown
+        self._stack = ExitStack()
+        self._manager = self._stack.enter_context(make_manager(identity.namespace, tiers))
+
+    # --- a request ----------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        if self._identity.settle():
+            self._reopen()
+        request = request_context(req_context)
+        tiers = self._tiers_allowed(req_context)
+        try:
+            self._manager.on_new_request(request, tiers)
+        except KVTierError:
+            # An earlier request of this id has ended, and copies of it have not.
+            request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
+            self._manager.on_new_request(request, tiers)
+        req_context.set_state(_Request(request))
+        return RequestOffloadingContext(
+            policy=OffloadPolicy.REQUEST_LEVEL
+            if self._whole_requests
+            else OffloadPolicy.CHUNK_LEVEL
+        )
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._manager.on_request_finished(_of(req_context).context)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
+        return _RESULTS[self._manager.lookup(key, _of(req_context).context)]
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        tier = _of(req_context).sources.get(key, -1)
+        return CacheHitSource.HOST if tier < 0 else self._sources[tier]
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        request = _of(req_context)
+        keys = list(keys)
+        spec = self._manager.prepare_load(keys, request.context)
+        request.sources = dict(zip(keys, spec.sources, strict=True))
+        return CPULoadStoreSpec(spec.slots)
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        self._manager.complete_load(keys, _of(req_context).context)
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        self._manager.touch(keys, _of(req_context).context)
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        output = self._manager.prepare_store(keys, _of(req_context).context)
+        if output.rejected_keys and not output.keys_to_store:
+            # vLLM offers them again in the next step.
+            return None
+        return PrepareStoreOutput(
+            keys_to_store=output.keys_to_store,
+            store_spec=CPULoadStoreSpec(output.slots),
+            evicted_keys=output.evicted_keys,
+        )
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        self._manager.complete_store(keys, _of(req_context).context, success)
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        if self._reset_steps:
+            self._reset_steps -= 1
+            if not self._reset_steps:
+                self._manager.on_reset_flushed()
+        self._manager.on_schedule_end(context.preempted_req_ids)
+
+    def has_pending_work(self) -> bool:
+        return self._reset_steps > 0 or self._manager.has_pending_work()
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        return [engine_event(event) for event in self._manager.take_events()]
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        usage = None
+        now_s = self._clock.now_s()
+        if now_s >= self._usage_due_s:
+            self._usage_due_s = now_s + _USAGE_INTERVAL_S
+            usage = self._manager.usage()
+        return self._feed.take(metric_samples(self._manager.stats, usage))
+
+    # --- everything ---------------------------------------------------------------------------
+
+    def reset_cache(self) -> None:
+        self._manager.reset_cache()
+        if not compat.ANNOUNCES_END_OF_RESET:
+            # The next step tells the workers to wait for their copies. Once as many steps as can
+            # be in flight have been scheduled behind it, it has ended.
+            self._reset_steps = self._steps_in_flight + 2
+
+    def on_reset_flushed(self) -> None:
+        """vLLM, since 0.33: the copies of before the last reset have ended."""
+        self._manager.on_reset_flushed()
+
+    @property
+    def stats(self) -> list[TierStats]:
+        """Counters of the host pool, then of each tier; live, not copies."""
+        return self._manager.stats
+
+    def usage(self) -> PoolUsage:
+        """How the host pool is used right now."""
+        return self._manager.usage()
+
+    def left_over(self) -> dict[str, int]:
+        """What is held right now; with nothing under way, all are 0."""
+        return self._manager.left_over()
+
+    def shutdown(self) -> None:
+        self._stack.close()
+        self._on_shutdown()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _tiers_allowed(self, req_context: ReqContext) -> list[str] | None:
+        """The tiers that a client has restricted its request to; ``None`` where it has not."""
+        wanted = req_context.load_tier_filter
+        if wanted is TierFilter.ALL:
+            return None
+        return [
+            tier.name
+            for tier in self._tiers
+            if wanted.allows(
+                engine_medium(tier.tier_class.medium), engine_locality(tier.tier_class.locality)
+            )
+        ]
+
+    def _reopen(self) -> None:
+        """Open the tiers under the namespace that is certain now; nothing was stored yet."""
+        self._stack.close()
+        namespace = self._identity.namespace
+        try:
+            manager = self._stack.enter_context(self._make_manager(namespace, self._tiers))
+        except KVTierError as error:
+            # They could be opened a moment ago, and the engine is serving by now.
+            _log.error("there are no tiers below the host pool: %s", error)
+            manager = self._stack.enter_context(self._make_manager(namespace, ()))
+        self._manager = manager
+
+
+def _of(req_context: ReqContext) -> _Request:
+    request: _Request = req_context.get_state(_Request)
+    return request

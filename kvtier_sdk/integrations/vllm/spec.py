@@ -1,0 +1,176 @@
+"""Our manager and host pool under vLLM's offloading connector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
+
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import OffloadingSpec
+from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.host_memory import total_memory_bytes
+from kvtier_sdk.integrations.vllm import compat
+from kvtier_sdk.integrations.vllm.copies import worker_over_pool
+from kvtier_sdk.integrations.vllm.identity import Identity
+from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
+from kvtier_sdk.integrations.vllm.mapping import EngineSlots
+from kvtier_sdk.integrations.vllm.metrics import metric_definitions
+from kvtier_sdk.integrations.vllm.options import HostOptions
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.pool import HostPool, PoolLayout
+from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.tiering import TieringManager, open_manager
+from kvtier_sdk.units import format_bytes
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import (
+        CanonicalKVCaches,
+        OffloadingManager,
+        OffloadingMetricMetadata,
+        OffloadingWorker,
+    )
+    from vllm.v1.kv_offload.config import OffloadingConfig
+
+
+class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
+    """What vLLM makes once in its scheduler and once in each worker.
+
+    Args:
+        config: vLLM's description of the engine.
+
+    Raises:
+        ConfigError: an option is wrong.
+        BackendError: a backend cannot be found or loaded.
+    """
+
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
+        return metric_definitions()
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        compat.warn_if_untried()
+        self._options = HostOptions.read(config.extra_config)
+        self.replicated_layout = config.replicated_layout
+        self._theirs = self._uses_their_copies()
+        if config.canonical_layout and not self._theirs:
+            raise ConfigError(
+                "kv_connector_extra_config: option 'canonical_layout' needs vLLM's own copies; "
+                "remove it, or set 'copies' to 'vllm' where the device is a GPU"
+            )
+        self._layout = self._pool_layout()
+        self._manager: KVTierOffloadingManager | None = None
+        self._worker: OffloadingWorker | None = None
+
+    def get_manager(self) -> OffloadingManager:
+        if self._manager is None:
+            pool = self._scheduler_pool()
+            try:
+                self._manager = self._make_manager(pool)
+            except BaseException:
+                pool.close()
+                raise
+        return self._manager
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        if self._worker is None:
+            if self._theirs:
+                self._worker = self._their_worker(kv_caches)
+            else:
+                rank = self.config.parallel.rank
+                pool = HostPool.join(self.config.engine_id, self._layout, worker=rank)
+                self._worker = worker_over_pool(kv_caches, pool, self.blocks_per_chunk)
+        return self._worker
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _uses_their_copies(self) -> bool:
+        on_cpu = bool(current_platform.is_cpu())
+        copies = self._options.engine.copies
+        if copies == "vllm" and on_cpu:
+            raise ConfigError(
+                "kv_connector_extra_config: option 'copies' is 'vllm', which does not copy on a "
+                "CPU; allowed here: auto, kvtier"
+            )
+        return copies == "vllm" or (copies == "auto" and not on_cpu)
+
+    def _pool_layout(self) -> PoolLayout:
+        config = self.config
+        part_bytes = config.worker_kv_bytes_per_block * self.blocks_per_chunk
+        one = PoolLayout(
+            1, max(1, part_bytes), config.parallel.world_size, replicated=self.replicated_layout
+        )
+        size_bytes = self._pool_bytes()
+        slots = size_bytes // one.row_bytes
+        if not slots:
+            raise ConfigError(
+                f"kv_connector_extra_config: option 'cpu_bytes_to_use' is "
+                f"{format_bytes(size_bytes)}, and one chunk takes {format_bytes(one.row_bytes)}"
+            )
+        return PoolLayout(slots, one.part_bytes, one.workers, one.replicated)
+
+    def _pool_bytes(self) -> int:
+        size = self._options.config.pool_bytes or 0
+        # A number is bytes, a share of the memory a fraction.
+        return size if isinstance(size, int) else int(size * total_memory_bytes())
+
+    def _make_manager(self, pool: HostPool) -> KVTierOffloadingManager:
+        config = self._options.config
+        identity = Identity(
+            self.config,
+            chunk_bytes=pool.chunk_bytes,
+            revision=self._options.engine.model_revision,
+        )
+
+        def make(
+            namespace: Namespace, tiers: Sequence[TierSpec]
+        ) -> AbstractContextManager[TieringManager]:
+            events = self.kv_events_config.enable_kv_cache_events
+            used = config.model_copy(update={"tiers": tuple(tiers)})
+            return open_manager(pool, used, namespace, events=events)
+
+        return KVTierOffloadingManager(
+            make,
+            config.tiers,
+            identity,
+            on_shutdown=pool.close,
+            # One more than the pipeline's depth with asynchronous scheduling.
+            steps_in_flight=self.config.parallel.pp_size + 1,
+        )
+
+    def _scheduler_pool(self) -> HostPool:
+        if not self._theirs:
+            return HostPool.join(self.config.engine_id, self._layout)
+        region = self._region(rank=None)
+        # As far as the manager and the tiers need one, it is a pool.
+        return cast(HostPool, EngineSlots(region.create_kv_memoryview(), region.cleanup))
+
+    def _their_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        region = self._region(rank=0 if self.replicated_layout else self.config.parallel.rank)
+        try:
+            return CPUOffloadingWorker(
+                kv_caches=kv_caches,
+                blocks_per_chunk=self.blocks_per_chunk,
+                num_cpu_chunks=self._layout.slots,
+                mmap_region=region,
+                canonical_layout=self.config.canonical_layout,
+            )
+        except BaseException:
+            region.cleanup()
+            raise
+
+    def _region(self, rank: int | None) -> Any:
+        """vLLM's own shared memory, as its own copies want it."""
+        return SharedOffloadRegion(
+            engine_id=self.config.engine_id,
+            num_chunks=self._layout.slots,
+            rank=rank,
+            kv_bytes_per_chunk=self._layout.row_bytes,
+            cpu_page_size=self._layout.part_bytes,
+        )

@@ -1,0 +1,49 @@
+"""Check the integration against vLLM's next release, without its binary.
+
+    python3 scripts/vllm_next.py .venv-vllm
+
+The release's Python files are unpacked beside the environment and come first on its path; what
+they depend on is the environment's. No engine can run so, but classes, signatures, registration
+and the scheduler's side can be looked at. The wheel is large, and kept below the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+NEXT, RELEASE = "vllm==0.33.0", "0.33"
+#: Those that need no engine.
+TESTS = [f"tests/vllm/test_{name}.py" for name in ("plugin", "interface", "secondary_tier")]
+
+
+def unpack(environment: Path) -> Path:
+    """The folder with the release's Python files, made where it is missing."""
+    folder = environment / "next" / NEXT
+    if folder.exists():
+        return folder
+    wheels = environment / "next"
+    pip = [str(environment / "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "download", "--no-deps", "--dest", str(wheels), NEXT], check=True)
+    (wheel,) = wheels.glob("vllm-*.whl")
+    unfinished = folder.with_suffix(".part")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(unfinished, [n for n in archive.namelist() if not n.endswith(".so")])
+    unfinished.rename(folder)
+    wheel.unlink()
+    return folder
+
+
+def main() -> None:
+    (environment,) = (Path(argument).absolute() for argument in sys.argv[1:])
+    path = unpack(environment)
+    command = [str(environment / "bin/python"), "-m", "pytest", *TESTS]
+    variables = {"PYTHONPATH": str(path), "KVTIER_TEST_VLLM_RELEASE": RELEASE}
+    sys.exit(subprocess.call(command, env={**os.environ, **variables}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What vLLM's connector would tell a spec, without an engine."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from vllm.v1.kv_offload.base import make_offload_key
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+
+KEYS = [make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
+CHUNK_BYTES = 8192
+
+
+def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
+    return OffloadingConfig(
+        groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("a",), group_id=0),),
+        worker_kv_bytes_per_block=CHUNK_BYTES,
+        enable_kv_cache_events=True,
+        extra_config={
+            "spec_name": "KVTierOffloadingSpec",
+            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "cpu_bytes_to_use": "64KiB",
+            "secondary_tiers": tiers,
+            **extra,
+        },
+        engine_id=f"test-{id(tiers)}",
+        model=OffloadingModelConfig(name="none/such", dtype="float32"),
+        cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
+        parallel=OffloadingParallelConfig(
+            **{
+                field.name: (
+                    False
+                    if field.name == "is_parallelism_agnostic"
+                    else 1
+                    if field.name.endswith("size")
+                    else 0
+                )
+                for field in fields(OffloadingParallelConfig)
+            }
+        ),
+        kv_cache_layout="NHD",
+    )

@@ -1,0 +1,274 @@
+"""Real engines, one process each, and the ways in which they can offload."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+HOST = Path(__file__).with_name("vllm_host.py")
+
+#: Tokens of a block, and so of a chunk, on a CPU.
+BLOCK_TOKENS = 128
+#: Payload of a chunk of the model below: keys and values of four layers in float32.
+CHUNK_BYTES = 2**20
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1024,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "float32",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def make_model(folder: Path) -> Path:
+    """A small Llama without weights: vLLM makes them up from its seed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
+    """So many full chunks of tokens, and a few more."""
+    rng = random.Random(seed)
+    return [rng.randrange(10, 1000) for _ in range(chunks * BLOCK_TOKENS + extra)]
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A tier that outlives an engine's process, and how to get at it from outside.
+
+    Attributes:
+        name: the backend's.
+        url: the tier's.
+        folder: where it keeps its chunks.
+    """
+
+    name: str
+    url: str
+    folder: Path
+
+    @classmethod
+    def file(cls, folder: Path) -> Self:
+        """The file tier below a folder."""
+        return cls("file", f"file://{folder}/kv?direct_io=off", folder / "kv")
+
+    def chunks(self) -> list[Path]:
+        """The stored chunks."""
+        return [path for path in self.folder.rglob("*") if path.stat().st_size > CHUNK_BYTES]
+
+    def damage(self) -> None:
+        """Flip one bit of one number of each stored chunk: a factor of four."""
+        for path in self.chunks():
+            with path.open("r+b") as file:
+                file.seek(path.stat().st_size - CHUNK_BYTES + 4003)
+                (byte,) = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte ^ 1]))
+
+    def kill(self) -> None:
+        """Take away what the tier keeps its chunks in, under its hands."""
+        shutil.rmtree(self.folder)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of offloading.
+
+    Attributes:
+        name: for test ids.
+        spec: vLLM's name of the spec; ``None`` offloads nothing.
+        entry_type: what ``type`` says in a tier's entry; ``None`` leaves it out.
+    """
+
+    name: str
+    spec: str | None
+    entry_type: str | None = None
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything is offloaded."""
+        return self.spec is not None
+
+    def offloading(
+        self, url: str, *, host_bytes: int = 64 * 2**20, verify: bool = True, **entry: Any
+    ) -> dict[str, Any] | None:
+        """vLLM's ``kv_connector_extra_config`` for one tier.
+
+        Args:
+            url: the tier's.
+            host_bytes: size of the host pool.
+            verify: whether digests are checked.
+            entry: more options of the tier. On a busy machine a lookup takes longer than the
+                default allows; a test that is not about that waits.
+        """
+        if self.spec is None:
+            return None
+        entry = {"url": url, "lookup_deadline": "30s", **entry}
+        config: dict[str, Any] = {
+            "spec_name": self.spec,
+            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "cpu_bytes_to_use": host_bytes,
+            "secondary_tiers": [entry],
+        }
+        if self.entry_type is None:
+            config["verify"] = verify
+        else:
+            entry |= {"type": self.entry_type, "verify": verify}
+        return config
+
+
+NOTHING = Way("none", None)
+OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
+OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
+
+
+def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
+    """Whether tokens and top-5 logprobs of all outputs are equal, to the last bit."""
+    return [(out["tokens"], out["logprobs"]) for out in ours] == [
+        (out["tokens"], out["logprobs"]) for out in theirs
+    ]
+
+
+class EngineError(Exception):
+    """What the engine raised."""
+
+
+class Interpreter:
+    """A Python process that has imported vLLM and starts engines, each in a fork of its own.
+
+    Args:
+        folder: for its socket and its log.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._socket = folder / "socket"
+        self._log = folder / "interpreter.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HOST), str(self._socket)], stdout=subprocess.PIPE, stderr=log
+            )
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise EngineError(f"vLLM cannot be imported:\n{self._log.read_text()[-4000:]}")
+
+    def connect(self) -> socket.socket:
+        """A connection to a new process."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self._socket))
+        return connection
+
+    def close(self) -> None:
+        """End it; engines that it has started go on."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class Engine:
+    """An engine process. Commands are the public methods of ``vllm_host.Host``.
+
+    Args:
+        interpreter: starts it.
+        model: directory of the model.
+        log: where what the engine prints is written.
+        offloading: vLLM's ``kv_connector_extra_config``.
+        environment: variables on top of this process's.
+        options: further arguments of ``LLM``.
+
+    Raises:
+        EngineError: it did not start; the message is what it raised.
+    """
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        model: Path,
+        log: Path,
+        offloading: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._log = log
+        self._connection = interpreter.connect()
+        self._commands = self._connection.makefile("w")
+        self._answers = self._connection.makefile("r")
+        self._send(
+            {
+                "model": str(model),
+                "log": str(log),
+                "environment": environment or {},
+                "offloading": offloading,
+                "max_model_len": 2048,
+                **options,
+            }
+        )
+        try:
+            self._receive()
+        except EngineError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, command: str) -> Any:
+        if command.startswith("_"):
+            raise AttributeError(command)
+
+        def call(**arguments: Any) -> Any:
+            self._send({"do": command, **arguments})
+            return self._receive()
+
+        return call
+
+    def close(self) -> None:
+        """End the engine, as an operator would, and wait for it; twice does nothing."""
+        if self._connection.fileno() < 0:
+            return
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+        error = self._answers.readline()
+        for end in (self._commands, self._answers, self._connection):
+            with suppress(OSError):
+                end.close()
+        if error and not sys.exc_info()[0]:
+            raise EngineError(f"shutting down: {json.loads(error)['error']}")
+
+    def log(self) -> str:
+        """What the engine has printed."""
+        return self._log.read_text()
+
+    def _send(self, document: dict[str, Any]) -> None:
+        self._commands.write(json.dumps(document) + "\n")
+        self._commands.flush()
+
+    def _receive(self) -> Any:
+        line = self._answers.readline()
+        if not line:
+            raise EngineError(f"the engine died:\n{self.log()[-4000:]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise EngineError(answer["error"])
+        return answer["result"]

@@ -1,0 +1,336 @@
+"""Real engines, each in a process of its own, driven by one JSON document a line.
+
+Run by ``vllm_engine.py`` with the path of a socket. This process imports vLLM, which takes longer
+than starting an engine, and nothing else; for each connection it forks an engine's process. The
+engine core is in that process, so that a test can look at the tiers' counters and at the caches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import fields
+from typing import Any
+
+# One thread an engine, and nothing compiled: several engines start one after the other, and each
+# serves but a few prompts.
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    TORCHDYNAMO_DISABLE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+)
+
+#: Weights are made up within this distance of 0.
+WEIGHT = 0.08
+# A prompt shorter than a block: nothing of it is ever stored.
+TICK = [1, 2, 3]
+
+
+def give_weight() -> None:
+    """Have weights made up that are large enough for keys and values to matter, each layer its own.
+
+    vLLM's are so small, and so alike, that all tokens are as good as equally likely whatever was
+    read before.
+    """
+    from vllm.model_executor.model_loader import dummy_loader
+
+    make_up = dummy_loader.initialize_single_dummy_weight
+    seeds = itertools.count()
+
+    def make_up_larger(parameter: Any) -> None:
+        make_up(parameter, low=-WEIGHT, high=WEIGHT, seed=next(seeds))
+        if parameter.dim() == 1:
+            # What scales a normalised vector is around 1.
+            parameter.data.add_(1.0)
+
+    dummy_loader.initialize_single_dummy_weight = make_up_larger
+
+
+class Host:
+    """The engine and what can be asked of it; each public method is a command."""
+
+    def __init__(self, model: str, offloading: dict[str, Any] | None, **options: Any) -> None:
+        from vllm import LLM
+        from vllm.config import KVEventsConfig, KVTransferConfig
+
+        if offloading is not None:
+            options["kv_transfer_config"] = KVTransferConfig(
+                kv_connector="OffloadingConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config=offloading,
+            )
+        give_weight()
+        self._llm = LLM(
+            model=model,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            dtype="float32",
+            seed=0,
+            disable_log_stats=False,
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+            **options,
+        )
+        self._engine = self._llm.llm_engine
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._events: list[list[Any]] = []
+        self._watch_events()
+
+    # --- serving ------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: list[list[int]], max_tokens: int = 4, **params: Any
+    ) -> list[dict[str, Any]]:
+        """Serve prompts, all at once; tokens, top-5 logprobs and cached tokens of each."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            logprobs=5,
+            detokenize=False,
+            **params,
+        )
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(requests, sampling, use_tqdm=False)
+        return [
+            {
+                "tokens": list(output.outputs[0].token_ids),
+                "logprobs": [
+                    sorted([token, entry.logprob] for token, entry in step.items())
+                    for step in output.outputs[0].logprobs
+                ],
+                "cached": output.num_cached_tokens,
+            }
+            for output in outputs
+        ]
+
+    def settle(self) -> None:
+        """Step until nothing is under way: nothing does after ``generate`` has returned."""
+        connector = self._scheduler.connector
+        self.generate([TICK], max_tokens=1)
+        while self._scheduler.has_requests() or connector.has_pending_push_work():
+            self._engine.step()
+
+    def serve_and_abort(self, prompts: list[list[int]], abort: int) -> dict[str, Any]:
+        """Serve prompts at once, and abort one of them while a tier loads chunks.
+
+        Args:
+            prompts: in this order.
+            abort: index of the one that is aborted.
+
+        Returns:
+            Whether a load was under way at the abort, and the tokens of those that finished.
+        """
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0, max_tokens=4, ignore_eos=True, logprobs=5, detokenize=False
+        )
+        names = [
+            self._engine.add_request(f"serve-{index}", {"prompt_token_ids": prompt}, sampling)
+            for index, prompt in enumerate(prompts)
+        ]
+        finished: dict[str, list[int]] = {}
+        aborted = False
+        while self._engine.has_unfinished_requests():
+            if not aborted and self._loads_running():
+                self._engine.abort_request([names[abort]], internal=True)
+                aborted = True
+            for output in self._engine.step():
+                if output.finished:
+                    finished[output.request_id] = list(output.outputs[0].token_ids)
+        return {"aborted": aborted, "tokens": list(finished.values())}
+
+    def reset_device(self) -> bool:
+        """Empty the device cache."""
+        return bool(self._llm.reset_prefix_cache())
+
+    def reset_all(self) -> bool:
+        """Empty the device cache and the host pool."""
+        return bool(self._llm.reset_prefix_cache(reset_connector=True))
+
+    def shut_down(self) -> None:
+        """End the engine as an operator would."""
+        self._engine.engine_core.shutdown()
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """What the tiers' own counters say, by tier name."""
+        return {
+            tier.name: {field.name: getattr(tier, field.name) for field in fields(tier)}
+            for tier in self._tiers()
+        }
+
+    def device_blocks(self) -> int:
+        """Blocks in the device's prefix cache."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        return len(pool.cached_block_hash_to_block)
+
+    def primary_chunks(self) -> int:
+        """Chunks in the host pool."""
+        manager = self._manager()
+        if self._is_ours(manager):
+            usage = manager.usage()
+            return usage.slots - usage.free
+        primary = manager.primary_tier
+        return primary._num_chunks - primary._get_num_free_chunks()
+
+    def leftovers(self) -> dict[str, int]:
+        """What must be 0 when nothing is under way."""
+        manager = self._manager()
+        if self._is_ours(manager):
+            left: dict[str, int] = manager.left_over()
+            return left
+        primary = manager.primary_tier
+        return {
+            "pinned": self.primary_chunks() - primary._num_evictable_cache_chunks,
+            "jobs": len(manager._jobs),
+            "requests": len(manager._req_state),
+            **{f"{tier.tier_type} holds": tier.under_way for tier in manager.secondary_tiers},
+        }
+
+    def preemptions(self) -> int:
+        """How often a request lost its blocks."""
+        return int(self._metric("vllm:num_preemptions"))
+
+    def metrics(self) -> dict[str, float]:
+        """Our metrics as Prometheus has them; labels behind the name, without the engine's."""
+        return {
+            ",".join(
+                [
+                    sample.name,
+                    *(
+                        f"{label}={value}"
+                        for label, value in sorted(sample.labels.items())
+                        if label not in ("engine", "model_name")
+                    ),
+                ]
+            ): sample.value
+            for sample in self._samples()
+            if sample.name.startswith("kvtier_") and not sample.name.endswith("_created")
+        }
+
+    def events(self) -> list[list[Any]]:
+        """Kind, medium and number of chunks of each event since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _watch_events(self) -> None:
+        publisher = self._scheduler.kv_event_publisher
+        publish = publisher.publish
+
+        def note(batch: Any) -> None:
+            for event in batch.events:
+                hashes = getattr(event, "block_hashes", ())
+                medium = getattr(event, "medium", None)
+                self._events.append([type(event).__name__, medium, len(hashes)])
+            publish(batch)
+
+        publisher.publish = note
+
+    def _samples(self) -> list[Any]:
+        from prometheus_client import REGISTRY
+
+        return [sample for family in REGISTRY.collect() for sample in family.samples]
+
+    def _metric(self, name: str) -> float:
+        return sum(sample.value for sample in self._samples() if sample.name == f"{name}_total")
+
+    def _loads_running(self) -> bool:
+        manager = self._manager()
+        if self._is_ours(manager):
+            return manager.usage().loading > 0
+        return any(job.transfer_job.is_promotion for job in manager._jobs.values())
+
+    def _manager(self) -> Any:
+        return self._scheduler.connector.connector_scheduler.manager
+
+    def _is_ours(self, manager: Any) -> bool:
+        return not hasattr(manager, "secondary_tiers")
+
+    def _tiers(self) -> list[Any]:
+        manager = self._manager()
+        if self._is_ours(manager):
+            return list(manager.stats)
+        return [tier.stats for tier in manager.secondary_tiers]
+
+
+def drive(connection: socket.socket) -> None:
+    """Be an engine: the first line says which, each further one is a command."""
+    commands, answers = connection.makefile("r"), connection.makefile("w")
+
+    def answer(**document: Any) -> None:
+        answers.write(json.dumps(document) + "\n")
+        answers.flush()
+
+    try:
+        options = json.loads(commands.readline())
+        log = os.open(options.pop("log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(options.pop("environment"))
+        host = Host(**options)
+        answer(result=None)
+        for line in commands:
+            command = json.loads(line)
+            answer(result=getattr(host, command.pop("do"))(**command))
+        host.shut_down()
+    except Exception as error:
+        answer(error=f"{type(error).__name__}: {error}")
+        raise
+
+
+def import_vllm() -> None:
+    """Import what an engine will need."""
+    import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
+    import vllm.entrypoints.llm
+    import vllm.model_executor.models.llama
+    import vllm.v1.kv_offload.tiering.spec
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+
+def main() -> None:
+    path = sys.argv[1]
+    # Nobody waits for the engines' processes.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    import_vllm()
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen()
+    print("ready", flush=True)
+    while True:
+        connection, _ = server.accept()
+        if os.fork():
+            connection.close()
+            continue
+        server.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        status = 1
+        try:
+            drive(connection)
+            status = 0
+        except Exception:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            # Tearing the interpreter down takes long, and would run what the parent registered.
+            os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What stands in vLLM's configuration, read without vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvtier_sdk import ConfigError
+from kvtier_sdk.integrations.vllm.options import GuestEntry, HostOptions
+
+ENTRY = {"type": "kvtier", "url": "memory:?capacity=1GiB"}
+
+
+def guest(entries: list[dict[str, Any]], index: int = 0) -> GuestEntry:
+    """Read an entry as vLLM hands it over: without the keys that are its own."""
+    own = {"type", "module_path", "backpressure"}
+    options = {key: value for key, value in entries[index].items() if key not in own}
+    return GuestEntry.read(options, entries)
+
+
+def host(**options: Any) -> HostOptions:
+    return HostOptions.read({"spec_name": "KVTierOffloadingSpec", **options})
+
+
+def test_an_entry_by_url_and_one_by_flat_options_are_the_same() -> None:
+    flat = {"type": "kvtier", "backend": "memory", "capacity": "1GiB"}
+    assert guest([flat]).tier == guest([ENTRY]).tier
+    by_class = {
+        **flat,
+        "type": "KVTierSecondaryTier",
+        "module_path": "kvtier_sdk.integrations.vllm",
+    }
+    assert guest([by_class]).tier == guest([ENTRY]).tier
+
+
+def test_what_is_ours_beside_the_tiers_options() -> None:
+    entry = {**ENTRY, "verify": "no", "model_revision": "v2", "backpressure": {}}
+    options = guest([entry]).options
+    assert not options.verify
+    assert options.model_revision == "v2"
+
+
+@pytest.mark.parametrize(
+    ("entries", "index", "complaint"),
+    [
+        ([{"type": "kvtier"}], 0, "secondary_tiers[0]"),
+        ([{**ENTRY, "capasity": 1}], 0, "'secondary_tiers[0].capasity'; did you mean 'capacity'?"),
+        ([{"type": "fs"}, {**ENTRY, "verify": "perhaps"}], 1, "'secondary_tiers[1].verify'"),
+        ([ENTRY, {**ENTRY, "retries": 1}], 1, "'secondary_tiers[1].name': two tiers are named"),
+    ],
+)
+def test_a_wrong_entry_is_a_sentence_with_its_path(
+    entries: list[dict[str, Any]], index: int, complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        guest(entries, index)
+    assert complaint in str(error.value)
+    assert str(error.value).startswith("kv_connector_extra_config: ")
+
+
+def test_vllms_names_and_ours_make_one_configuration() -> None:
+    options = host(
+        cpu_bytes_to_use="4GiB",
+        eviction_policy="arc",
+        secondary_tiers=["memory:", {"type": "kvtier", "url": "memory:?name=second"}],
+        store_reserve="20%",
+        offload_prompt_only=False,
+        copies="kvtier",
+    )
+    assert options.config.pool_bytes == 4 * 2**30
+    assert options.config.policy == "arc"
+    assert options.config.store_reserve == 0.2
+    assert [tier.name for tier in options.config.tiers] == ["memory", "second"]
+    assert options.engine.copies == "kvtier"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({}, "option 'cpu_bytes_to_use' is missing"),
+        ({"cpu_bytes": 1}, "unknown option 'cpu_bytes'; did you mean 'cpu_bytes_to_use'?"),
+        ({"pool_bytes": 1}, "unknown option 'pool_bytes'"),
+        ({"cpu_bytes_to_use": "much"}, "option 'cpu_bytes_to_use'"),
+        ({"cpu_bytes_to_use": 1, "eviction_policy": "mru"}, "option 'eviction_policy': "),
+        (
+            {"cpu_bytes_to_use": 1, "secondary_tiers": ["memory:?capasity=1"]},
+            "unknown option 'secondary_tiers[0].capasity'; did you mean 'capacity'?",
+        ),
+        ({"cpu_bytes_to_use": 1, "secondary_tiers": {}}, "option 'secondary_tiers' should be"),
+        ({"cpu_bytes_to_use": 1, "copies": "cuda"}, "option 'copies' is 'cuda'"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence_in_the_words_it_was_written_in(
+    options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        host(**options)
+    assert complaint in str(error.value)
+    assert str(error.value).startswith("kv_connector_extra_config: ")

@@ -1,0 +1,99 @@
+"""Engines for the tests: started as late as possible, and shared where a test leaves no trace."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.vllm_engine import (
+    NOTHING,
+    OUR_MANAGER,
+    OUR_TIERS,
+    Engine,
+    Interpreter,
+    Way,
+    make_model,
+)
+
+StartEngine = Callable[..., Engine]
+
+OFFLOADING = [OUR_TIERS, OUR_MANAGER]
+
+
+@pytest.fixture(scope="session")
+def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngine]:
+    """Start an engine of the test model; the caller closes it.
+
+    With ``fresh``, in an interpreter that was started for it: nothing is shared with any other.
+    """
+    model = make_model(tmp_path_factory.mktemp("model"))
+    folder = tmp_path_factory.mktemp("engines")
+    numbers = itertools.count()
+    interpreters = [Interpreter(folder / "shared")]
+
+    def start(
+        offloading: dict[str, Any] | None = None, *, fresh: bool = False, **options: Any
+    ) -> Engine:
+        name = f"engine-{next(numbers)}"
+        if fresh:
+            interpreters.append(Interpreter(folder / name))
+        interpreter = interpreters[-1 if fresh else 0]
+        return Engine(interpreter, model, folder / f"{name}.log", offloading, **options)
+
+    yield start
+    for interpreter in interpreters:
+        interpreter.close()
+
+
+class Plain:
+    """What an engine that offloads nothing answers."""
+
+    def __init__(self, start_engine: StartEngine) -> None:
+        self._start = start_engine
+        self._engine: Engine | None = None
+
+    def outputs(self, prompts: list[list[int]], **params: Any) -> list[dict[str, Any]]:
+        """The outputs of prompts, each computed on its own from an empty cache."""
+        if self._engine is None:
+            self._engine = self._start()
+        outputs = []
+        for prompt in prompts:
+            assert self._engine.reset_device()
+            outputs += self._engine.generate(prompts=[prompt], **params)
+        return outputs
+
+    def close(self) -> None:
+        """End the engine."""
+        if self._engine is not None:
+            self._engine.close()
+
+
+@pytest.fixture(scope="session")
+def plain(start_engine: StartEngine) -> Iterator[Plain]:
+    """The engine that everything is compared with."""
+    engine = Plain(start_engine)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module", params=[NOTHING, *OFFLOADING], ids=lambda way: way.name)
+def way(request: pytest.FixtureRequest) -> Way:
+    """Every way, none included."""
+    chosen: Way = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module", params=OFFLOADING, ids=lambda way: way.name)
+def offloading_way(request: pytest.FixtureRequest) -> Way:
+    """Every way that offloads."""
+    chosen: Way = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the module's own."""
+    return tmp_path_factory.mktemp("tiers")

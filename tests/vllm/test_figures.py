@@ -1,0 +1,40 @@
+"""What the engine tells others: metrics and events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.vllm_engine import CHUNK_BYTES, Engine, Way, make_prompt
+
+CHUNKS = 3
+
+
+@pytest.fixture(scope="module")
+def engine(offloading_way: Way, start_engine: Any) -> Iterator[Engine]:
+    """An engine that has stored a prompt, and has loaded it again."""
+    offloading = offloading_way.offloading("memory:?name=shelf")
+    with start_engine(offloading) as engine:
+        for _ in range(2):
+            engine.generate(prompts=[make_prompt(1, CHUNKS)])
+            engine.settle()
+            engine.reset_all()
+        engine.settle()
+        yield engine
+
+
+def test_metrics_reach_prometheus(engine: Engine) -> None:
+    metrics = engine.metrics()
+    assert metrics["kvtier_stored_bytes_total,tier=shelf"] == CHUNKS * CHUNK_BYTES
+    assert metrics["kvtier_loaded_chunks_total,tier=shelf"] == CHUNKS
+    assert metrics["kvtier_hit_chunks_total,tier=shelf"] == CHUNKS
+
+
+def test_events_name_each_medium(engine: Engine) -> None:
+    events = engine.events()
+    stored = [event for event in events if event[0] == "BlockStored"]
+    # On the device, in the host pool, and in the tier, which keeps its chunks in memory too.
+    assert {medium for _, medium, _ in stored} == {"GPU", "CPU"}
+    in_memory = sum(count for _, medium, count in stored if medium == "CPU")
+    assert in_memory == CHUNKS * 3

@@ -1,0 +1,247 @@
+"""What vLLM's scheduler and workers call, without an engine: runs against the next release too."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+with warnings.catch_warnings():
+    # What vLLM and torch warn of when they are imported is not ours to mend.
+    warnings.simplefilter("ignore")
+    from support.vllm_config import KEYS, make_config
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.kv_offload import base
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+    from vllm.v1.kv_offload.tiering import base as tiering_base
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    from kvtier_sdk.integrations import vllm as ours
+    from kvtier_sdk.integrations.vllm import compat
+    from kvtier_sdk.integrations.vllm.copies import KVTierOffloadingWorker
+    from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
+
+LookupResult = base.LookupResult
+
+IMPLEMENTED = [
+    (KVTierOffloadingManager, base.OffloadingManager),
+    (KVTierOffloadingWorker, base.OffloadingWorker),
+    (ours.KVTierOffloadingSpec, base.OffloadingSpec),
+    (ours.KVTierCPUTieringSpec, base.OffloadingSpec),
+    (ours.KVTierSecondaryTier, tiering_base.SecondaryTierManager),
+]
+
+
+@pytest.mark.parametrize(("our_class", "their_class"), IMPLEMENTED)
+def test_nothing_abstract_is_left_and_every_call_of_theirs_fits(
+    our_class: type, their_class: type
+) -> None:
+    assert not inspect.isabstract(our_class)
+    for name, method in inspect.getmembers(their_class, inspect.isfunction):
+        if name.startswith("__"):
+            continue
+        accepted = inspect.signature(getattr(our_class, name)).parameters
+        for parameter in inspect.signature(method).parameters:
+            assert parameter in accepted, f"{our_class.__name__}.{name} takes no {parameter!r}"
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # vLLM looks for the device in the metadata of its own package, which is not installed here.
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
+
+
+@pytest.fixture
+def manager() -> Iterator[KVTierOffloadingManager]:
+    config = make_config([{"type": "memory", "lookup_deadline": "30s"}])
+    manager = OffloadingSpecFactory.create_spec(config).get_manager()
+    yield manager
+    manager.shutdown()
+
+
+def request(manager: KVTierOffloadingManager, name: str) -> base.ReqContext:
+    context = base.ReqContext(req_id=name)
+    manager.on_new_request(context)
+    return context
+
+
+def end_step(manager: KVTierOffloadingManager) -> None:
+    manager.on_schedule_end(base.ScheduleEndContext(new_req_ids=(), preempted_req_ids=()))
+
+
+def store(manager: KVTierOffloadingManager, keys: list[bytes]) -> None:
+    """Store chunks by a request of their own, down to the tier."""
+    storing = request(manager, "stores")
+    output = manager.prepare_store(keys, storing)
+    assert output is not None
+    assert output.keys_to_store == keys
+    assert isinstance(output.store_spec.block_ids, np.ndarray)
+    manager.complete_store(set(keys), storing)
+    manager.on_request_finished(storing)
+    while manager.has_pending_work():
+        end_step(manager)
+
+
+def look_up(
+    manager: KVTierOffloadingManager, keys: list[bytes], context: base.ReqContext
+) -> list[base.LookupResult]:
+    """Look chunks up as the connector does, until none is pending."""
+    while True:
+        results = [manager.lookup(key, context) for key in keys]
+        if set(results) <= {LookupResult.HIT, LookupResult.MISS}:
+            return results
+        end_step(manager)
+
+
+def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> None:
+    store(manager, KEYS[:2])
+    manager.reset_cache()
+    manager.on_reset_flushed()
+    assert manager.usage().free == manager.usage().slots
+    context = request(manager, "loads")
+    assert look_up(manager, KEYS[:3], context) == [
+        LookupResult.HIT,
+        LookupResult.HIT,
+        LookupResult.MISS,
+    ]
+    spec = manager.prepare_load(KEYS[:2], context)
+    assert len(spec.block_ids) == 2
+    assert manager.get_load_source(KEYS[0], context) is CacheHitSource.HOST
+    manager.complete_load(set(KEYS[:2]), context)
+    manager.on_request_finished(context)
+    assert manager.usage().pinned == 0
+
+
+@pytest.mark.parametrize(
+    ("medium", "found"), [("CPU", LookupResult.HIT), ("STORAGE", LookupResult.MISS)]
+)
+def test_a_request_is_served_by_the_tiers_that_it_allows(
+    manager: KVTierOffloadingManager, medium: str, found: base.LookupResult
+) -> None:
+    store(manager, KEYS[:1])
+    manager.reset_cache()
+    matcher = base.TierMatcher(medium=base.Medium(medium))
+    context = base.ReqContext(req_id="x", load_tier_filter=base.TierFilter((matcher,)))
+    manager.on_new_request(context)
+    assert look_up(manager, KEYS[:1], context) == [found]
+    manager.on_request_finished(context)
+    assert look_up(manager, KEYS[:1], request(manager, "anybody")) == [LookupResult.HIT]
+
+
+def test_events_say_where_chunks_are(manager: KVTierOffloadingManager) -> None:
+    store(manager, KEYS[:2])
+    events = [(e.medium, e.locality, e.ownership, e.removed) for e in manager.take_events()]
+    local = base.Medium.CPU, base.Locality.LOCAL
+    assert events == [(*local, None, False), (*local, "memory", False)]
+
+
+def test_every_metric_that_is_emitted_is_declared(manager: KVTierOffloadingManager) -> None:
+    store(manager, KEYS[:2])
+    stats = manager.get_stats()
+    assert stats is not None
+    declared = ours.KVTierOffloadingSpec.build_metric_definitions({})
+    emitted = stats.data["data"]
+    assert emitted["kvtier_stored_chunks_total"][("memory",)] == 2
+    for name, values in emitted.items():
+        assert all(len(labels) == len(declared[name].labelnames) for labels in values)
+
+
+def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ended(
+    manager: KVTierOffloadingManager,
+) -> None:
+    context = request(manager, "stores")
+    manager.prepare_store(KEYS[:3], context)
+    manager.reset_cache()
+    assert manager.usage().quarantined == 3
+    if compat.ANNOUNCES_END_OF_RESET:
+        for _ in range(10):
+            end_step(manager)
+        assert manager.usage().quarantined == 3
+        manager.on_reset_flushed()
+    else:
+        # The step that tells the workers to wait, and as many as may be under way behind it.
+        for _ in range(3):
+            end_step(manager)
+            assert manager.usage().quarantined == 3
+            assert manager.has_pending_work()
+        end_step(manager)
+    assert manager.usage().quarantined == 0
+
+
+@pytest.fixture
+def another_hash(monkeypatch: pytest.MonkeyPatch) -> str:
+    """vLLM hashes by another algorithm than the one that it would use if nothing were said."""
+    name = "sha256_cbor"
+    seed = kv_cache_utils.get_none_hash_seed()
+    value = kv_cache_utils.BlockHash(get_hash_fn_by_name(name)(seed))
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", value, raising=False)
+    return name
+
+
+def facts_in(root: Path) -> list[dict[str, Any]]:
+    """The facts of every namespace that a file tier has opened."""
+    return [json.loads(path.read_text())["facts"] for path in root.rglob("manifest.json")]
+
+
+def test_the_namespace_is_certain_at_the_first_request(another_hash: str, tmp_path: Path) -> None:
+    config = make_config([{"type": "file", "root": str(tmp_path), "lookup_deadline": "30s"}])
+    manager = OffloadingSpecFactory.create_spec(config).get_manager()
+    assert [facts["hash_algorithm"] for facts in facts_in(tmp_path)] == ["sha256"]
+    store(manager, KEYS[:1])
+    algorithms = {facts["hash_algorithm"] for facts in facts_in(tmp_path)}
+    assert algorithms == {"sha256", another_hash}
+    manager.reset_cache()
+    assert look_up(manager, KEYS[:1], request(manager, "loads")) == [LookupResult.HIT]
+    manager.shutdown()
+
+
+def test_a_tier_that_is_gone_by_the_first_request_is_done_without(
+    another_hash: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "kv"
+    manager = OffloadingSpecFactory.create_spec(
+        make_config([{"type": "file", "root": str(root)}])
+    ).get_manager()
+    shutil.rmtree(root)
+    root.touch()
+    assert look_up(manager, KEYS[:1], request(manager, "x")) == [LookupResult.MISS]
+    assert "there are no tiers below the host pool" in caplog.text
+    manager.shutdown()
+
+
+def test_a_full_host_pool_is_no_room(manager: KVTierOffloadingManager) -> None:
+    context = request(manager, "stores")
+    many = [base.make_offload_key(bytes([n]) * 32, 0) for n in range(10, 10 + 8)]
+    output = manager.prepare_store(many, context)
+    assert output is not None
+    assert len(output.keys_to_store) == 8
+    assert manager.prepare_store(KEYS[:2], context) is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "complaint"),
+    [
+        ({"secondary_tier": []}, "unknown option 'secondary_tier'; did you mean 'secondary_tiers'"),
+        ({"cpu_bytes_to_use": "4 GB of it"}, "option 'cpu_bytes_to_use'"),
+        ({"cpu_bytes_to_use": "1KiB"}, "'cpu_bytes_to_use' is 1 KiB, and one chunk takes 8 KiB"),
+        ({"copies": "vllm"}, "option 'copies' is 'vllm', which does not copy on a CPU"),
+        ({"eviction_policy": "mru"}, "mru"),
+        ({"secondary_tiers": ["memory:?capasity=1"]}, "did you mean 'capacity'?"),
+        ({"secondary_tiers": ["memory:", "memory:"]}, "two tiers are named 'memory'"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(extra: dict[str, Any], complaint: str) -> None:
+    config = make_config([], **extra)
+    with pytest.raises(Exception) as error:
+        OffloadingSpecFactory.create_spec(config).get_manager()
+    assert complaint in str(error.value)

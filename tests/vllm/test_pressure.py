@@ -1,0 +1,75 @@
+"""Too little memory everywhere, and a tier that goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.vllm_engine import CHUNK_BYTES, Engine, Tier, Way, make_prompt, same
+
+CHUNKS = 4
+REQUESTS = 20
+HOST_SLOTS = 12
+#: Blocks on the device: three requests fit, until their answers fill a block.
+DEVICE_BLOCKS = 16
+ANSWER_TOKENS = 24
+
+# Several requests share a prefix, as conversations do; together they are far too many.
+PROMPTS = [
+    make_prompt(seed % 5, 2, extra=0) + make_prompt(100 + seed, CHUNKS - 2, extra=120)
+    for seed in range(REQUESTS)
+]
+
+
+@pytest.fixture(scope="module")
+def tier(folder: Path, offloading_way: Way) -> Tier:
+    return Tier.file(folder / f"pressure-{offloading_way.name}")
+
+
+@pytest.fixture(scope="module")
+def engine(offloading_way: Way, start_engine: Any, tier: Tier) -> Iterator[Engine]:
+    offloading = offloading_way.offloading(tier.url, host_bytes=HOST_SLOTS * CHUNK_BYTES)
+    assert offloading is not None
+    # Generated tokens too, so that what a preempted request has computed is stored.
+    offloading["offload_prompt_only"] = False
+    with start_engine(
+        offloading, num_gpu_blocks_override=DEVICE_BLOCKS, max_model_len=1024
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Any) -> list[dict[str, Any]]:
+    outputs: list[dict[str, Any]] = plain.outputs(PROMPTS, max_tokens=ANSWER_TOKENS)
+    return outputs
+
+
+def test_outputs_are_right_under_preemption_with_a_tiny_host_pool(
+    engine: Engine, expected: list[dict[str, Any]]
+) -> None:
+    assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
+    assert engine.preemptions() > 0
+    engine.settle()
+    assert not any(engine.leftovers().values()), engine.leftovers()
+
+
+def test_they_are_right_a_second_time_with_chunks_from_the_tier(
+    engine: Engine, tier: Tier, expected: list[dict[str, Any]]
+) -> None:
+    before = engine.stats()[tier.name]["loaded_chunks"]
+    assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
+    assert engine.stats()[tier.name]["loaded_chunks"] > before
+    engine.settle()
+    assert not any(engine.leftovers().values()), engine.leftovers()
+
+
+def test_no_request_fails_when_the_tier_is_gone(
+    engine: Engine, tier: Tier, expected: list[dict[str, Any]]
+) -> None:
+    tier.kill()
+    assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
+    assert engine.stats()[tier.name]["failures"]
+    engine.settle()
+    assert not any(engine.leftovers().values()), engine.leftovers()

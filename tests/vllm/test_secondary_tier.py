@@ -1,0 +1,160 @@
+"""One of our tiers as vLLM's tiering manager calls it, without an engine."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+with warnings.catch_warnings():
+    # What vLLM and torch warn of when they are imported is not ours to mend.
+    warnings.simplefilter("ignore")
+    from support.vllm_config import KEYS, make_config
+    from vllm.v1.kv_offload import base
+    from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
+    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+    from kvtier_sdk.integrations.vllm import KVTierSecondaryTier
+
+SLOTS, ROW_BYTES = 8, 8192
+HIT, MISS, RETRY = base.LookupResult.HIT, base.LookupResult.MISS, base.LookupResult.RETRY
+
+MakeTier = Callable[..., KVTierSecondaryTier]
+job_ids = itertools.count()
+
+
+@pytest.fixture
+def memory() -> np.ndarray[Any, np.dtype[np.int8]]:
+    """vLLM's host memory: the rows are random."""
+    rng = np.random.default_rng(1)
+    return rng.integers(-128, 127, (SLOTS, ROW_BYTES), dtype=np.int8)
+
+
+@pytest.fixture
+def make_tier(memory: np.ndarray[Any, np.dtype[np.int8]]) -> Iterator[MakeTier]:
+    made = []
+
+    def make(**entry: Any) -> KVTierSecondaryTier:
+        entry = {
+            "type": "KVTierSecondaryTier",
+            "module_path": "kvtier_sdk.integrations.vllm",
+            "lookup_deadline": "30s",
+            **entry,
+        }
+        spec = SimpleNamespace(
+            config=make_config([entry]),
+            extra_config={"secondary_tiers": [entry]},
+            kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
+        )
+        made.append(SecondaryTierFactory.create_secondary_tier(entry, memory.data, spec))
+        return made[-1]
+
+    yield make
+    for tier in made:
+        tier.shutdown()
+
+
+def request(tier: KVTierSecondaryTier, name: str) -> base.ReqContext:
+    context = base.ReqContext(req_id=name)
+    tier.on_new_request(context)
+    return context
+
+
+def move(
+    tier: KVTierSecondaryTier,
+    context: base.ReqContext,
+    keys: list[bytes],
+    slots: list[int],
+    *,
+    load: bool,
+) -> JobResult:
+    """Hand a job over and wait for its result, as the manager does step by step."""
+    job = TransferJob(
+        job_id=next(job_ids),
+        keys=keys,
+        chunk_ids=np.array(slots, np.int32),
+        is_promotion=load,
+        req_context=context,
+    )
+    (tier.submit_load if load else tier.submit_store)(job)
+    while True:
+        for result in tier.get_finished_jobs():
+            assert result.job_id == job.job_id
+            return result
+
+
+def look_up(
+    tier: KVTierSecondaryTier, context: base.ReqContext, keys: list[bytes]
+) -> list[base.LookupResult]:
+    while RETRY in (answers := [tier.lookup(key, context) for key in keys]):
+        tier.on_schedule_end(base.ScheduleEndContext(new_req_ids=(), preempted_req_ids=()))
+        assert list(tier.get_finished_jobs()) == []
+    return answers
+
+
+def test_bytes_come_back_as_they_went(make_tier: MakeTier, memory: Any) -> None:
+    tier = make_tier(url="memory:")
+    stored = request(tier, "stores")
+    assert move(tier, stored, KEYS[:2], [3, 5], load=False).success
+    loads = request(tier, "loads")
+    assert look_up(tier, loads, KEYS[:3]) == [HIT, HIT, MISS]
+    result = move(tier, loads, KEYS[:2], [0, 1], load=True)
+    assert result.success
+    assert result.transfer_bytes == 2 * ROW_BYTES
+    assert (memory[[0, 1]] == memory[[3, 5]]).all()
+    for context in (stored, loads):
+        tier.on_request_finished(context)
+    assert tier.under_way == 0
+
+
+def test_a_load_that_failed_is_a_miss_for_its_request(make_tier: MakeTier, tmp_path: Path) -> None:
+    tier = make_tier(backend="file", root=str(tmp_path), direct_io="off")
+    assert move(tier, request(tier, "stores"), KEYS[:2], [3, 5], load=False).success
+    loads = request(tier, "loads")
+    assert look_up(tier, loads, KEYS[:2]) == [HIT, HIT]
+    (chunk,) = (path for path in tmp_path.rglob(f"*{KEYS[0].hex()}*") if path.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    result = move(tier, loads, KEYS[:2], [0, 1], load=True)
+    assert not result.success
+    assert list(result.successful_keys or ()) == [KEYS[1]]
+    # It does not ask again and again for what cannot be had.
+    assert look_up(tier, loads, KEYS[:2]) == [MISS, HIT]
+    assert tier.stats.failures == {"load.corrupt": 1}
+
+
+def test_what_the_queue_has_no_room_for_is_refused_at_once(make_tier: MakeTier) -> None:
+    tier = make_tier(url="memory:?latency=10s", max_queue=ROW_BYTES)
+    context = request(tier, "stores")
+    for key, slot in zip(KEYS[:2], (1, 2), strict=True):
+        job = TransferJob(slot, [key], np.array([slot], np.int32), False, context)
+        tier.submit_store(job)
+    (refused,) = tier.get_finished_jobs()
+    assert (refused.job_id, refused.success) == (2, False)
+    assert tier.stats.dropped == {"store.queue_full": 1}
+
+
+def test_a_drain_leaves_no_job_without_a_result(make_tier: MakeTier) -> None:
+    tier = make_tier(url="memory:?latency=50ms", concurrency=1, max_batch=1)
+    context = request(tier, "stores")
+    for slot, key in enumerate(KEYS):
+        tier.submit_store(TransferJob(slot, [key], np.array([slot], np.int32), False, context))
+    tier.drain_jobs()
+    assert {result.job_id for result in tier.get_finished_jobs()} == set(range(len(KEYS)))
+
+
+def test_vllms_manager_sees_what_the_tier_is(make_tier: MakeTier) -> None:
+    tier = make_tier(url="memory:?name=shelf")
+    assert (tier.tier_type, tier.medium, tier.locality) == (
+        "shelf",
+        base.Medium.CPU,
+        base.Locality.LOCAL,
+    )
+    assert move(tier, request(tier, "stores"), KEYS[:1], [0], load=False).success
+    (event,) = tier.take_events()
+    assert (event.ownership, event.removed, event.keys) == ("shelf", False, KEYS[:1])

@@ -1,0 +1,63 @@
+"""Requests that want the same chunks share the way up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.vllm_engine import BLOCK_TOKENS, Engine, Way, make_prompt, same
+
+CHUNKS = 4
+PREFIX = make_prompt(1, CHUNKS, extra=0)
+PAIR = [PREFIX + make_prompt(seed, 0, extra=20) for seed in (2, 3)]
+
+#: Slow enough that several steps of the engine pass while it loads.
+SLOW_TIER = "memory:?latency=200ms"
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["caching", "no-caching"])
+def engine(
+    request: pytest.FixtureRequest, offloading_way: Way, start_engine: Any
+) -> Iterator[Engine]:
+    """An engine whose tier holds the common prefix."""
+    offloading = offloading_way.offloading(SLOW_TIER)
+    with start_engine(offloading, enable_prefix_caching=request.param) as engine:
+        engine.generate(prompts=[[*PREFIX, 5]])
+        engine.settle()
+        yield engine
+
+
+@pytest.fixture
+def cold(engine: Engine) -> Engine:
+    """The same with an empty device cache and an empty host pool."""
+    engine.reset_all()
+    assert (engine.device_blocks(), engine.primary_chunks()) == (0, 0)
+    return engine
+
+
+def loaded_chunks(engine: Engine) -> int:
+    """How many chunks have been loaded from the tier."""
+    count: int = engine.stats()["memory"]["loaded_chunks"]
+    return count
+
+
+def test_two_requests_with_one_prefix_cause_one_load_a_chunk(cold: Engine, plain: Any) -> None:
+    before = loaded_chunks(cold)
+    outputs = cold.generate(prompts=PAIR)
+    assert loaded_chunks(cold) - before == CHUNKS
+    assert [output["cached"] for output in outputs] == [CHUNKS * BLOCK_TOKENS] * 2
+    assert same(outputs, plain.outputs(PAIR))
+
+
+@pytest.mark.parametrize("abort", [0, 1], ids=["first", "second"])
+def test_one_of_two_requests_is_aborted_while_its_prefix_is_loaded(
+    cold: Engine, plain: Any, abort: int
+) -> None:
+    before = loaded_chunks(cold)
+    served = cold.serve_and_abort(prompts=PAIR, abort=abort)
+    assert served["aborted"]
+    assert served["tokens"] == [plain.outputs(PAIR)[1 - abort]["tokens"]]
+    assert loaded_chunks(cold) - before == CHUNKS
+    cold.settle()
+    assert not any(cold.leftovers().values()), cold.leftovers()
