@@ -22,6 +22,7 @@ DOCUMENTED = {
     "RunnerOptions": RunnerOptions,
     "memory": load_backend("memory").config_model,
     "file": load_backend("file").config_model,
+    "redis": load_backend("redis").config_model,
 }
 PARSERS = {
     units.parse_bytes: "size",
@@ -31,7 +32,7 @@ PARSERS = {
     units.parse_count: "number",
     units.parse_flag: "flag",
 }
-KINDS = {"str": "text", "Path": "text", "Mapping": "table", "tuple": "list"}
+KINDS = {"str": "text", "Path": "text", "Mapping": "table", "tuple": "list", "SecretStr": "text"}
 
 Row = tuple[str, str, str]
 
