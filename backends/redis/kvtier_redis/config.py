@@ -70,7 +70,8 @@ class RedisTierConfig(TierConfig):
         ttl_s: a chunk that was neither stored nor used for so long is gone; unlimited where
             absent.
         connections: connections to each node that carry chunks, one chunk at a time each.
-        connect_timeout_s: a connection that takes longer to be made has failed.
+        connect_timeout_s: a connection that takes longer to be made has failed, and so has an
+            answer that carries no chunk.
         tls: whether to speak TLS, as ``rediss:`` does.
         tls_ca: file with the certificates to trust; the system's where absent.
         tls_cert: file with this client's certificate, where the server wants one.

@@ -222,9 +222,9 @@ def _connection_options(config: RedisTierConfig) -> dict[str, Any]:
     options: dict[str, Any] = {
         "protocol": 2,
         "socket_connect_timeout": config.connect_timeout_s,
-        # Deadlines and retries are the SDK's. One attempt more, for a connection that the server
-        # has closed meanwhile.
-        "socket_timeout": None,
+        "socket_timeout": config.connect_timeout_s,
+        # Retries are the SDK's. One attempt more, for a connection that the server has closed
+        # meanwhile.
         "retry": Retry(NoBackoff(), 1),
         **_sign_in(config.username, config.password),
     }

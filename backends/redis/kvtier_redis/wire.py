@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from kvtier_redis.answers import Answer, AnswerReader, Kind, ProtocolError
 from kvtier_sdk import TierUnavailableError
@@ -153,8 +153,8 @@ class Wire(asyncio.BufferedProtocol):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not isinstance: uvloop's is none by inheritance.
+        self._transport = cast(asyncio.Transport, transport)
         if transport.get_extra_info("ssl_object") is None:
             self._descriptor = os.dup(transport.get_extra_info("socket").fileno())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import shutil
 import socket
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import uvloop
 
 from kvtier_redis import RedisTier
 from kvtier_sdk import (
@@ -26,6 +29,12 @@ from kvtier_sdk import (
 
 HEADER_BYTES = 64
 _START_S = 20.0
+_PIECE_BYTES = 16 * 1024
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Each test runs on both loops: they receive, send and tear down in ways of their own."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 def free_port() -> int:
@@ -97,6 +106,94 @@ class Server:
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
+
+
+class Proxy:
+    """Passes bytes on to a server of the loopback, in both directions, while it is told to.
+
+    Args:
+        port: the server's.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._to_port = port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+        self._listener: asyncio.Server | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+        self.connections = 0
+        #: Bytes that may still pass to the client and to the server; ``None`` for any number.
+        self.left_bytes: dict[str, int | None] = {"client": None, "server": None}
+        #: What happens then: "hold" until :meth:`release`, or "cut" both connections.
+        self.then = "hold"
+        self.spent = asyncio.Event()
+
+    async def start(self) -> str:
+        """Listen; returns the URL to connect to."""
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._listener.sockets[0].getsockname()[1]
+        return f"redis://127.0.0.1:{port}"
+
+    def release(self) -> None:
+        """Let everything pass from now on."""
+        self.left_bytes = {"client": None, "server": None}
+        self._open.set()
+
+    def limit(self, side: str, count_bytes: int, then: str) -> None:
+        """Let so many bytes pass to one side, then hold or cut."""
+        self.left_bytes[side] = count_bytes
+        self.then = then
+        self.spent.clear()
+        self._open.clear()
+
+    async def close(self) -> None:
+        self._open.set()
+        if self._listener is not None:
+            self._listener.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            there = await asyncio.open_connection("127.0.0.1", self._to_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = [writer, there[1]]
+        self._writers += pair
+        for side, source, sink in (("server", reader, there[1]), ("client", there[0], writer)):
+            task = asyncio.create_task(self._pump(side, source, sink, pair))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(
+        self,
+        side: str,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        pair: list[asyncio.StreamWriter],
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await source.read(_PIECE_BYTES):
+                left_bytes = self.left_bytes[side]
+                if left_bytes is not None:
+                    sink.write(piece[:left_bytes])
+                    piece = piece[left_bytes:]
+                    self.left_bytes[side] = left_bytes - min(left_bytes, _PIECE_BYTES)
+                    if piece:
+                        self.spent.set()
+                        if self.then == "cut":
+                            break
+                        await self._open.wait()
+                sink.write(piece)
+                await sink.drain()
+        for writer in pair:
+            writer.close()
 
 
 class Workbench:
@@ -198,3 +295,9 @@ async def bench() -> AsyncIterator[Workbench]:
     bench = Workbench()
     yield bench
     await bench.close()
+
+
+@pytest.fixture
+def make_proxy() -> Callable[[int], Proxy]:
+    """:class:`Proxy`, for tests that cannot import it."""
+    return Proxy
