@@ -44,6 +44,10 @@ class Answer:
     text: str = ""
 
 
+# What an answer begins with, and what its line is then; a value's line is looked at first.
+_MARKS = {b"+": Kind.LINE, b":": Kind.LINE, b"-": Kind.ERROR, b"$": Kind.ABSENT}
+
+
 class ProtocolError(Exception):
     """The peer does not speak as a Redis server does."""
 
@@ -119,6 +123,8 @@ class AnswerReader:
             return self._took_value(count_bytes)
         self._line_bytes += count_bytes
         line, end, rest = bytes(self._line[: self._line_bytes]).partition(_END)
+        if line[:1] not in _MARKS:
+            raise ProtocolError("sent what is no answer to a command about a chunk")
         if not end:
             if self._line_bytes == _LINE_LIMIT_BYTES:
                 raise ProtocolError("sent a line without an end")
@@ -149,9 +155,6 @@ def _answer(line: bytes, rest: bytes) -> Answer:
         if not (text.isascii() and text.isdigit()):
             raise ProtocolError("sent a length that is no number")
         return Answer(Kind.OTHER_LENGTH, text)
-    kind = {b"+": Kind.LINE, b":": Kind.LINE, b"-": Kind.ERROR, b"$": Kind.ABSENT}.get(mark)
-    if kind is None:
-        raise ProtocolError("sent what is no answer to a command about a chunk")
     if rest:
         raise ProtocolError("sent more than one answer")
-    return Answer(kind, text)
+    return Answer(_MARKS[mark], text)

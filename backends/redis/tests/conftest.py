@@ -64,7 +64,8 @@ class Server:
         self.client_options: dict[str, object] = {"port": self.port}
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> Server:
+    def start(self, ready: Callable[[], object] | None = None) -> Server:
+        """Start it, and wait until it answers, or until ``ready``."""
         arguments = ["--dir", str(self.directory), "--save", "", *self.options]
         if self.sentinel is not None:
             (self.directory / "sentinel.conf").write_text(f"port {self.port}\n{self.sentinel}\n")
@@ -73,7 +74,7 @@ class Server:
             self._process = subprocess.Popen(
                 [program("redis-server"), *arguments], stdout=log, stderr=log
             )
-        self.wait_until(lambda: self.ask("PING"), "it answers")
+        self.wait_until(ready or (lambda: self.ask("PING")), "it answers")
         return self
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
@@ -92,6 +93,9 @@ class Server:
                 log = (self.directory / "log").read_text()
                 pytest.fail(f"redis-server: waited in vain until {what}\n{log}")
             time.sleep(0.02)
+
+    def is_loading(self) -> bool:
+        return bool(self.ask("INFO", "persistence")["loading"])  # type: ignore[index]
 
     def ask(self, *words: object) -> object:
         with redis.Redis(**self.client_options, socket_timeout=5) as client:  # type: ignore[arg-type]

@@ -105,6 +105,7 @@ def test_whatever_comes_nothing_is_overrun(head, rest, pieces):
     [
         b"*1\r\n$1\r\nx\r\n",
         b"\r\n",
+        b"\0",
         b"$\r\n",
         b"$-2\r\n",
         b"$4x\r\n",

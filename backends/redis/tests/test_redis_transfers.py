@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import tracemalloc
 from collections.abc import AsyncIterator
 
@@ -247,20 +249,25 @@ async def test_nobody_there(bench, make_server):
 
 
 async def test_somebody_who_never_answers(bench):
-    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
-    with pytest.raises(TierTimeoutError):
-        await bench.open(f"redis://127.0.0.1:{port}", connect_timeout="200ms")
-    silent.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(TierTimeoutError):
+            await bench.open(f"redis://127.0.0.1:{port}", connect_timeout="200ms")
 
 
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n", b"\0" * 100, b"*1\r\n"]
 )
 async def test_somebody_who_speaks_otherwise(answer):
+    left = asyncio.Event()
+
     async def serve(reader, writer):
         await reader.read(100)
         writer.write(answer)
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+        left.set()
 
     peer = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = peer.sockets[0].getsockname()[1]
@@ -271,4 +278,5 @@ async def test_somebody_who_speaks_otherwise(answer):
     assert not wire.is_usable
     with pytest.raises(TierUnavailableError):
         await wire.call([b"PING\r\n"])
+    await left.wait()
     peer.close()
