@@ -15,9 +15,10 @@ from redis.backoff import NoBackoff
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.faults import client_error, translated
 from kvtier_redis.lanes import Address
-from kvtier_sdk import TierError
+from kvtier_sdk import Clock, TierError
 
 _SCAN_COUNT = 1000
+_REFRESH_PAUSE_S = 0.25
 
 
 class Route(ABC):
@@ -62,7 +63,7 @@ class Route(ABC):
         """Let go of all connections."""
         await self._client.aclose()
 
-    async def run(self, *commands: Sequence[bytes]) -> list[Any]:
+    async def run(self, *commands: Sequence[str | bytes]) -> list[Any]:
         """Run commands on one key each, all in one go.
 
         Args:
@@ -164,8 +165,10 @@ class Cluster(Route):
 
     is_cluster = True
 
-    def __init__(self, config: RedisTierConfig) -> None:
+    def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
+        self._clock = clock
         self._is_stale = False
+        self._fresh_until_s = 0.0
         self._refreshing = asyncio.Lock()
         nodes = [ClusterNode(host, port) for host, port in config.seeds]
         super().__init__(RedisCluster(startup_nodes=nodes, **_connection_options(config)))
@@ -176,8 +179,7 @@ class Cluster(Route):
 
     async def server_of(self, name: bytes) -> Address:
         with translated():
-            if self._is_stale:
-                await self._refresh()
+            await self._refresh()
             node = self._client.get_node_from_key(name)
         if node is None:
             raise TierError("no node of the cluster serves this chunk", retryable=True)
@@ -199,16 +201,18 @@ class Cluster(Route):
         return self._client.pipeline()
 
     async def _refresh(self) -> None:
+        # While a node is down each of its chunks complains; reading the map is slow.
         async with self._refreshing:
-            if self._is_stale:
-                await self._client.nodes_manager.initialize()
+            if self._is_stale and self._clock.now_s() >= self._fresh_until_s:
                 self._is_stale = False
+                self._fresh_until_s = self._clock.now_s() + _REFRESH_PAUSE_S
+                await self._client.nodes_manager.initialize()
 
 
-def open_route(config: RedisTierConfig) -> Route:
+def open_route(config: RedisTierConfig, clock: Clock) -> Route:
     """The route that the options ask for; not connected yet."""
     if config.cluster:
-        return Cluster(config)
+        return Cluster(config, clock)
     return BehindSentinel(config) if config.sentinel else OneServer(config)
 
 

@@ -59,7 +59,7 @@ class RedisTier(SecondaryTierManager):
 
     async def open(self) -> None:
         dialler = Dialler(self.config, self.context.clock)
-        self._route = open_route(self.config)
+        self._route = open_route(self.config, self.context.clock)
         self._opened.push_async_callback(self._route.close)
         self._carrier = Carrier(self._route, dialler, self.config.connections)
         self._opened.callback(self._carrier.close)
@@ -71,7 +71,7 @@ class RedisTier(SecondaryTierManager):
         await self._opened.aclose()
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        return [found == 1 for found in await self._run(keys, b"EXISTS")]
+        return [found == 1 for found in await self._run(keys, "EXISTS")]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         return await self._each(self._store_chunk, batch)
@@ -80,13 +80,13 @@ class RedisTier(SecondaryTierManager):
         return await self._each(self._load_chunk, batch)
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        await self._run(keys, b"UNLINK")
+        await self._run(keys, "UNLINK")
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         if self.config.ttl_ms is None:
-            await self._run(keys, b"TOUCH")
+            await self._run(keys, "TOUCH")
         else:
-            await self._run(keys, b"PEXPIRE", b"%d" % self.config.ttl_ms)
+            await self._run(keys, "PEXPIRE", b"%d" % self.config.ttl_ms)
 
     async def scan(self) -> AsyncIterator[Entry]:
         # The server may name a key twice.
@@ -119,11 +119,12 @@ class RedisTier(SecondaryTierManager):
             capacity_bytes=sum(limits) if all(limits) else None,
         )
 
-    async def _run(self, keys: Sequence[OffloadKey], word: bytes, *rest: bytes) -> list[int]:
-        return await self._route.run(*((word, self._names.of(key), *rest) for key in keys))
+    async def _run(self, keys: Sequence[OffloadKey], word: str, *rest: bytes) -> list[int]:
+        commands: list[list[str | bytes]] = [[word, self._names.of(key), *rest] for key in keys]
+        return await self._route.run(*commands)
 
     async def _entries(self, keys: Sequence[OffloadKey]) -> list[Entry]:
-        lengths = await self._run(keys, b"STRLEN")
+        lengths = await self._run(keys, "STRLEN")
         # One that is gone meanwhile has no length.
         return [Entry(key, length) for key, length in zip(keys, lengths, strict=True) if length]
 
@@ -174,7 +175,7 @@ class RedisTier(SecondaryTierManager):
     async def _write_manifest(self) -> None:
         manifest = self.context.namespace.manifest_json().encode()
         try:
-            await self._route.run((b"SET", self._names.manifest, manifest))
+            await self._route.run(("SET", self._names.manifest, manifest))
         except TierCapacityError as error:
             # What is stored can be loaded all the same.
             self.context.logger.warning("the manifest was not written: %s", error)
