@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 TRACE ?=
 SEEDS ?= 1000
 SEED ?=
+# The CPU build, where the index has no other; of another one say which: make setup TORCH=...
+TORCH ?= torch==2.13.0
 
-.PHONY: help setup redis-server test test-wheels check format demo bench soak clean
+.PHONY: help setup redis-server test test-wheels check format demo bench bench-worker soak clean
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
@@ -15,21 +17,23 @@ help:
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
+	@echo "make bench-worker             GB/s between device blocks and slots"
 	@echo "make format                   format the code"
 
 setup: $(VENV)/.setup
 
 # The Redis tier is tested on real servers.
 redis-server:
-	@command -v redis-server redis-cli >/dev/null \
+	@{ command -v redis-server && command -v redis-cli && command -v redis-benchmark; } >/dev/null \
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server; } \
 		|| { echo "redis-server is missing and could not be installed: as root, apt-get install redis-server" >&2; exit 1; }
 
 $(VENV)/.setup: pyproject.toml backends/file/pyproject.toml backends/redis/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
+		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[cli,testing,uvloop,yaml]' -e backends/file -e backends/redis
+		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis
 	@touch $@
 
 test: setup redis-server
@@ -56,6 +60,9 @@ bench: setup
 
 soak: setup
 	$(BIN)/python -m kvtier_sdk.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+bench-worker: setup
+	$(BIN)/python tests/bench/worker.py $(BENCH)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

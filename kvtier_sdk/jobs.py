@@ -113,7 +113,7 @@ class JobResult:
         verdicts: one a key, in the order of the job. For a lookup, ``OK`` is "there".
         moved_bytes: payload of the chunks that arrived.
         duration_s: from the hand-over to the conclusion.
-        error: the first error in words, for the log.
+        error: the first error in words, for the log; that a chunk is not there is none.
         released: whether its I/O has ended too; otherwise an :class:`IoEnded` follows.
         retries: how many calls of the tier were repetitions of a failed one.
     """

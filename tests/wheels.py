@@ -20,11 +20,12 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_EXTRAS = "cli,testing,uvloop,yaml"
+_EXTRAS = "cli,testing,torch,uvloop,yaml"
 # Hypothesis marks its tests, but not its state machines.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 
@@ -94,7 +95,10 @@ def test(
     python = str(environment / "bin" / "python")
     core, *backends = wheels
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", *map(str, backends)]
+    # The build of torch that is here: the newest one may be gigabytes for a GPU.
+    torch = f"torch=={version('torch').partition('+')[0]}"
+    install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
+    install += map(str, backends)
     _run([*pip, *install], quiet=True)
     copy = work / "copy"
     places = copy_tests(packages, copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import mmap
 import weakref
@@ -302,12 +303,18 @@ class HostPool:
             return
         arrays = {holder: weakref.ref(whole.obj) for holder, whole in self._views.items()}
         self._views.clear()
-        holders = sorted(holder for holder, array in arrays.items() if array() is not None)
-        if holders:
+
+        def holders() -> list[str]:
+            return sorted(holder for holder, array in arrays.items() if array() is not None)
+
+        if holders():
+            # Garbage is no holder: an exception's traceback leads to the frames that had the views.
+            gc.collect()
+        if holders():
             _log.warning(
                 "the host pool was closed with views of it still out, handed to: %s; its memory "
                 "is given back when the last of them is gone",
-                ", ".join(holders),
+                ", ".join(holders()),
             )
         else:
             mapping.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from kvtier_sdk.clock import Clock, SystemClock
@@ -123,8 +124,8 @@ class _Driver:
         self._step_meter = _Meter()
         self.hit_chunks = 0
         self.wrong_bytes = 0
-        self.us_per_chunk: list[float] = []
-        self.chunks: list[int] = []
+        self.us_per_chunk = array("d")
+        self.chunks = array("q")
 
     def play(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +88,7 @@ class ReplayReport:
         }
 
 
-def distribution(samples: list[float], weights: list[int]) -> dict[str, float]:
+def distribution(samples: Sequence[float], weights: Sequence[int]) -> dict[str, float]:
     """Mean over all chunks, and percentiles over requests.
 
     Args:

@@ -13,6 +13,7 @@ from kvtier_sdk.config import RunnerOptions
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.jobs import BreakerMoved
 from kvtier_sdk.runner.tier_caller import TierCaller
+from kvtier_sdk.runner.tier_log import TierLog
 
 
 class TierGate:
@@ -41,7 +42,7 @@ class TierGate:
         rng: random.Random,
         report: Callable[[BreakerMoved], None],
         try_out: Callable[[Direction], Awaitable[None]],
-        log: logging.Logger,
+        log: TierLog,
     ) -> None:
         self._call = call
         self._clock = clock
@@ -118,8 +119,11 @@ class TierGate:
         breaker = self._breakers[direction]
         if self._is_over or not breaker.note(outcome, self._clock.now_s()):
             return False
-        self._log.warning(
-            "%ss are refused until a probe succeeds; the last failure: %s", direction.value, reason
+        self._log.often(
+            logging.WARNING,
+            f"{direction.value} breaker",
+            f"{self._log.tier}: {direction.value}s are refused until a probe succeeds; "
+            f"the last failure: {reason}",
         )
         self._tell(direction)
         prober = self._clock.spawn(self._probe(direction), name=f"{direction.value} prober")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,6 +14,7 @@ from kvtier_sdk.blocking import close_blocking_threads
 from kvtier_sdk.clock import Clock
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.jobs import Job, JobResult, Report, Verdict
+from kvtier_sdk.runner.tier_log import TierLog
 from kvtier_sdk.runner.tier_loop import TierLoop
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class ThreadRunner:
         self._name = name
         self._clock = clock
         self._notify = notify
-        self._log = logging.getLogger(f"kvtier.tier.{name}")
+        self._log = TierLog(name, clock)
         self._inbox: deque[Sequence[Job]] = deque()
         self._reports: deque[Report] = deque()
         # Whether the loop is about to look into the inbox, the engine about to be notified.

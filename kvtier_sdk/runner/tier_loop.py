@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 from kvtier_sdk.breaker import Direction, Outcome
 from kvtier_sdk.clock import Clock, TimerHandle
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
-from kvtier_sdk.errors import ConfigError, TierError
+from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, TierError
 from kvtier_sdk.frame import Frame, header_bytes, round_up
 from kvtier_sdk.jobs import (
     ChunksRemoved,
@@ -33,6 +33,7 @@ from kvtier_sdk.runner.canary import CANARY_KEY, Canary
 from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.gate import TierGate
 from kvtier_sdk.runner.tier_caller import TierCaller
+from kvtier_sdk.runner.tier_log import TierLog
 from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.types import Capability, OffloadKey
 
@@ -118,7 +119,7 @@ class TierLoop:
         self._clock = clock
         self._report = report
         self._rng = rng or random.Random()
-        self._log = logging.getLogger(f"kvtier.tier.{spec.name}")
+        self._log = TierLog(spec.name, clock)
         context = TierContext(
             name=spec.name,
             namespace=namespace,
@@ -126,7 +127,7 @@ class TierLoop:
             header_bytes=header_bytes(alignment),
             payload_bytes=round_up(memory.chunk_bytes, alignment),
             clock=clock,
-            logger=self._log,
+            logger=self._log.logger,
             report_removed=self._report_removed,
         )
         self._tier: SecondaryTierManager = spec.tier_class(spec.config, context)
@@ -212,6 +213,7 @@ class TierLoop:
         await self._idle_within(_CALLS_END_S)
         await self._gate.stop(_CALLS_END_S)
         await self._tier.close()
+        self._log.catch_up()
 
     def abandon(self) -> None:
         """Conclude every job as cancelled, and each that is handed over later."""
@@ -324,11 +326,12 @@ class TierLoop:
     def _expire(self, run: _Run) -> None:
         # A late lookup is a miss like others, and counted; a load or a store is lost work.
         level = logging.DEBUG if run.job.operation is Operation.LOOKUP else logging.WARNING
-        self._log.log(
+        operation = run.job.operation.value
+        self._log.often(
             level,
-            "%s of %d chunks was not done by its deadline",
-            run.job.operation.value,
-            len(run.verdicts),
+            f"{operation} deadline",
+            f"{self._tier.context.name} {operation}: {len(run.verdicts)} chunks were not done by "
+            "the deadline",
         )
         self._conclude(run, Verdict.TIMEOUT)
         # A lookup's deadline is short, and missed under load by a tier that is well.
@@ -372,7 +375,8 @@ class TierLoop:
         if released:
             self._runs.discard(run)
         if run.error is not None:
-            self._log.warning("%s", run.error)
+            topic = f"{run.job.operation.value} error"
+            self._log.often(logging.WARNING, topic, run.error)
         self._report(
             JobResult(
                 job_id=run.job.job_id,
@@ -391,7 +395,8 @@ class TierLoop:
         if run.concluded:
             return
         run.verdicts[index] = verdict_of(error)
-        if error is not None and run.error is None:
+        # That a chunk has left since it was looked up is nothing to speak of.
+        if error is not None and run.error is None and not isinstance(error, ChunkNotFoundError):
             run.error = str(error)
 
     async def _lookup(self, run: _Run, batch: range) -> None:

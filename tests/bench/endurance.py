@@ -21,8 +21,9 @@ from kvtier_sdk.units import format_bytes
 
 _CHUNK_BYTES = 4096
 _SAMPLES = 20
-#: What the second half of the run may add to the resident memory of the first.
-_GROWTH = 0.03
+#: What the second half of the run may add to the resident memory of the first: allocators grow in
+#: steps. Some 500 bytes left behind by each of 50,000 requests would be seen.
+_GROWTH = 0.05
 
 
 def main() -> int:
@@ -70,10 +71,12 @@ def _faults(report: ReplayReport, resident: list[int]) -> list[str]:
     if report.wrong_bytes:
         faults.append(f"{report.wrong_bytes} wrong bytes")
     faults += [f"{count} {what} left over" for what, count in report.left_over.items() if count]
-    middle = len(resident) // 2
-    if middle and resident[-1] > resident[middle] * (1 + _GROWTH):
-        grown_bytes = resident[-1] - resident[middle]
-        faults.append(f"resident memory grew by {format_bytes(grown_bytes)} in the second half")
+    if len(resident) > 1:
+        middle = resident[(len(resident) - 1) // 2]
+        grown = resident[-1] / middle - 1
+        print(f"resident memory grew by {grown:.1%} in the second half")
+        if grown > _GROWTH:
+            faults.append(f"more than the {_GROWTH:.0%} that are allowed")
     return faults
 
 

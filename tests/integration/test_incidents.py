@@ -262,7 +262,7 @@ def _start(script: str) -> subprocess.Popen[str]:
 
 
 def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
-    """Write under the final name, or leave the sweep out of ``_count_own``: a piece stays."""
+    """Leave out both sweeps, in ``FileStore.open`` and ``Account._bury_the_dead``: a rest stays."""
     child = _start_writing(tmp_path)
     child.kill()
     child.communicate()
@@ -274,7 +274,7 @@ def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
 
 
 def test_case_15_two_processes_store_the_same_chunk(tmp_path: Path) -> None:
-    """Name temporaries after the key alone: only one of the two can write."""
+    """Let ``TemporaryNames.new`` return the same name always: only one of the two can write."""
     children = [_start_writing(tmp_path) for _ in range(2)]
     for child in children:
         output, _ = child.communicate("\n", timeout=120)
@@ -311,7 +311,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
 
 
 def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(tmp_path: Path) -> None:
-    """Leave out the count in ``_count_own``: the second process takes the store to be empty."""
+    """Leave out the count in ``Account._count_anew``: the store is taken to be empty."""
     url = f"file://{tmp_path}?capacity=512KiB"
     with live([url]) as engine:
         request = engine.begin("a")

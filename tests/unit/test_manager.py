@@ -16,6 +16,7 @@ from kvtier_sdk import (
     LookupResult,
     TierError,
     TierUnavailableError,
+    Transfer,
 )
 
 
@@ -371,3 +372,23 @@ def test_a_stalled_tier_leaves_half_of_the_pool_to_others(make: Callable[..., En
     assert engine.manager.stats[0].stored_chunks == 12
     engine.tiers[0].gate.set()
     engine.at_rest()
+
+
+def test_a_chunk_that_left_before_its_store_was_concluded_is_not_announced(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make()
+    tier = engine.tiers[0]
+
+    def evict_at_once(transfer: Transfer) -> None:
+        tier.context.report_removed([transfer.key])
+
+    tier.on_store = evict_at_once
+    engine.store(A, KEYS[0])
+    engine.step()
+    tier.on_store = lambda transfer: None
+    engine.store(A, KEYS[1])
+    engine.step()
+    engine.manager.on_schedule_end()
+    seen = [(e.removed, list(e.keys)) for e in engine.manager.take_events() if e.tier == "tier0"]
+    assert seen == [(True, [KEYS[0]]), (False, [KEYS[1]])]

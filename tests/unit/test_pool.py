@@ -141,3 +141,10 @@ def test_threads_that_ask_for_one_holder_at_once_share_it(
 def test_a_pool_of_nothing_is_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="at least one slot of one byte"):
         HostPool(*shape)
+
+
+def test_garbage_is_no_holder(pool: HostPool, caplog: pytest.LogCaptureFixture) -> None:
+    circle: list[Any] = [pool.view(0, "file store")]
+    circle.append(circle)
+    del circle
+    assert warnings_of(pool, caplog) == []

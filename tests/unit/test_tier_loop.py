@@ -893,6 +893,6 @@ def test_the_log_says_once_that_it_opened_and_once_that_it_closed(
     rig.run_for(2.0)
     lines = [record.getMessage() for record in caplog.records if "reads" in record.getMessage()]
     assert lines == [
-        "reads are refused until a probe succeeds; the last failure: tier lookup: refused",
-        "reads are taken again",
+        "tier: reads are refused until a probe succeeds; the last failure: tier lookup: refused",
+        "tier: reads are taken again",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ from kvtier_sdk.testing.simulation.breach import short
 from kvtier_sdk.testing.simulation.device import Device
 from kvtier_sdk.testing.simulation.inside import Inside
 from kvtier_sdk.testing.simulation.ledger import Ledger, Transfer
+from kvtier_sdk.testing.simulation.tier import SimulatedTier
 from kvtier_sdk.testing.simulation.watches import WatchedPolicy
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import OffloadKey
@@ -29,6 +30,7 @@ class Evidence:
         inside: its tables.
         device: knows which copies are under way, and the bytes.
         ledgers: know which jobs are under way; one a tier.
+        tiers: know what they hold; in the order of the ledgers.
         policy: knows which chunks are readable.
         promotion_limit: how many slots promotions may occupy.
     """
@@ -37,6 +39,7 @@ class Evidence:
     inside: Inside
     device: Device
     ledgers: Sequence[Ledger]
+    tiers: Sequence[SimulatedTier]
     policy: WatchedPolicy
     promotion_limit: int
 
@@ -67,6 +70,10 @@ class Rules:
         self._breach = on_breach
         # What an attentive reader of the events takes the primary tier to hold.
         self._announced: set[OffloadKey] = set()
+        # And each secondary tier.
+        self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
+        # What has ever left a secondary tier.
+        self._removed_below: dict[str, set[OffloadKey]] = defaultdict(set)
         # Stores that resets took back, by tier.
         self._withdrawn: Counter[int] = Counter()
 
@@ -114,6 +121,11 @@ class Rules:
                 slot.index for slot in inside.primary.slots if slot.state not in (_FREE, _READY)
             ],
         }
+        self._check_events(self._see.manager.take_events())
+        for ledger, tier in zip(self._see.ledgers, self._see.tiers, strict=True):
+            gone = [short(k) for k in self._announced_below[ledger.name] if not tier.holds(k)]
+            if gone:
+                self._breach("what is announced is there", f"{ledger.name} has no {gone}")
         remains = {what: value for what, value in left.items() if value}
         if remains:
             self._breach("at rest nothing is left", str(remains))
@@ -279,6 +291,10 @@ class Rules:
         for event in events:
             if event.tier == PRIMARY:
                 self._hear(event)
+            elif event.removed:
+                self._announced_below[event.tier].difference_update(event.keys)
+            else:
+                self._announced_below[event.tier].update(event.keys)
         readable = {s.key for s in self._see.inside.primary.slots if s.state is _READY}
         if self._announced != readable:
             differing = [short(key) for key in sorted(self._announced ^ readable)]
@@ -287,6 +303,8 @@ class Rules:
             differing = [short(key) for key in sorted(self._see.policy.known ^ readable)]
             self._breach("the policy knows exactly the readable chunks", str(differing))
         for ledger in self._see.ledgers:
+            left = self._removed_below[ledger.name]
+            left.update(ledger.removed)
             for removed, expected in ((False, ledger.stored), (True, ledger.removed)):
                 said = [
                     key
@@ -294,7 +312,10 @@ class Rules:
                     if event.tier == ledger.name and event.removed is removed
                     for key in event.keys
                 ]
-                if said != expected:
+                # Of what has left there may be silence: it may have left before it was announced.
+                silent = set() if removed else left
+                unsaid = Counter(expected) - Counter(said)
+                if Counter(said) - Counter(expected) or not unsaid.keys() <= silent:
                     self._breach(
                         "events agree with the tiers",
                         f"{ledger.name}: {len(said)} chunks, {len(expected)} expected",

@@ -97,6 +97,10 @@ class SimulatedTier(MemoryTier):
         async for entry in super().scan():
             yield entry
 
+    def holds(self, key: OffloadKey) -> bool:
+        """Whether the chunk is there."""
+        return key in self._objects
+
     def lose(self) -> None:
         """Let go of a chunk, as an expiry would."""
         if self._objects:

@@ -127,6 +127,7 @@ class World:
                 self.inside,
                 self.device,
                 self.ledgers,
+                self.tiers,
                 self.policy,
                 promotion_limit=self.plan.slots - round(self.plan.slots * self.plan.store_reserve),
             ),

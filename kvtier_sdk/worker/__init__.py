@@ -1,0 +1,25 @@
+"""Copies between the KV tensors of a device and the slots of a pool; needs the extra ``torch``."""
+
+from kvtier_sdk.errors import ConfigError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ConfigError("kvtier_sdk.worker needs torch: pip install 'kvtier-sdk[torch]'") from error
+
+from kvtier_sdk.worker.device import Copy, Device
+from kvtier_sdk.worker.geometry import DeviceBlocks, KVGroup, KVTensor
+from kvtier_sdk.worker.planning import CopyPlan, HostLayout
+from kvtier_sdk.worker.worker import CopyResult, OffloadWorker
+
+__all__ = [
+    "Copy",
+    "CopyPlan",
+    "CopyResult",
+    "Device",
+    "DeviceBlocks",
+    "HostLayout",
+    "KVGroup",
+    "KVTensor",
+    "OffloadWorker",
+]

@@ -1,0 +1,168 @@
+"""CPU tensors: a few threads that copy outside the interpreter lock."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import threading
+from pathlib import Path
+
+from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.jobs import Operation
+from kvtier_sdk.worker.device import Copy, Device
+from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
+from kvtier_sdk.worker.run_copier import RunCopier, run_copier
+
+#: Memory is the limit before this many cores are.
+MAX_THREADS = 4
+#: Less is not worth waking a second thread for.
+MIN_PART_BYTES = 512 * 1024
+#: What a load waits for at most that arrives behind a store: a few milliseconds.
+MAX_PART_BYTES = 16 * 1024 * 1024
+
+
+class CPUDevice(Device):
+    """A thread pool; loads go before stores, also into the middle of one that has begun.
+
+    Args:
+        clock: for how long copies take.
+        threads: how many; default: one for each core of the process, at most 4.
+        copy: moves the bytes; default: the fastest that works here.
+
+    Raises:
+        ConfigError: nothing here copies outside the interpreter lock.
+    """
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        threads: int | None = None,
+        copy: RunCopier | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._copy = copy or run_copier()
+        self._cpus = _cpus_of_the_process()
+        self._queue: list[tuple[int, int, _ThreadedCopy]] = []
+        self._turns = itertools.count()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kvtier-copy-{number}", daemon=True)
+            for number in range(threads or min(MAX_THREADS, len(self._cpus)))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def register(self, host: HostLayout) -> None:
+        """Nothing to do: any memory will do."""
+
+    def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
+        # One part for each thread, and no part so long that it would keep a load waiting.
+        size_bytes = plan.size_bytes
+        threads = max(1, min(len(self._threads), size_bytes // MIN_PART_BYTES))
+        rounds = -(-size_bytes // (threads * MAX_PART_BYTES))
+        parts = [plan] if threads * rounds == 1 else plan.split(threads * rounds)
+        copy = _ThreadedCopy(parts, operation)
+        urgency = 2 if operation is Operation.STORE else 0 if expedited else 1
+        with self._changed:
+            heapq.heappush(self._queue, (urgency, next(self._turns), copy))
+            self._changed.notify(len(parts))
+        return copy
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        # An engine pins its threads to a core each, and a new thread inherits its maker's.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, self._cpus)
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                copy = self._queue[0][2]
+                part = copy.take(self._clock.now_s())
+                if not copy.waiting:
+                    heapq.heappop(self._queue)
+            error: BaseException | None = None
+            try:
+                self._copy(*part)
+            except BaseException as raised:
+                error = raised
+            with self._changed:
+                if error is not None:
+                    copy.give_up()
+                    self._queue = [entry for entry in self._queue if entry[2] is not copy]
+                    heapq.heapify(self._queue)
+                copy.ended(self._clock.now_s(), error)
+
+
+class _ThreadedCopy(Copy):
+    """The parts of a copy. All but ``wait`` and what follows a done copy under the pool's lock."""
+
+    def __init__(self, parts: list[CopyPlan], operation: Operation) -> None:
+        self._parts = parts[::-1]
+        self._store = operation is Operation.STORE
+        self._running = 0
+        self._began_s: float | None = None
+        self._ended_s = 0.0
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a part has not begun."""
+        return bool(self._parts)
+
+    def take(self, now_s: float) -> tuple[Int64s, Int64s, Int64s]:
+        """The next part: destinations, sources, lengths."""
+        if self._began_s is None:
+            self._began_s = now_s
+        self._running += 1
+        part = self._parts.pop()
+        ends = (part.host, part.device) if self._store else (part.device, part.host)
+        return (*ends, part.lengths_bytes)
+
+    def give_up(self) -> None:
+        """Begin no other part; the copy is done when those that run have ended."""
+        self._parts.clear()
+
+    def ended(self, now_s: float, error: BaseException | None) -> None:
+        """A part has ended."""
+        self._running -= 1
+        self._error = self._error or error
+        if not self._running and not self._parts:
+            self._ended_s = now_s
+            self._done.set()
+
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        self._done.wait()
+
+    def error(self) -> str | None:
+        return None if self._error is None else f"{type(self._error).__name__}: {self._error}"
+
+    def duration_s(self) -> float:
+        return self._ended_s - (self._ended_s if self._began_s is None else self._began_s)
+
+
+def _cpus_of_the_process() -> set[int]:
+    """The cores that any of the process's threads may run on."""
+    cpus: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            cpus |= os.sched_getaffinity(int(task.name))
+        except ProcessLookupError:
+            continue
+    return cpus

@@ -1,0 +1,227 @@
+"""CUDA and ROCm tensors: copies on streams of their own, many runs in one call of the driver.
+
+The driver is called through ctypes: torch has no batched copy, and a tensor for each run would
+cost more than the run. What is queued on a stream is described by addresses alone, which CUDA and
+HIP take for host and device memory alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+
+import torch
+
+from kvtier_sdk.errors import ConfigError, KVTierError
+from kvtier_sdk.jobs import Operation
+from kvtier_sdk.units import format_bytes
+from kvtier_sdk.worker.device import Copy, Device
+from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
+
+_log = logging.getLogger("kvtier.worker")
+
+#: Drivers refuse to register much more at once.
+MAX_REGISTER_BYTES = 64 * 1024**3
+#: Usable from every context, not only from the one that registers.
+_HOST_REGISTER_PORTABLE = 1
+#: In which order a copy may read its sources: with the stream, or at any time after the call.
+_ORDER_STREAM, _ORDER_ANY = 1, 3
+#: The direction is read off the addresses.
+_HIP_MEMCPY_DEFAULT = 4
+
+
+class CUDADevice(Device):
+    """One accelerator.
+
+    Stores have a stream, loads one of higher priority, expedited loads another, so that none
+    queues behind the others. Each copy begins after what was queued on the engine's stream when
+    it was started: for a store the computation that writes the blocks, for a load whatever still
+    reads or clears them.
+
+    Args:
+        device: where the tensors are.
+
+    Raises:
+        ConfigError: the driver cannot be loaded.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._driver = _HIPDriver() if torch.version.hip else _CUDADriver()
+        with torch.cuda.device(device):
+            self._stores = torch.cuda.Stream(device, priority=0)
+            self._loads = torch.cuda.Stream(device, priority=-1)
+            self._expedited = torch.cuda.Stream(device, priority=-1)
+        self._registered: list[int] = []
+        self._pinned = False
+
+    def register(self, host: HostLayout) -> None:
+        rows = max(1, MAX_REGISTER_BYTES // host.row_bytes)
+        last_byte = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
+        runtime = torch.cuda.cudart()
+        with torch.cuda.device(self._device):
+            for begin in range(host.address, last_byte, rows * host.row_bytes):
+                size_bytes = min(rows * host.row_bytes, last_byte - begin)
+                status = int(runtime.cudaHostRegister(begin, size_bytes, _HOST_REGISTER_PORTABLE))
+                if status:
+                    self._unregister()
+                    _log.warning(
+                        "the driver did not register %s of host memory (error %d): copies wait "
+                        "for each other and for the engine; look at `ulimit -l`",
+                        format_bytes(size_bytes),
+                        status,
+                    )
+                    return
+                self._registered.append(begin)
+        self._pinned = True
+
+    def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
+        store = operation is Operation.STORE
+        stream = self._stores if store else self._expedited if expedited else self._loads
+        ends = (plan.host, plan.device) if store else (plan.device, plan.host)
+        # A slot does not change while it is loaded from; a block changes until its turn comes.
+        order = _ORDER_STREAM if store else _ORDER_ANY
+        enqueue = self._driver.copy_batch if self._pinned else self._driver.copy_each
+        began = torch.cuda.Event(enable_timing=True)
+        ended = torch.cuda.Event(enable_timing=True)
+        error: str | None = None
+        with torch.cuda.device(self._device):
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+            began.record(stream)
+            try:
+                enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
+            except KVTierError as raised:
+                # Some runs may be on their way: it is done when they have ended.
+                error = str(raised)
+            ended.record(stream)
+        return _StreamCopy(plan, began, ended, error)
+
+    def close(self) -> None:
+        with torch.cuda.device(self._device):
+            self._unregister()
+
+    def _unregister(self) -> None:
+        while self._registered:
+            torch.cuda.cudart().cudaHostUnregister(self._registered.pop())
+        self._pinned = False
+
+
+class _StreamCopy(Copy):
+    def __init__(
+        self, plan: CopyPlan, began: torch.cuda.Event, ended: torch.cuda.Event, error: str | None
+    ) -> None:
+        self._plan = plan  # keeps the driver's arrays
+        self._began = began
+        self._ended = ended
+        self._error = error
+
+    def done(self) -> bool:
+        return self._ask(self._ended.query) is not False
+
+    def wait(self) -> None:
+        self._ask(self._ended.synchronize)
+
+    def error(self) -> str | None:
+        return self._error
+
+    def duration_s(self) -> float:
+        milliseconds = self._ask(lambda: self._began.elapsed_time(self._ended))
+        return 0.0 if milliseconds is None else milliseconds / 1000
+
+    def _ask(self, question: Callable[[], float | None]) -> float | None:
+        try:
+            return question()
+        except RuntimeError as raised:
+            # The context is lost, and with it all that was queued: nothing runs any more.
+            self._error = self._error or str(raised).partition("\n")[0]
+            return None
+
+
+class _Attributes(ctypes.Structure):
+    """``CUmemcpyAttributes``; a location of type 0 is no hint."""
+
+    _fields_ = (
+        ("order", ctypes.c_int),
+        ("source_type", ctypes.c_int),
+        ("source_id", ctypes.c_int),
+        ("destination_type", ctypes.c_int),
+        ("destination_id", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+    )
+
+
+class _CUDADriver:
+    """``cuMemcpyBatchAsync`` of CUDA 12.8 and later; before it, one ``cuMemcpyAsync`` a run."""
+
+    def __init__(self) -> None:
+        library = _load_library("libcuda.so.1")
+        pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
+        self._copy_one = library.cuMemcpyAsync
+        self._copy_one.argtypes = [pointer, pointer, size_t, pointer]
+        # The first version has one more argument, where it says which run it refused.
+        self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
+        name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
+        self._batch = getattr(library, name, None)
+        if self._batch is not None:
+            runs = [pointer, pointer, pointer, size_t]
+            attributes = [pointer, pointer, size_t]
+            self._batch.argtypes = [*runs, *attributes, *[pointer] * (1 + self._says_which)]
+
+    def copy_batch(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        """Queue all runs in one call; both ends must be device or registered memory."""
+        if self._batch is None:
+            self.copy_each(into, out_of, lengths_bytes, order, stream)
+            return
+        attributes = _Attributes(order=order)
+        first_run = ctypes.c_size_t(0)
+        refused = [ctypes.byref(ctypes.c_size_t(0))] if self._says_which else []
+        status = self._batch(
+            *(array.ctypes.data for array in (into, out_of, lengths_bytes)),
+            len(lengths_bytes),
+            ctypes.byref(attributes),
+            ctypes.byref(first_run),
+            1,
+            *refused,
+            stream,
+        )
+        _check("cuMemcpyBatchAsync", status)
+
+    def copy_each(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        """Queue one run after the other."""
+        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
+            _check("cuMemcpyAsync", self._copy_one(*run, stream))
+
+
+class _HIPDriver:
+    """``hipMemcpyAsync``, run by run: HIP's batch call is younger than what is in use."""
+
+    def __init__(self) -> None:
+        self._copy_one = _load_library("libamdhip64.so").hipMemcpyAsync
+        pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
+        self._copy_one.argtypes = [pointer, pointer, size_t, ctypes.c_int, pointer]
+
+    def copy_each(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        """Queue one run after the other."""
+        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
+            _check("hipMemcpyAsync", self._copy_one(*run, _HIP_MEMCPY_DEFAULT, stream))
+
+    copy_batch = copy_each
+
+
+def _load_library(name: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise ConfigError(f"the driver of the accelerator cannot be loaded: {error}") from error
+
+
+def _check(call: str, status: int) -> None:
+    if status:
+        raise KVTierError(f"{call}: error {status}")

@@ -1,0 +1,217 @@
+"""The tensors and groups of a KV cache, the memory of its slots, and what a job names of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.worker.planning import GroupLayout, HostLayout, Int64s
+
+Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class KVTensor:
+    """One tensor of a KV cache, cut into blocks along one of its dimensions.
+
+    The bytes of a block may be one page, or several pieces at regular distances: keys and values
+    apart, heads outside tokens, several layers in one tensor. Any order of dimensions will do,
+    and any dtype; what is described is memory. A page that is padded is described by a view
+    without the padding.
+
+    Attributes:
+        tensor: the tensor, or a strided view of it.
+        block_dim: the dimension that counts blocks.
+        kernel_blocks: how many steps of that dimension are one block: more than one where the
+            attention kernel's blocks are smaller than the engine's.
+
+    Raises:
+        ConfigError: it has no such dimension, its size is no multiple of ``kernel_blocks``, it is
+            empty, or its elements share memory.
+    """
+
+    tensor: torch.Tensor
+    block_dim: int = 0
+    kernel_blocks: int = 1
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.tensor.shape)
+        if self.tensor.layout != torch.strided:
+            raise ConfigError(f"a KV tensor must be strided, not {self.tensor.layout}")
+        if not -len(shape) <= self.block_dim < len(shape):
+            raise ConfigError(
+                f"block_dim {self.block_dim} of a KV tensor of {len(shape)} dimensions"
+            )
+        if 0 in shape:
+            raise ConfigError(f"a KV tensor of shape {shape} has no bytes")
+        if self.kernel_blocks < 1 or shape[self.block_dim] % self.kernel_blocks:
+            raise ConfigError(
+                f"kernel_blocks is {self.kernel_blocks}: a KV tensor of shape {shape} has "
+                f"{shape[self.block_dim]} kernel blocks, which is no multiple of it"
+            )
+        reach_bytes = self.tensor.element_size()
+        for count, stride_bytes in sorted([*self._inner_dims(), self._block_dim()], key=_stride):
+            if stride_bytes < reach_bytes and count > 1:
+                raise ConfigError(
+                    f"the elements of a KV tensor of shape {shape} and strides "
+                    f"{self.tensor.stride()} share memory"
+                )
+            reach_bytes += (count - 1) * stride_bytes
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return self._block_dim()[0]
+
+    @property
+    def block_stride_bytes(self) -> int:
+        """Distance between blocks."""
+        return self._block_dim()[1]
+
+    @property
+    def page_bytes(self) -> int:
+        """What one block holds, without gaps."""
+        return self.tensor.numel() * self.tensor.element_size() // self.blocks
+
+    def segments(self) -> tuple[Int64s, int]:
+        """Where the longest pieces of adjacent memory in a block begin, and their length.
+
+        Returns:
+            Their addresses in block 0, ascending, and the bytes of each.
+        """
+        length_bytes = self.tensor.element_size()
+        addresses = np.array([self.tensor.data_ptr()], np.int64)
+        for count, stride_bytes in sorted(self._inner_dims(), key=_stride):
+            if stride_bytes == length_bytes:
+                length_bytes *= count
+            else:
+                steps = np.arange(count, dtype=np.int64) * stride_bytes
+                addresses = (steps[:, None] + addresses).ravel()
+        return addresses, length_bytes
+
+    def _block_dim(self) -> tuple[int, int]:
+        stride = self.tensor.stride(self.block_dim) * self.tensor.element_size()
+        return self.tensor.shape[self.block_dim] // self.kernel_blocks, stride * self.kernel_blocks
+
+    def _inner_dims(self) -> list[tuple[int, int]]:
+        """Count and stride in bytes of every dimension inside a block."""
+        element_bytes = self.tensor.element_size()
+        dims = [
+            (count, stride * element_bytes)
+            for count, stride in zip(self.tensor.shape, self.tensor.stride(), strict=True)
+        ]
+        _, kernel_stride_bytes = dims[self.block_dim]
+        dims[self.block_dim] = (self.kernel_blocks, kernel_stride_bytes)
+        return [dim for dim in dims if dim[0] > 1]
+
+
+@dataclass(frozen=True, eq=False)
+class KVGroup:
+    """One KV-cache group: tensors whose blocks have the same ids. Groups may share tensors.
+
+    Attributes:
+        tensors: in the order in which a chunk holds them.
+        blocks_per_chunk: consecutive blocks of a request that are offloaded as one chunk.
+
+    Raises:
+        ConfigError: there is no tensor, or they differ in device or in their number of blocks, or
+            a chunk has no block.
+    """
+
+    tensors: Sequence[KVTensor]
+    blocks_per_chunk: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise ConfigError("a KV-cache group needs at least one tensor")
+        if self.blocks_per_chunk < 1:
+            raise ConfigError(f"blocks_per_chunk must be at least 1, not {self.blocks_per_chunk}")
+        for what, values in (
+            ("blocks", {tensor.blocks for tensor in self.tensors}),
+            ("devices", {str(tensor.tensor.device) for tensor in self.tensors}),
+        ):
+            if len(values) > 1:
+                raise ConfigError(
+                    f"the tensors of a KV-cache group must agree in their {what}: "
+                    f"{', '.join(str(value) for value in sorted(values, key=str))}"
+                )
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Payload of one chunk."""
+        return sum(tensor.page_bytes for tensor in self.tensors) * self.blocks_per_chunk
+
+    def layout(self) -> GroupLayout:
+        """The same in numbers."""
+        segments = [tensor.segments() for tensor in self.tensors]
+        counts = [len(addresses) for addresses, _ in segments]
+        lengths = np.repeat(np.array([length for _, length in segments], np.int64), counts)
+        strides = np.array([tensor.block_stride_bytes for tensor in self.tensors], np.int64)
+        return GroupLayout(
+            blocks=self.tensors[0].blocks,
+            blocks_per_chunk=self.blocks_per_chunk,
+            addresses=np.concatenate([addresses for addresses, _ in segments]),
+            strides_bytes=np.repeat(strides, counts),
+            lengths_bytes=lengths,
+            offsets_bytes=(np.cumsum(lengths) - lengths) * self.blocks_per_chunk,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceBlocks:
+    """The blocks of a job, group after group.
+
+    Attributes:
+        block_ids: those of group 0, then those of group 1, and so on; in each group consecutive
+            blocks of a request.
+        group_sizes: how many of each group; ``None``: all are of the only group.
+        first_blocks: for each group the index, in its request, of its first block: what it
+            leaves over when divided by ``blocks_per_chunk`` is skipped in the first chunk;
+            ``None``: 0.
+    """
+
+    block_ids: Indices
+    group_sizes: Sequence[int] | None = None
+    first_blocks: Sequence[int] | None = None
+
+
+def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
+    """Where the slots of a region of host memory are.
+
+    Args:
+        memory: bytes of shape (slots, part); its rows may be further apart than the part is long.
+
+    Raises:
+        ConfigError: it is no matrix of bytes in host memory, or its rows overlap.
+    """
+    array = memory if isinstance(memory, np.ndarray) else _as_array(memory)
+    if array.ndim != 2 or array.itemsize != 1 or 0 in array.shape:
+        raise ConfigError(
+            "the host memory must be bytes of shape (slots, part), not "
+            f"{array.dtype} of shape {array.shape}"
+        )
+    row_bytes, byte_stride = array.strides
+    slots, part_bytes = array.shape
+    if (part_bytes > 1 and byte_stride != 1) or (slots > 1 and row_bytes < part_bytes):
+        raise ConfigError(
+            f"the rows of the host memory must be contiguous and apart; its strides are "
+            f"{array.strides} for rows of {part_bytes} bytes"
+        )
+    return HostLayout(slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable)
+
+
+def _as_array(memory: torch.Tensor) -> NDArray[np.uint8]:
+    if memory.device.type != "cpu":
+        raise ConfigError(f"the host memory is on {memory.device}")
+    array: NDArray[np.uint8] = memory.detach().numpy()
+    return array
+
+
+def _stride(dim: tuple[int, int]) -> int:
+    return dim[1]

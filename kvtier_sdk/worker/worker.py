@@ -1,0 +1,331 @@
+"""The worker: jobs between the blocks of a device and the slots of a pool."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.errors import ConfigError, KVTierError
+from kvtier_sdk.jobs import Operation
+from kvtier_sdk.units import format_bytes
+from kvtier_sdk.worker.device import Copy, Device
+from kvtier_sdk.worker.geometry import DeviceBlocks, Indices, KVGroup, host_layout
+from kvtier_sdk.worker.planning import CopyPlan, Int64s, join, overlaps, plan_group
+
+_log = logging.getLogger("kvtier.worker")
+
+
+@dataclass(frozen=True)
+class CopyResult:
+    """How a job ended.
+
+    Attributes:
+        job_id: as submitted.
+        operation: ``STORE`` or ``LOAD``.
+        success: whether all of it was copied. After a failed load its blocks hold anything,
+            after a failed store its slots do.
+        size_bytes: what the job was to move.
+        duration_s: seconds from its first byte to its last, queues not counted.
+        error: why it failed; ``None`` for a success.
+    """
+
+    job_id: int
+    operation: Operation
+    success: bool
+    size_bytes: int
+    duration_s: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Job:
+    job_id: int
+    operation: Operation
+    size_bytes: int
+    #: ``None`` for a job without blocks, which has ended from the start.
+    copy: Copy | None
+
+    @property
+    def done(self) -> bool:
+        return self.copy is None or self.copy.done()
+
+    def result(self) -> CopyResult:
+        if self.copy is None:
+            return CopyResult(self.job_id, self.operation, True, 0, 0.0)
+        error = self.copy.error()
+        return CopyResult(
+            self.job_id,
+            self.operation,
+            error is None,
+            self.size_bytes,
+            self.copy.duration_s(),
+            error,
+        )
+
+
+class OffloadWorker:
+    """Copies blocks to slots and back, in the background.
+
+    A job has ended when ``get_finished`` has reported it or ``wait`` for it has returned: then,
+    and not before, nothing reads or writes its blocks and slots any more, whether it succeeded or
+    failed. Until then they are the job's: who writes them, or reads what it writes, gets a
+    mixture. Jobs of one direction begin in the order in which they were submitted, and may end in
+    another; loads overtake stores, so no order is promised between the two. All methods may be
+    called from any thread.
+
+    Args:
+        groups: the KV-cache groups, by their index; all on one device.
+        host: the slots: bytes of shape (slots, part). Rows may be further apart than the part is
+            long, where several workers have a part each: ``HostPool.part`` is such memory. It is
+            kept alive. From read-only memory, which a replicated pool gives to all workers but
+            the first, there are loads only.
+        device: what moves the bytes; closed with the worker. Default: by where the tensors are.
+        clock: for durations.
+
+    Raises:
+        ConfigError: the groups or the memory cannot be described, a chunk does not fit into a
+            part, or there is no device for these tensors.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        host: torch.Tensor | NDArray[np.uint8],
+        *,
+        device: Device | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not groups:
+            raise ConfigError("a worker needs at least one KV-cache group")
+        self._host = host_layout(host)
+        for index, group in enumerate(groups):
+            if group.chunk_bytes > self._host.part_bytes:
+                raise ConfigError(
+                    f"a chunk of KV-cache group {index} has {format_bytes(group.chunk_bytes)}, a "
+                    f"part of a slot only {format_bytes(self._host.part_bytes)}: use fewer "
+                    "blocks_per_chunk or larger slots"
+                )
+        self._layouts = [group.layout() for group in groups]
+        # The plans are bare addresses: what they point to must live as long as this does.
+        self._memory = (tuple(groups), host)
+        self._jobs: dict[int, _Job] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._device = device or open_device(_device_of(groups), clock or SystemClock())
+        try:
+            self._device.register(self._host)
+        except BaseException:
+            self._device.close()
+            raise
+
+    def submit_store(
+        self, job_id: int, device_blocks: DeviceBlocks | Indices, slots: Indices
+    ) -> None:
+        """Start to copy blocks into slots; returns before they are copied.
+
+        What the engine has queued on the device so far is waited for on the device.
+
+        Args:
+            job_id: not one of a job that has not been reported.
+            device_blocks: what to copy; ids alone are blocks of the only group, from the start of
+                a chunk.
+            slots: where to, one for each chunk that the blocks touch, group after group. None
+                twice. A chunk that the job covers in part is written in part.
+
+        Raises:
+            ValueError: ids, slots or counts do not fit the geometry; nothing was copied.
+            KVTierError: the worker is shut down, or its host memory is read-only.
+        """
+        if not self._host.writable:
+            raise KVTierError("the host memory of this worker is read-only: it cannot store")
+        self._submit(job_id, Operation.STORE, device_blocks, slots, expedited=False)
+
+    def submit_load(
+        self,
+        job_id: int,
+        device_blocks: DeviceBlocks | Indices,
+        slots: Indices,
+        *,
+        expedited: bool = False,
+    ) -> None:
+        """Start to copy slots into blocks; returns before they are copied.
+
+        Args:
+            job_id: not one of a job that has not been reported.
+            device_blocks: where to; as for :meth:`submit_store`, no block of a group twice.
+            slots: what to copy, one for each chunk that the blocks touch, group after group.
+            expedited: overtake the loads that have not begun.
+
+        Raises:
+            ValueError: ids, slots or counts do not fit the geometry; nothing was copied.
+            KVTierError: the worker is shut down.
+        """
+        self._submit(job_id, Operation.LOAD, device_blocks, slots, expedited=expedited)
+
+    def get_finished(self) -> list[CopyResult]:
+        """The jobs that have ended since the last call, each reported once; never blocks."""
+        with self._lock:
+            ended = [job for job in self._jobs.values() if job.done]
+            for job in ended:
+                del self._jobs[job.job_id]
+        results = [job.result() for job in ended]
+        for result in results:
+            if result.error is not None:
+                _log.error(
+                    "%s of job %s failed: %s", result.operation.value, result.job_id, result.error
+                )
+        return results
+
+    def wait(self, job_ids: Iterable[int]) -> None:
+        """Block until these jobs have ended. ``get_finished`` still reports them.
+
+        Args:
+            job_ids: those that were reported, or never submitted, are nothing to wait for: no
+                record is kept of them.
+        """
+        with self._lock:
+            jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
+        for job in jobs:
+            if job.copy is not None:
+                job.copy.wait()
+
+    def shutdown(self) -> None:
+        """Wait for every job and let go of threads, streams and registered memory.
+
+        ``get_finished`` goes on reporting what has ended. A second call does nothing.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            jobs = list(self._jobs)
+        self.wait(jobs)
+        self._device.close()
+
+    def __enter__(self) -> OffloadWorker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def _submit(
+        self,
+        job_id: int,
+        operation: Operation,
+        device_blocks: DeviceBlocks | Indices,
+        slots: Indices,
+        *,
+        expedited: bool,
+    ) -> None:
+        if not isinstance(device_blocks, DeviceBlocks):
+            device_blocks = DeviceBlocks(device_blocks)
+        plan = self._plan(operation, device_blocks, slots)
+        with self._lock:
+            if self._closed:
+                raise KVTierError("the offload worker is shut down")
+            if job_id in self._jobs:
+                raise ValueError(f"job {job_id} has not been reported yet")
+            copy = None
+            if len(plan.lengths_bytes):
+                copy = self._device.start(plan, operation, expedited=expedited)
+            self._jobs[job_id] = _Job(job_id, operation, plan.size_bytes, copy)
+
+    def _plan(self, operation: Operation, blocks: DeviceBlocks, slots: Indices) -> CopyPlan:
+        sizes = self._per_group("group_sizes", blocks.group_sizes, default=len(blocks.block_ids))
+        firsts = self._per_group("first_blocks", blocks.first_blocks, default=0)
+        block_ids = _indices("block ids", blocks.block_ids)
+        slot_ids = _indices("slots", slots)
+        _check_range("slots", slot_ids, self._host.slots)
+        wanted = [
+            layout.slots_for(size, first) if size else 0
+            for layout, size, first in zip(self._layouts, sizes, firsts, strict=True)
+        ]
+        if sum(sizes) != len(block_ids):
+            raise ValueError(f"{len(block_ids)} block ids, but group_sizes add up to {sum(sizes)}")
+        if sum(wanted) != len(slot_ids):
+            raise ValueError(f"{len(slot_ids)} slots, but the blocks touch {sum(wanted)} chunks")
+        if operation is Operation.STORE and _has_duplicates(slot_ids):
+            raise ValueError("a store names a slot twice")
+
+        plans = []
+        for index, layout in enumerate(self._layouts):
+            ids, block_ids = block_ids[: sizes[index]], block_ids[sizes[index] :]
+            some, slot_ids = slot_ids[: wanted[index]], slot_ids[wanted[index] :]
+            if len(ids):
+                _check_range(f"block ids of group {index}", ids, layout.blocks)
+                plans.append(plan_group(layout, self._host, ids, firsts[index], some))
+        plan = join(plans)
+        if operation is Operation.LOAD and overlaps(plan.device, plan.lengths_bytes):
+            raise ValueError("a load names a block twice")
+        return plan
+
+    def _per_group(self, name: str, values: Sequence[int] | None, *, default: int) -> list[int]:
+        if values is None:
+            if len(self._layouts) > 1 and default:
+                raise ValueError(f"{name} is needed: there are {len(self._layouts)} groups")
+            return [default] * len(self._layouts)
+        if len(values) != len(self._layouts):
+            raise ValueError(f"{name} is of {len(values)} groups; there are {len(self._layouts)}")
+        if any(value < 0 for value in values):
+            raise ValueError(f"{name} has a negative number: {list(values)}")
+        return [int(value) for value in values]
+
+
+def open_device(kind: torch.device, clock: Clock) -> Device:
+    """The device that moves the bytes of tensors that are there.
+
+    Raises:
+        ConfigError: there is none for these, or it does not work here.
+    """
+    if kind.type == "cpu":
+        from kvtier_sdk.worker.cpu import CPUDevice
+
+        return CPUDevice(clock)
+    if kind.type == "cuda":
+        from kvtier_sdk.worker.cuda import CUDADevice
+
+        return CUDADevice(kind)
+    raise ConfigError(f"there is no worker for tensors on {kind.type!r}: only 'cpu' and 'cuda'")
+
+
+def _device_of(groups: Sequence[KVGroup]) -> torch.device:
+    devices = {tensor.tensor.device for group in groups for tensor in group.tensors}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ConfigError(f"the KV-cache groups of a worker must be on one device, not on {names}")
+    return devices.pop()
+
+
+def _indices(what: str, values: Indices) -> Int64s:
+    array = np.asarray(values)
+    if not array.size:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{what} must be a row of integers, not {array.dtype} of {array.shape}")
+    return array.astype(np.int64)
+
+
+def _check_range(what: str, ids: Int64s, limit: int) -> None:
+    if not len(ids):
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= limit:
+        raise ValueError(f"{what} must be from 0 to {limit - 1}, not {low} to {high}")
+
+
+def _has_duplicates(ids: Int64s) -> bool:
+    ascending = np.sort(ids)
+    return bool(np.any(ascending[1:] == ascending[:-1]))
