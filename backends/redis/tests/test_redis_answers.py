@@ -112,8 +112,6 @@ def test_whatever_comes_nothing_is_overrun(head, rest, pieces):
         b"$+43\r\n",
         b"$43\r\n" + VALUE + b"xx",
         b"$43\r\n" + VALUE + b"\n\r",
-        b"+OK\r\n+OK\r\n",
-        b"$-1\r\n$-1\r\n",
         b"+" + b"x" * 5000,
         b"$" + b"9" * 30,
         b"HTTP/1.1 400 Bad Request\r\n",
@@ -125,6 +123,18 @@ def test_what_is_no_answer(text):
     with pytest.raises(ProtocolError):
         feed(reader, text, [])
     assert slot.is_guarded()
+
+
+@pytest.mark.parametrize("text", [b"+OK\r\n+OK\r\n", b"$-1\r\n$-1\r\n"])
+def test_two_answers_to_one_command(text):
+    with pytest.raises(ProtocolError, match="more than one"):
+        feed(AnswerReader(), text, [])
+    # Where a value may come no more is taken at a time than its line; the rest stays outside.
+    slot = Slot()
+    answer, rest = feed(AnswerReader(slot.buffers), text, [])
+    assert answer is not None
+    assert rest == text[5:]
+    assert slot.value == b"\0" * 43
 
 
 def test_commands():
