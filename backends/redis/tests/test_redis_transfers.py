@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
+from kvtier_redis.answers import Answer, Kind
 from kvtier_redis.wire import Wire
 from kvtier_sdk import (
     CorruptChunkError,
@@ -280,3 +281,13 @@ async def test_somebody_who_speaks_otherwise(answer):
         await wire.call([b"PING\r\n"])
     await left.wait()
     peer.close()
+
+
+async def test_a_connection_with_another_length_on_its_way_is_of_no_more_use(server):
+    server.ask("SET", "k", b"x" * 1000)
+    loop = asyncio.get_running_loop()
+    _, wire = await loop.create_connection(lambda: Wire("peer"), "127.0.0.1", server.port)
+    answer = await wire.call([b"GET k\r\n"], [memoryview(bytearray(10))])
+    assert answer == Answer(Kind.OTHER_LENGTH, "1000")
+    # At once: a request that was made before the rest arrives would take it for its answer.
+    assert not wire.is_usable
