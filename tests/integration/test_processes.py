@@ -62,12 +62,12 @@ def test_what_leaves_the_primary_tier_comes_back(tier: str, runner: str, tmp_pat
 
 def test_two_processes_find_each_others_files(tmp_path: Path) -> None:
     for number, runner in enumerate(["process", "thread", "process"]):
-        with live([f"file://{tmp_path}?runner={runner}"], slots=16) as engine:
+        with live([f"file://{tmp_path}?runner={runner}"], slots=32) as engine:
             request = engine.begin("one")
             known = KEYS[: 8 * number]
             assert engine.settle(request, *known) == ["HIT"] * len(known)
             engine.load(request, *known)
-            engine.store(request, *KEYS[8 * number : 8 * number + 8][: 16 - len(known)])
+            engine.store(request, *KEYS[8 * number : 8 * number + 8])
 
 
 @pytest.mark.parametrize("tiers", [["memory:"], ["file://"], ["memory:", "file://"]])
