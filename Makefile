@@ -12,7 +12,7 @@ VLLM_VENV := .venv-vllm
 SEEDS ?= 1000
 SEED ?=
 
-.PHONY: help setup test test-wheels check format demo bench bench-worker soak clean \
+.PHONY: help setup redis-server test test-wheels check format demo bench bench-worker soak clean \
 	setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
@@ -30,18 +30,24 @@ help:
 
 setup: $(VENV)/.setup
 
-$(VENV)/.setup: pyproject.toml backends/file/pyproject.toml requirements-dev.txt
+# The Redis tier is tested on real servers.
+redis-server:
+	@{ command -v redis-server && command -v redis-cli && command -v redis-benchmark; } >/dev/null \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server; } \
+		|| { echo "redis-server is missing and could not be installed: as root, apt-get install redis-server" >&2; exit 1; }
+
+$(VENV)/.setup: pyproject.toml backends/file/pyproject.toml backends/redis/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file
+		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis
 	@touch $@
 
-test: setup
+test: setup redis-server
 	$(BIN)/python -m pytest
 
-test-wheels: setup
+test-wheels: setup redis-server
 	$(BIN)/python tests/wheels.py
 
 check: setup

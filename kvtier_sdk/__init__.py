@@ -76,7 +76,7 @@ from kvtier_sdk.types import (
     make_offload_key,
     split_offload_key,
 )
-from kvtier_sdk.units import Bytes, BytesOrShare, Flag, Seconds, Share, format_bytes
+from kvtier_sdk.units import Bytes, BytesOrShare, Count, Flag, Seconds, Share, format_bytes
 
 __version__ = "0.1.0"
 
@@ -94,6 +94,7 @@ __all__ = [
     "Clock",
     "ConfigError",
     "CorruptChunkError",
+    "Count",
     "DuplicateBackendError",
     "Entry",
     "EvictionPolicy",

@@ -187,7 +187,9 @@ class RunnerOptions(StrictModel):
     """Options that every tier has, whatever its backend: how the core treats it.
 
     Attributes:
-        runner: what runs it: ``thread``, a thread of its own; ``auto`` chooses.
+        runner: what runs it: ``thread``, a thread of the engine's process; ``process``, a process
+            of its own; ``auto`` takes a process for a tier on another machine, if it can, and a
+            thread for the others.
         store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
             ``after_hits:2``, ``prompt_only``, or one that another package brings.
         offload_policy: ``chunk`` gives it what is new; ``request`` also the other chunks of each
@@ -209,7 +211,7 @@ class RunnerOptions(StrictModel):
         max_probe_interval_s: the longest such pause.
     """
 
-    runner: Literal["auto", "thread"] = "auto"
+    runner: Literal["auto", "thread", "process"] = "auto"
     store_policy: str = "through"
     offload_policy: Literal["chunk", "request"] = "chunk"
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")

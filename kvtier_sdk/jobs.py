@@ -216,6 +216,17 @@ class JobTable:
         """
         return self._quarantined.pop(job_id, None)
 
+    def take_all(self) -> tuple[list[Job], list[Job]]:
+        """Forget all jobs.
+
+        Returns:
+            Those that await their conclusion, and those in quarantine.
+        """
+        taken = list(self._running.values()), list(self._quarantined.values())
+        self._running.clear()
+        self._quarantined.clear()
+        return taken
+
     def overdue(self, now_s: float, grace_s: float) -> list[Job]:
         """Jobs whose runner should have concluded them by now, and has not.
 

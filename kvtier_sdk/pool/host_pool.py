@@ -208,6 +208,11 @@ class HostPool:
             raise
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other processes can map it; not once it is closed."""
+        return self._file is not None
+
+    @property
     def fd(self) -> int:
         """The descriptor of a shared pool, closed with it; give it to a child by ``pass_fds``.
 

@@ -1,7 +1,16 @@
-"""One tier's loop: queues, deadlines, retries, integrity, drain; and the thread it runs in."""
+"""One tier's loop, from queues to drain; and the thread or the process it runs in."""
 
-from kvtier_sdk.runner.base import SlotMemory, TierRunner
+from kvtier_sdk.runner.base import JobLoop, SlotMemory, TierRunner
+from kvtier_sdk.runner.process_runner import ProcessRunner, fault_of_process
 from kvtier_sdk.runner.thread_runner import ThreadRunner
 from kvtier_sdk.runner.tier_loop import TierLoop
 
-__all__ = ["SlotMemory", "ThreadRunner", "TierLoop", "TierRunner"]
+__all__ = [
+    "JobLoop",
+    "ProcessRunner",
+    "SlotMemory",
+    "ThreadRunner",
+    "TierLoop",
+    "TierRunner",
+    "fault_of_process",
+]

@@ -19,6 +19,25 @@ class SlotMemory(Protocol):
         """A slot's payload, its length rounded up to ``alignment``, handed to ``holder``."""
 
 
+class JobLoop(Protocol):
+    """What a thread runner runs: a tier's loop, or what stands for one elsewhere."""
+
+    async def open(self) -> None:
+        """Open the tier; raises why it cannot be."""
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Take jobs. Called on the loop's thread."""
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Cancel what is queued and wait for what runs; whether all of it ended in time."""
+
+    async def close(self) -> None:
+        """Close the tier; what is under way is cancelled, what comes later too."""
+
+    def abandon(self) -> None:
+        """Conclude every job as cancelled, and each that is handed over later."""
+
+
 class TierRunner(Protocol):
     """Runs one tier. Called on the engine's thread; no method waits unless it says so."""
 

@@ -14,8 +14,8 @@ from kvtier_sdk.blocking import close_blocking_threads
 from kvtier_sdk.clock import Clock
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.jobs import Job, JobResult, Report, Verdict
+from kvtier_sdk.runner.base import JobLoop
 from kvtier_sdk.runner.tier_log import TierLog
-from kvtier_sdk.runner.tier_loop import TierLoop
 
 T = TypeVar("T")
 
@@ -36,10 +36,13 @@ class ThreadRunner:
             reported meanwhile; must not block.
     """
 
+    #: What closing may take beyond its timeout.
+    _parting_s = 0.0
+
     def __init__(
         self,
         name: str,
-        make_loop: Callable[[Callable[[Report], None]], TierLoop],
+        make_loop: Callable[[Callable[[Report], None]], JobLoop],
         clock: Clock,
         notify: Callable[[], None] | None = None,
     ) -> None:
@@ -119,7 +122,7 @@ class ThreadRunner:
         self._closing = True
         if self._opened.done() and self._opened.exception() is None:
             self.drain(timeout_s)
-        if not self._call(self._closed(), timeout_s, default=self._over):
+        if not self._call(self._closed(), timeout_s + self._parting_s, default=self._over):
             self._log.warning(
                 "the tier did not close within %g s; its thread is left behind", timeout_s
             )

@@ -8,20 +8,21 @@ from contextlib import contextmanager
 from kvtier_sdk.clock import Clock, SystemClock
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.host_memory import total_memory_bytes
-from kvtier_sdk.jobs import Report
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.registry import load_policy
-from kvtier_sdk.runner import ThreadRunner, TierLoop
 from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.tiering.config import TieringConfig
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.runners import make_runner, wants_process
 from kvtier_sdk.units import format_bytes
 
 
 @contextmanager
 def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
     """Make the host pool that is configured, and close it at the end.
+
+    It can be shared with other processes where a tier is to run in one.
 
     Args:
         config: says how big it is.
@@ -38,7 +39,11 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
     if size_bytes is None:
         raise ConfigError("option 'chunk_bytes' is missing; it says how big a chunk is")
     _check_chunk(config, size_bytes)
-    pool = HostPool(_slots(config, size_bytes), size_bytes)
+    slots = _slots(config, size_bytes)
+    if any(map(wants_process, config.tiers)):
+        pool = HostPool.create(PoolLayout(slots, size_bytes))
+    else:
+        pool = HostPool(slots, size_bytes)
     try:
         yield pool
     finally:
@@ -97,18 +102,10 @@ def open_manager(
     )
     try:
         for spec in config.tiers:
-
-            def make_loop(report: Callable[[Report], None], spec: TierSpec = spec) -> TierLoop:
-                return TierLoop(
-                    spec,
-                    namespace=bound,
-                    memory=pool,
-                    clock=clock,
-                    report=report,
-                    verify=config.verify,
-                )
-
-            manager.add_tier(spec, ThreadRunner(spec.name, make_loop, clock, notify))
+            runner = make_runner(
+                spec, pool, namespace=bound, clock=clock, notify=notify, verify=config.verify
+            )
+            manager.add_tier(spec, runner)
         yield manager
     finally:
         manager.shutdown(config.shutdown_timeout_s)

@@ -1,4 +1,4 @@
-"""A manager over real tiers on threads of their own, and the steps of an engine."""
+"""A manager over real tiers, each in its thread or process, and the steps of an engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kvtier_sdk import (
+    Clock,
     HostPool,
     Namespace,
     OffloadKey,
     RequestContext,
+    TieringConfig,
     TieringManager,
     TierSpec,
     open_manager,
+    open_pool,
 )
 
 CHUNK_BYTES = 4096
@@ -84,19 +87,24 @@ def live(
     slots: int = 64,
     namespace: dict[str, object] | None = None,
     events: bool = False,
+    clock: Clock | None = None,
 ) -> Iterator[Live]:
     """Open tiers with a manager over them; deadlines are long, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
-    pool = HostPool(slots, CHUNK_BYTES)
+    specs = [TierSpec.from_url(url, **patience) for url in tiers]
+    config = TieringConfig.from_dict(
+        {"slots": slots, "chunk_bytes": CHUNK_BYTES, "tiers": specs}, where="test"
+    )
     reported = threading.Event()
-    try:
-        with open_manager(
+    with (
+        open_pool(config) as pool,
+        open_manager(
             pool,
-            [TierSpec.from_url(url, **patience) for url in tiers],
+            config,
             Namespace(namespace or {"model": "m"}),
+            clock=clock,
             events=events,
             notify=reported.set,
-        ) as manager:
-            yield Live(manager, pool, reported)
-    finally:
-        pool.close()
+        ) as manager,
+    ):
+        yield Live(manager, pool, reported)

@@ -25,6 +25,7 @@ DOCUMENTED = {
     "RunnerOptions": (PAGE, RunnerOptions),
     "memory": (PAGE, load_backend("memory").config_model),
     "file": (PAGE, load_backend("file").config_model),
+    "redis": (PAGE, load_backend("redis").config_model),
     "GuestOptions": (VLLM_PAGE, GuestOptions),
     "EngineOptions": (VLLM_PAGE, EngineOptions),
 }
@@ -36,7 +37,7 @@ PARSERS = {
     units.parse_count: "number",
     units.parse_flag: "flag",
 }
-KINDS = {"str": "text", "Path": "text", "Mapping": "table", "tuple": "list"}
+KINDS = {"str": "text", "Path": "text", "Mapping": "table", "tuple": "list", "SecretStr": "text"}
 
 Row = tuple[str, str, str]
 

@@ -175,7 +175,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     (
         "runner",
         {"tiers": [{"type": "memory", "runner": "cloud"}]},
-        "option 'tiers[0].runner' is 'cloud' but should be 'auto' or 'thread'",
+        "option 'tiers[0].runner' is 'cloud' but should be 'auto', 'thread' or 'process'",
     ),
     (
         "offload policy",

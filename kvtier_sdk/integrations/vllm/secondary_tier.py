@@ -148,6 +148,11 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._finished: list[EngineResult] = []
         self._queued_bytes = {Operation.LOAD: 0, Operation.STORE: 0}
         self._events: list[OffloadingEvent] = []
+        if self._spec.runner.runner == "process":
+            self._log.warning(
+                "%s: under vLLM's manager a tier runs in a thread; option 'runner' is not followed",
+                self._spec.name,
+            )
         self._runner = self._make_runner()
         self._runner.start()
 

@@ -1,0 +1,188 @@
+"""Options of the Redis tier."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+
+from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
+
+#: Name and port of a server.
+HostPort = tuple[str, int]
+
+_BRACES = frozenset("{}")
+
+
+def _hosts(value: object) -> tuple[str, ...]:
+    """``"b:26379,c:26379"``, or a list of such, as one text each."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"{value!r} is no list of servers; write for example 'b:26379,c:26379'")
+    found = tuple(part.strip() for part in parts if part.strip())
+    for part in found:
+        split_host(part, default_port=1)
+    return found
+
+
+def split_host(text: str, *, default_port: int) -> HostPort:
+    """Take ``host``, ``host:port`` or ``[address]:port`` apart.
+
+    Args:
+        text: the server.
+        default_port: the port where none is given.
+
+    Returns:
+        Host and port.
+
+    Raises:
+        ValueError: the port is no number up to 65535, or there is no host.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(default_port)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 2**16:
+        raise ValueError(f"{text!r} is no server; write for example 'b:26379'")
+    return host, int(port)
+
+
+def _prefix(value: object) -> str:
+    # Braces would choose the cluster's slot, and all chunks would be on one node.
+    if not isinstance(value, str) or not value or _BRACES & set(value):
+        raise ValueError(f"{value!r} should be text without '{{' and '}}'")
+    return value
+
+
+class RedisTierConfig(TierConfig):
+    """Options of the Redis tier.
+
+    Attributes:
+        host: the server; with ``sentinel`` a Sentinel, with ``cluster`` any node.
+        port: its port.
+        hosts: further servers to ask, ``host:port`` each, where the first is out of reach; for
+            ``sentinel`` and ``cluster``.
+        socket: path of a Unix socket instead of host and port.
+        username: of an ACL user; the server's default user where absent.
+        password: of that user.
+        db: number of the database; a cluster has only 0.
+        prefix: what the names of all keys begin with; chunks of different prefixes are apart.
+        ttl_s: a chunk that was neither stored nor used for so long is gone; unlimited where
+            absent.
+        connections: connections to each node that carry chunks, one chunk at a time each.
+        connect_timeout_s: a connection that takes longer to be made has failed, and so has an
+            answer that carries no chunk.
+        tls: whether to speak TLS, as ``rediss:`` does.
+        tls_ca: file with the certificates to trust; the system's where absent.
+        tls_cert: file with this client's certificate, where the server wants one.
+        tls_key: file with its key; the one with the certificate where absent.
+        tls_verify: whether the server's certificate and name are checked.
+        sentinel: name of the service to ask Sentinel for.
+        sentinel_username: of an ACL user of the Sentinels.
+        sentinel_password: of that user.
+        cluster: whether the servers are a Cluster.
+    """
+
+    host: str = "127.0.0.1"
+    port: Count = Field(6379, ge=1, le=65535)
+    hosts: Annotated[tuple[str, ...], BeforeValidator(_hosts)] = ()
+    socket: str | None = None
+    username: str | None = None
+    password: SecretStr | None = None
+    db: Count = Field(0, ge=0, lt=2**31)
+    prefix: Annotated[str, BeforeValidator(_prefix)] = "kvtier"
+    ttl_s: Seconds | None = Field(None, alias="ttl")
+    connections: Count = Field(4, ge=1, le=1024)
+    connect_timeout_s: Seconds = Field(2.0, alias="connect_timeout", gt=0)
+    tls: Flag = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_verify: Flag = True
+    sentinel: str | None = None
+    sentinel_username: str | None = None
+    sentinel_password: SecretStr | None = None
+    cluster: Flag = False
+
+    _NEEDS: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("username", "password"),
+        ("sentinel_username", "sentinel_password"),
+        ("sentinel_password", "sentinel"),
+        ("tls_ca", "tls"),
+        ("tls_cert", "tls"),
+        ("tls_key", "tls_cert"),
+    )
+    _EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("sentinel", "cluster"),
+        ("socket", "sentinel"),
+        ("socket", "cluster"),
+        ("socket", "tls"),
+        ("db", "cluster"),
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        for option, needed in self._NEEDS:
+            if getattr(self, option) and not getattr(self, needed):
+                raise ValueError(f"option '{option}' is given without '{needed}'")
+        for option, other in self._EXCLUDES:
+            if getattr(self, option) and getattr(self, other):
+                raise ValueError(f"option '{option}' cannot be used beside '{other}'")
+        if self.hosts and not (self.sentinel or self.cluster):
+            raise ValueError("option 'hosts' is given without 'sentinel' or 'cluster'")
+        if self.ttl_s is not None and self.ttl_s < 0.001:
+            raise ValueError("option 'ttl' is below one millisecond")
+        return self
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """The time to live as the server counts it."""
+        return None if self.ttl_s is None else round(self.ttl_s * 1000)
+
+    @property
+    def seeds(self) -> list[HostPort]:
+        """The servers to ask first, in order."""
+        more = [split_host(text, default_port=self.port) for text in self.hosts]
+        return [(self.host, self.port), *more]
+
+    @classmethod
+    def options_from_url(cls, url: TierURL) -> dict[str, Any]:
+        """Read ``redis://user:password@host:6379/0?ttl=1h``: the path is the database.
+
+        ``rediss:`` is the same over TLS; ``redis+unix:///run/redis.sock?db=1`` has the socket's
+        path.
+
+        Args:
+            url: the parts.
+
+        Returns:
+            Options, not yet validated.
+
+        Raises:
+            ConfigError: a part has no meaning, or is given twice.
+        """
+        given: dict[str, Any] = {
+            "username": url.username or None,
+            "password": url.password,
+            "host": url.host,
+            "port": url.port,
+        }
+        if url.scheme == "redis+unix":
+            if url.host is not None or not url.path:
+                raise ConfigError(
+                    f"{url.scheme}: takes a path; write 'redis+unix:///run/redis.sock'"
+                )
+            given["socket"] = url.path
+        else:
+            if url.path.strip("/"):
+                given["db"] = url.path.strip("/")
+            if url.scheme == "rediss":
+                given["tls"] = True
+        options: dict[str, Any] = dict(url.options)
+        for name, value in given.items():
+            if value is None:
+                continue
+            if name in options:
+                raise ConfigError(f"{url.scheme}: option {name!r} is given in the URL twice")
+            options[name] = value
+        return options

@@ -1,0 +1,123 @@
+"""What servers answer and connections do, as the designed errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis import exceptions as theirs
+
+from kvtier_sdk import (
+    ConfigError,
+    CorruptChunkError,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
+
+#: The first word of an answer to what it means here.
+_WORDS: dict[str, type[TierError]] = {
+    "OOM": TierCapacityError,
+    **dict.fromkeys(("NOAUTH", "WRONGPASS", "NOPERM", "DENIED"), TierAuthError),
+    # Each of these passes: a start, a failover, a script, a resharding, a disk that is full.
+    **dict.fromkeys(
+        (
+            "LOADING",
+            "READONLY",
+            "MASTERDOWN",
+            "CLUSTERDOWN",
+            "TRYAGAIN",
+            "BUSY",
+            "MISCONF",
+            "NOREPLICAS",
+        ),
+        TierUnavailableError,
+    ),
+    # Somebody else's value under our key.
+    "WRONGTYPE": CorruptChunkError,
+}
+#: Answers that begin with a plain ERR, by what they say.
+_PHRASES: tuple[tuple[str, type[TierError]], ...] = (
+    ("max number of clients", TierUnavailableError),
+    ("invalid password", TierAuthError),
+    ("without any password configured", TierAuthError),
+)
+_CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[TierError]], ...] = (
+    (
+        (
+            theirs.AuthenticationError,
+            theirs.AuthorizationError,
+            theirs.AuthenticationWrongNumberOfArgsError,
+            theirs.NoPermissionError,
+        ),
+        TierAuthError,
+    ),
+    (theirs.OutOfMemoryError, TierCapacityError),
+    ((theirs.TimeoutError, TimeoutError), TierTimeoutError),
+    (
+        (
+            theirs.ReadOnlyError,
+            theirs.ClusterError,
+            theirs.TryAgainError,
+            theirs.ConnectionError,
+            theirs.RedisClusterException,
+            OSError,
+        ),
+        TierUnavailableError,
+    ),
+)
+_NO_CLUSTER = ("MOVED", "ASK", "CROSSSLOT")
+
+
+def answer_error(answer: str) -> TierError:
+    """What an error answer of the server means.
+
+    Args:
+        answer: its text, without the leading ``-``.
+
+    Returns:
+        The designed error.
+    """
+    word = answer.partition(" ")[0]
+    if word in _NO_CLUSTER:
+        return TierError("the server belongs to a cluster; set option 'cluster' to true")
+    kind = _WORDS.get(word)
+    if kind is None:
+        kind = next((kind for phrase, kind in _PHRASES if phrase in answer), TierError)
+    return kind(f"the server answered: {answer}")
+
+
+def client_error(error: Exception) -> TierError:
+    """What an exception of redis-py or of the system means.
+
+    Args:
+        error: the exception.
+
+    Returns:
+        The designed error; one of no known kind is a plain :class:`TierError`.
+    """
+    if isinstance(error, theirs.AskError):  # MOVED too
+        return answer_error("MOVED")
+    for kinds, ours in _CLASSES:
+        if isinstance(error, kinds):
+            return ours(str(error) or type(error).__name__)
+    if isinstance(error, theirs.ResponseError):
+        return answer_error(str(error))
+    return TierError(str(error) or type(error).__name__)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise what redis-py and the system raise as the designed errors.
+
+    Raises:
+        TierError: of the fitting class, with the original as its cause.
+    """
+    try:
+        yield
+    except (TierError, ConfigError):
+        raise
+    except (theirs.RedisError, OSError) as error:
+        raise client_error(error) from error

@@ -1,0 +1,244 @@
+"""Which server holds a chunk, and the client that says so: one server, Sentinel, or a Cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from kvtier_redis.config import RedisTierConfig
+from kvtier_redis.faults import client_error, translated
+from kvtier_redis.lanes import Address
+from kvtier_sdk import Clock, TierError
+
+_SCAN_COUNT = 1000
+_REFRESH_PAUSE_S = 0.25
+
+
+class Route(ABC):
+    """Where chunks are, and every command that moves none.
+
+    Attributes:
+        is_cluster: whether servers send requests elsewhere.
+    """
+
+    is_cluster = False
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    @property
+    def servers(self) -> int:
+        """How many servers hold chunks."""
+        return 1
+
+    @abstractmethod
+    async def server_of(self, name: bytes) -> Address:
+        """The server that holds a key now.
+
+        Raises:
+            TierError: it could not be found out.
+        """
+
+    def suspect(self) -> None:
+        """Something was not where it should be: ask again before the next answer."""
+        return
+
+    async def open(self) -> None:
+        """Connect and sign in.
+
+        Raises:
+            TierError: no server can be reached, or one refuses.
+        """
+        with translated():
+            await self._client.ping()
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await self._client.aclose()
+
+    async def run(self, *commands: Sequence[str | bytes]) -> list[Any]:
+        """Run commands on one key each, all in one go.
+
+        Args:
+            commands: the words of each; the key is the second.
+
+        Returns:
+            Their results, in order.
+
+        Raises:
+            TierError: one of them failed.
+        """
+        if not commands:
+            return []
+        with translated():
+            async with self._pipeline() as pipeline:
+                for words in commands:
+                    pipeline.execute_command(*words)
+                results: list[Any] = await pipeline.execute(raise_on_error=False)
+        for result in results:
+            if isinstance(result, Exception):
+                self.suspect()
+                raise client_error(result)
+        return results
+
+    async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
+        """Iterate over the keys that match, on all servers; one may come more than once.
+
+        Raises:
+            TierError: while iterating, a server could not be asked.
+        """
+        with translated():
+            async for name in self._client.scan_iter(match=pattern, count=_SCAN_COUNT):
+                yield name
+
+    async def facts(self) -> list[dict[str, Any]]:
+        """What ``INFO`` says, of each server that holds chunks.
+
+        Raises:
+            TierError: a server could not be asked.
+        """
+        with translated():
+            return [await self._client.info()]
+
+    def _pipeline(self) -> Any:
+        return self._client.pipeline(transaction=False)
+
+
+class OneServer(Route):
+    """A server that stands alone."""
+
+    def __init__(self, config: RedisTierConfig) -> None:
+        self._address: Address = config.socket or (config.host, config.port)
+        place = (
+            {"unix_socket_path": config.socket}
+            if config.socket
+            else {"host": config.host, "port": config.port}
+        )
+        super().__init__(Redis(**place, db=config.db, **_connection_options(config)))
+
+    async def server_of(self, name: bytes) -> Address:
+        return self._address
+
+
+class BehindSentinel(Route):
+    """A master behind Sentinel, found again after a failover."""
+
+    def __init__(self, config: RedisTierConfig) -> None:
+        assert config.sentinel is not None
+        self._service = config.sentinel
+        sign_in = _sign_in(config.sentinel_username, config.sentinel_password)
+        options = _connection_options(config)
+        self._sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
+            config.seeds,
+            sentinel_kwargs={**options, "username": None, "password": None, **sign_in},
+            db=config.db,
+            **options,
+        )
+        self._master: Address | None = None
+        super().__init__(self._sentinel.master_for(self._service))
+
+    async def server_of(self, name: bytes) -> Address:
+        if self._master is None:
+            with translated():
+                host, port = await self._sentinel.discover_master(self._service)
+            self._master = (host, port)
+        return self._master
+
+    def suspect(self) -> None:
+        self._master = None
+
+    async def close(self) -> None:
+        await super().close()
+        for sentinel in self._sentinel.sentinels:
+            await sentinel.aclose()
+
+
+class Cluster(Route):
+    """A Cluster, whose map is read again when it has changed."""
+
+    is_cluster = True
+
+    def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
+        self._clock = clock
+        self._is_stale = False
+        self._fresh_until_s = 0.0
+        self._refreshing = asyncio.Lock()
+        nodes = [ClusterNode(host, port) for host, port in config.seeds]
+        super().__init__(RedisCluster(startup_nodes=nodes, **_connection_options(config)))
+
+    @property
+    def servers(self) -> int:
+        return max(1, len(self._client.get_primaries()))
+
+    async def server_of(self, name: bytes) -> Address:
+        with translated():
+            await self._refresh()
+            node = self._client.get_node_from_key(name)
+        if node is None:
+            raise TierError("no node of the cluster serves this chunk", retryable=True)
+        return node.host, int(node.port)
+
+    def suspect(self) -> None:
+        self._is_stale = True
+
+    async def open(self) -> None:
+        with translated():
+            await self._client.initialize()
+        await super().open()
+
+    async def facts(self) -> list[dict[str, Any]]:
+        with translated():
+            return [await node.execute_command("INFO") for node in self._client.get_primaries()]
+
+    def _pipeline(self) -> Any:
+        return self._client.pipeline()
+
+    async def _refresh(self) -> None:
+        # While a node is down each of its chunks complains; reading the map is slow.
+        async with self._refreshing:
+            if self._is_stale and self._clock.now_s() >= self._fresh_until_s:
+                self._is_stale = False
+                self._fresh_until_s = self._clock.now_s() + _REFRESH_PAUSE_S
+                await self._client.nodes_manager.initialize()
+
+
+def open_route(config: RedisTierConfig, clock: Clock) -> Route:
+    """The route that the options ask for; not connected yet."""
+    if config.cluster:
+        return Cluster(config, clock)
+    return BehindSentinel(config) if config.sentinel else OneServer(config)
+
+
+def _sign_in(username: str | None, password: Any) -> dict[str, Any]:
+    if password is None:
+        return {}
+    return {"username": username, "password": password.get_secret_value()}
+
+
+def _connection_options(config: RedisTierConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "socket_connect_timeout": config.connect_timeout_s,
+        "socket_timeout": config.connect_timeout_s,
+        # Retries are the SDK's. One attempt more, for a connection that the server has closed
+        # meanwhile.
+        "retry": Retry(NoBackoff(), 1),
+        **_sign_in(config.username, config.password),
+    }
+    if config.tls:
+        options |= {
+            "ssl": True,
+            "ssl_ca_certs": config.tls_ca,
+            "ssl_certfile": config.tls_cert,
+            "ssl_keyfile": config.tls_key or config.tls_cert,
+            "ssl_cert_reqs": "required" if config.tls_verify else "none",
+            "ssl_check_hostname": config.tls_verify,
+        }
+    return options

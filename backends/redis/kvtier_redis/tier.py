@@ -1,0 +1,186 @@
+"""The Redis tier: chunks over connections of their own, all else through redis-py."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import ClassVar
+
+from kvtier_redis.answers import Kind, command, set_command
+from kvtier_redis.carrier import Carrier
+from kvtier_redis.config import RedisTierConfig
+from kvtier_redis.lanes import Dialler
+from kvtier_redis.names import Names
+from kvtier_redis.routes import Route, open_route
+from kvtier_sdk import (
+    Capability,
+    ChunkNotFoundError,
+    ConfigError,
+    CorruptChunkError,
+    Entry,
+    Locality,
+    Medium,
+    OffloadKey,
+    RequestContext,
+    SecondaryTierManager,
+    TierAuthError,
+    TierCapacityError,
+    TierContext,
+    TierError,
+    Transfer,
+    Usage,
+)
+
+# Keys that a scan asks the length of at a time.
+_SCAN_BATCH = 500
+
+
+class RedisTier(SecondaryTierManager):
+    """Chunks as values of a Redis or Valkey server, a master behind Sentinel, or a Cluster.
+
+    A chunk's header and payload are one value, so that what the server evicts is always whole.
+    """
+
+    config_model = RedisTierConfig
+    medium = Medium.STORAGE
+    locality = Locality.REMOTE
+    capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    contract_version: ClassVar[int] = 1
+    config: RedisTierConfig
+
+    # Made by open(), on the loop they belong to.
+    _route: Route
+    _carrier: Carrier
+
+    def __init__(self, config: RedisTierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._names = Names(config.prefix, context.namespace)
+        self._opened = AsyncExitStack()
+
+    async def open(self) -> None:
+        dialler = Dialler(self.config, self.context.clock)
+        self._route = open_route(self.config, self.context.clock)
+        self._opened.push_async_callback(self._route.close)
+        self._carrier = Carrier(self._route, dialler, self.config.connections)
+        self._opened.callback(self._carrier.close)
+        await self._route.open()
+        await self._check_servers()
+        await self._write_manifest()
+
+    async def close(self) -> None:
+        await self._opened.aclose()
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        return [found == 1 for found in await self._run(keys, "EXISTS")]
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        return await self._each(self._store_chunk, batch)
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        return await self._each(self._load_chunk, batch)
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        await self._run(keys, "UNLINK")
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        if self.config.ttl_ms is None:
+            await self._run(keys, "TOUCH")
+        else:
+            await self._run(keys, "PEXPIRE", b"%d" % self.config.ttl_ms)
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        # The server may name a key twice.
+        seen: set[OffloadKey] = set()
+        batch: list[OffloadKey] = []
+        async for name in self._route.names(self._names.pattern):
+            key = self._names.key_in(name)
+            if key in seen:
+                continue
+            seen.add(key)
+            batch.append(key)
+            if len(batch) == _SCAN_BATCH:
+                for entry in await self._entries(batch):
+                    yield entry
+                batch.clear()
+        for entry in await self._entries(batch):
+            yield entry
+
+    async def usage(self) -> Usage:
+        facts = await self._route.facts()
+        limits = [int(fact.get("maxmemory", 0)) for fact in facts]
+        return Usage(
+            chunks=sum(
+                database["keys"]
+                for fact in facts
+                for name, database in fact.items()
+                if name.startswith("db") and isinstance(database, dict)
+            ),
+            used_bytes=sum(int(fact["used_memory"]) for fact in facts),
+            capacity_bytes=sum(limits) if all(limits) else None,
+        )
+
+    async def _run(self, keys: Sequence[OffloadKey], word: str, *rest: bytes) -> list[int]:
+        commands: list[list[str | bytes]] = [[word, self._names.of(key), *rest] for key in keys]
+        return await self._route.run(*commands)
+
+    async def _entries(self, keys: Sequence[OffloadKey]) -> list[Entry]:
+        lengths = await self._run(keys, "STRLEN")
+        # One that is gone meanwhile has no length.
+        return [Entry(key, length) for key, length in zip(keys, lengths, strict=True) if length]
+
+    async def _each(
+        self, move: Callable[[Transfer], Awaitable[None]], batch: Sequence[Transfer]
+    ) -> list[TierError | None]:
+        async def verdict(transfer: Transfer) -> TierError | None:
+            try:
+                await move(transfer)
+            except TierError as error:
+                # Where it came from leads to frames that hold the buffers.
+                return _bare(error)
+            return None
+
+        return await self.context.clock.gather_bounded(
+            [lambda transfer=transfer: verdict(transfer) for transfer in batch],  # type: ignore[misc]
+            limit=self.config.connections * self._route.servers,
+        )
+
+    async def _store_chunk(self, transfer: Transfer) -> None:
+        name = self._names.of(transfer.key)
+        await self._carrier.call(name, set_command(name, transfer.buffers, self.config.ttl_ms))
+
+    async def _load_chunk(self, transfer: Transfer) -> None:
+        name = self._names.of(transfer.key)
+        answer = await self._carrier.call(name, [command(b"GET", name)], transfer.buffers)
+        if answer.kind is Kind.ABSENT:
+            raise ChunkNotFoundError("no such chunk")
+        if answer.kind is not Kind.FILLED:
+            raise CorruptChunkError(f"{answer.text} bytes stored; expected {transfer.object_bytes}")
+
+    async def _check_servers(self) -> None:
+        """Complain about what can be seen to go wrong later."""
+        try:
+            facts = await self._route.facts()
+        except TierAuthError:
+            return  # an ACL may forbid to look; nothing else needs it
+        if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
+            raise ConfigError("the server belongs to a cluster; set option 'cluster' to true")
+        if any(
+            fact.get("maxmemory") and fact.get("maxmemory_policy") == "noeviction" for fact in facts
+        ):
+            self.context.logger.warning(
+                "the server evicts nothing (maxmemory-policy noeviction): once it is full, "
+                "stores fail; 'allkeys-lru' suits a cache"
+            )
+
+    async def _write_manifest(self) -> None:
+        manifest = self.context.namespace.manifest_json().encode()
+        try:
+            await self._route.run(("SET", self._names.manifest, manifest))
+        except TierCapacityError as error:
+            # What is stored can be loaded all the same.
+            self.context.logger.warning("the manifest was not written: %s", error)
+
+
+def _bare(error: TierError) -> TierError:
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

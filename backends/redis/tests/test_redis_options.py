@@ -1,0 +1,77 @@
+"""Options and URLs, and what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtier_redis import RedisTier
+from kvtier_sdk import ConfigError, TierSpec, load_backend
+
+
+def config(url: str, **options: object):
+    return TierSpec.from_url(url, **options).config
+
+
+@pytest.mark.parametrize("name", ["redis", "rediss", "redis+unix"])
+def test_the_backend_is_found_by_name_and_scheme(name):
+    assert load_backend(name) is RedisTier
+
+
+def test_defaults():
+    options = config("redis:")
+    assert options.seeds == [("127.0.0.1", 6379)]
+    assert (options.db, options.ttl_ms, options.connections, options.prefix) == (
+        0,
+        None,
+        4,
+        "kvtier",
+    )
+    assert (options.tls, options.tls_verify, options.cluster, options.sentinel) == (
+        False,
+        True,
+        False,
+        None,
+    )
+
+
+def test_everything_in_a_url():
+    options = config("redis://me:p%40ss%2F@kv-1:7000/3?ttl=1500ms&connections=8&prefix=x")
+    assert options.seeds == [("kv-1", 7000)]
+    assert options.username == "me"
+    assert options.password.get_secret_value() == "p@ss/"
+    assert (options.db, options.ttl_ms, options.connections, options.prefix) == (3, 1500, 8, "x")
+    assert "p@ss" not in repr(options)
+    assert config("rediss://kv-1").tls is True
+    assert config("redis+unix:///run/r.sock?db=1").socket == "/run/r.sock"
+    many = config("redis://a:1?cluster=yes&hosts=b,c:3,[::1]:4")
+    assert many.seeds == [("a", 1), ("b", 1), ("c", 3), ("::1", 4)]
+    assert config("redis:", hosts=["b:2"], sentinel="kv").seeds[1] == ("b", 2)
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("redis://h/x", r"option 'db'"),
+        ("redis://h/1?db=2", r"'db' is given in the URL twice"),
+        ("rediss://h?tls=no", r"'tls' is given in the URL twice"),
+        ("redis+unix://h/s", r"takes a path"),
+        ("redis+unix:", r"takes a path"),
+        ("redis://h?ttl=5", r"has no unit"),
+        ("redis://h?ttl=1us", r"'ttl' is below one millisecond"),
+        ("redis://h?conections=5", r"did you mean 'connections'"),
+        ("redis://h?connections=0", r"option 'connections'"),
+        ("redis://h?prefix=a{b}", r"option 'prefix'.*without"),
+        ("redis://me@h", r"'username' is given without 'password'"),
+        ("redis://h?tls_ca=/x", r"'tls_ca' is given without 'tls'"),
+        ("rediss://h?tls_key=/x", r"'tls_key' is given without 'tls_cert'"),
+        ("redis://h?sentinel=a&cluster=yes", r"'sentinel' cannot be used beside 'cluster'"),
+        ("redis://h/1?cluster=yes", r"'db' cannot be used beside 'cluster'"),
+        ("redis+unix:///s?cluster=yes", r"'socket' cannot be used beside 'cluster'"),
+        ("redis://h?hosts=b", r"'hosts' is given without 'sentinel' or 'cluster'"),
+        ("redis://h?cluster=yes&hosts=b:x", r"'b:x' is no server"),
+        ("redis://h?connect_timeout=0s", r"option 'connect_timeout'"),
+    ],
+)
+def test_mistakes_are_explained(url, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        config(url)

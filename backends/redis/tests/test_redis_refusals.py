@@ -1,0 +1,171 @@
+"""What servers refuse, and why: credentials, roles, limits. All answers are real servers'."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtier_redis.faults import answer_error
+from kvtier_sdk import (
+    ConfigError,
+    CorruptChunkError,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+    TierUnavailableError,
+)
+
+KEYS = [index.to_bytes(20, "big") for index in range(20)]
+COMMANDS = "+get +set +exists +unlink +touch +pexpire +strlen +scan +ping +select +info"
+
+
+@pytest.fixture
+def guarded(make_server):
+    """A server whose default user is off, and that knows the user ``kv``."""
+    server = make_server(*f"--requirepass admin --user kv on >secret ~kvtier* {COMMANDS}".split())
+    server.client_options["password"] = "admin"
+    return server.start()
+
+
+def with_user(server, user="kv", password="secret") -> str:
+    return f"redis://{user}:{password}@127.0.0.1:{server.port}"
+
+
+async def test_an_acl_user_with_what_the_readme_names(bench, guarded):
+    tier = await bench.open(with_user(guarded), ttl="1h")
+    assert await bench.put(tier, *KEYS) == [None] * 20
+    assert await bench.loads(tier, *KEYS)
+    assert await bench.has(tier, KEYS[0]) == [True]
+    await tier.touch(KEYS)
+    assert len([entry async for entry in tier.scan()]) == 20
+    await tier.delete(KEYS[:1])
+    assert (await tier.usage()).chunks == 20  # the manifest is one
+    forever = await bench.open(with_user(guarded))
+    await forever.touch(KEYS)
+
+
+async def test_a_password_alone_is_the_default_users(bench, guarded):
+    tier = await bench.open(f"redis://:admin@127.0.0.1:{guarded.port}")
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.loads(tier, KEYS[0])
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "says"),
+    [("kv", "wrong", "invalid username-password pair"), ("nobody", "secret", "WRONGPASS|invalid")],
+)
+async def test_wrong_credentials(bench, guarded, user, password, says):
+    with pytest.raises(TierAuthError, match=says) as caught:
+        await bench.open(with_user(guarded, user, password))
+    assert not caught.value.retryable
+    assert "secret" not in str(caught.value)
+
+
+async def test_no_credentials(bench, guarded):
+    with pytest.raises(TierAuthError, match="Authentication required"):
+        await bench.open(guarded.url)
+
+
+async def test_a_password_that_nobody_asked_for_opens_nothing(bench, server):
+    with pytest.raises(TierAuthError):
+        await bench.open(f"redis://kv:secret@127.0.0.1:{server.port}")
+
+
+async def test_rights_that_are_withdrawn(bench, guarded):
+    tier = await bench.open(with_user(guarded), connections=1)
+    await bench.put(tier, KEYS[0])
+    guarded.ask("ACL", "SETUSER", "kv", "-get", "-exists", "-set")
+    (loaded,) = await tier.load([bench.empty(KEYS[0])])
+    (stored,) = await bench.put(tier, KEYS[0])
+    assert isinstance(loaded, TierAuthError)
+    assert isinstance(stored, TierAuthError)
+    with pytest.raises(TierAuthError):
+        await bench.has(tier, KEYS[0])
+    guarded.ask("ACL", "SETUSER", "kv", "+get", "+exists", "+set")
+    assert await bench.loads(tier, KEYS[0])
+
+
+async def test_without_info_all_but_usage_works(bench, guarded):
+    guarded.ask("ACL", "SETUSER", "kv", "-info")
+    tier = await bench.open(with_user(guarded))
+    assert await bench.put(tier, KEYS[0]) == [None]
+    with pytest.raises(TierAuthError):
+        await tier.usage()
+
+
+async def test_a_replica_takes_no_stores(bench, server, make_server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, KEYS[0])
+    other = make_server().start()
+    server.ask("REPLICAOF", "127.0.0.1", other.port)
+    (stored,) = await bench.put(tier, KEYS[1])
+    assert isinstance(stored, TierUnavailableError)
+    with pytest.raises(TierUnavailableError):
+        await tier.delete(KEYS)
+    server.ask("REPLICAOF", "NO", "ONE")
+    assert await bench.put(tier, KEYS[1]) == [None]
+
+
+async def test_a_server_that_is_still_loading(bench, make_server):
+    server = make_server("--key-load-delay", "0", "--loading-process-events-interval-bytes", "1024")
+    server.start()
+    tier = await bench.open(server.url, connections=1)
+    await bench.put(tier, *KEYS)
+    server.ask("SAVE")
+    server.kill()
+    # Each key takes so many microseconds, so that it loads for as long as we like.
+    server.options += ["--key-load-delay", "100000"]
+    server.start(ready=lambda: server.is_loading())
+    (loaded,) = await tier.load([bench.empty(KEYS[0])])
+    (stored,) = await bench.put(tier, KEYS[0])
+    assert isinstance(loaded, TierUnavailableError)
+    assert isinstance(stored, TierUnavailableError)
+    with pytest.raises(TierUnavailableError):
+        await bench.has(tier, KEYS[0])
+    server.wait_until(lambda: not server.is_loading(), "it has loaded")
+    assert await bench.loads(tier, *KEYS)
+
+
+async def test_too_many_clients(bench, make_server):
+    server = make_server().start()
+    tier = await bench.open(server.url, connections=4)
+    server.ask("CONFIG", "SET", "maxclients", 3)
+    verdicts = await bench.put(tier, *KEYS)
+    assert None in verdicts
+    refused = [verdict for verdict in verdicts if verdict is not None]
+    assert refused
+    assert all(isinstance(verdict, TierUnavailableError) for verdict in refused)
+
+
+async def test_a_node_of_a_cluster_without_the_option(bench, make_server):
+    server = make_server("--cluster-enabled", "yes").start()
+    with pytest.raises(ConfigError, match="set option 'cluster' to true"):
+        await bench.open(server.url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "retryable"),
+    [
+        ("OOM command not allowed", TierCapacityError, False),
+        ("NOAUTH Authentication required.", TierAuthError, False),
+        ("WRONGPASS invalid", TierAuthError, False),
+        ("NOPERM this user", TierAuthError, False),
+        ("ERR invalid password", TierAuthError, False),
+        ("LOADING Redis is loading", TierUnavailableError, True),
+        ("READONLY You can't write", TierUnavailableError, True),
+        ("MASTERDOWN Link with MASTER", TierUnavailableError, True),
+        ("CLUSTERDOWN The cluster is down", TierUnavailableError, True),
+        ("TRYAGAIN Multiple keys", TierUnavailableError, True),
+        ("BUSY Redis is busy", TierUnavailableError, True),
+        ("MISCONF Redis is configured", TierUnavailableError, True),
+        ("NOREPLICAS Not enough", TierUnavailableError, True),
+        ("ERR max number of clients reached", TierUnavailableError, True),
+        ("WRONGTYPE Operation against", CorruptChunkError, False),
+        ("ERR unknown command", TierError, False),
+        ("MOVED 3999 127.0.0.1:6381", TierError, False),
+    ],
+)
+def test_every_answer_has_its_error(answer, kind, retryable):
+    error = answer_error(answer)
+    assert type(error) is kind
+    assert error.retryable is retryable
+    assert answer in str(error) or "option 'cluster'" in str(error)

@@ -1,0 +1,217 @@
+"""Chunks in and out of one server: content, verdicts, foreign values, expiry and eviction."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    CorruptChunkError,
+    Entry,
+    TierCapacityError,
+    TierError,
+)
+
+KEYS = [index.to_bytes(20, "big") for index in range(20)]
+#: Whatever a key holds, braces and glob characters included.
+ODD_KEYS = [b"", b"{a}b", b"}{", b"*?[a-z]\\", b"\r\n$5\r\n", bytes(range(256)), b"manifest"]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 4096, 100_000, 2**22 + 1])
+async def test_what_is_stored_comes_back(bench, server, chunk_bytes):
+    bench.chunk_bytes = chunk_bytes
+    tier = await bench.open(server.url)
+    assert await bench.has(tier, *KEYS) == [False] * 20
+    assert await bench.put(tier, *KEYS[:10]) == [None] * 10
+    assert await bench.has(tier, *KEYS) == [True] * 10 + [False] * 10
+    assert await bench.loads(tier, *reversed(KEYS[:10]))
+    assert server.ask("GET", bench.name(KEYS[0])) == bench.content(KEYS[0])
+
+
+async def test_empty_batches(bench, server):
+    tier = await bench.open(server.url)
+    assert list(await tier.store([])) == list(await tier.load([])) == []
+    assert await bench.has(tier) == []
+    await tier.delete([])
+    await tier.touch([])
+
+
+async def test_keys_of_any_bytes(bench, server):
+    tier = await bench.open(server.url, prefix="odd*[x]")
+    assert await bench.put(tier, *ODD_KEYS) == [None] * len(ODD_KEYS)
+    assert await bench.loads(tier, *ODD_KEYS)
+    entries = [entry async for entry in tier.scan()]
+    assert sorted(entries, key=lambda entry: entry.key) == [
+        Entry(key, bench.object_bytes) for key in sorted(ODD_KEYS)
+    ]
+    await tier.delete(ODD_KEYS)
+    assert await bench.has(tier, *ODD_KEYS) == [False] * len(ODD_KEYS)
+
+
+async def test_missing_chunk_fails_alone(bench, server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, KEYS[0], KEYS[2])
+    batch = [bench.empty(key) for key in KEYS[:3]]
+    first, second, third = await tier.load(batch)
+    assert (first, third) == (None, None)
+    assert isinstance(second, ChunkNotFoundError)
+    assert bench.holds(batch[0])
+    assert bench.holds(batch[2])
+
+
+@pytest.mark.parametrize("length_bytes", [0, 1, 99_000, 100_063, 100_065, 1_000_000, 10**7])
+async def test_a_value_of_another_length_is_corrupt_and_overruns_nothing(
+    bench, server, length_bytes
+):
+    tier = await bench.open(server.url, connections=1)
+    await bench.put(tier, KEYS[0])
+    server.ask("SET", bench.name(KEYS[1]), b"x" * length_bytes)
+    # Neighbours in one piece of memory: what is written past a buffer would show.
+    memory = bytearray(b"g" * (bench.object_bytes + 2000))
+    view = memoryview(memory)[1000:-1000]
+    target = bench.empty(KEYS[1])
+    target = type(target)(KEYS[1], bench.request, view[:64], view[64:])
+    (verdict,) = await tier.load([target])
+    assert isinstance(verdict, CorruptChunkError)
+    assert str(verdict) == f"{length_bytes} bytes stored; expected {bench.object_bytes}"
+    assert memory[:1000] == memory[-1000:] == b"g" * 1000
+    # The tier goes on as if nothing had been.
+    assert await bench.loads(tier, KEYS[0])
+
+
+async def test_a_value_of_another_type_is_corrupt(bench, server):
+    tier = await bench.open(server.url)
+    server.ask("LPUSH", bench.name(KEYS[0]), b"x")
+    (verdict,) = await tier.load([bench.empty(KEYS[0])])
+    assert isinstance(verdict, CorruptChunkError)
+    await tier.delete(KEYS[:1])
+    assert await bench.has(tier, KEYS[0]) == [False]
+
+
+async def test_namespaces_and_prefixes_are_apart(bench, server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, KEYS[0])
+    elsewhere = await bench.open(server.url, prefix="other")
+    bench.facts["dtype"] = "fp8"
+    other = await bench.open(server.url)
+    for stranger in (elsewhere, other):
+        assert await bench.has(stranger, KEYS[0]) == [False]
+        assert [entry async for entry in stranger.scan()] == []
+    assert [entry.key async for entry in tier.scan()] == KEYS[:1]
+
+
+async def test_the_manifest_says_what_the_namespace_stands_for(bench, server):
+    await bench.open(server.url)
+    text = server.ask("GET", f"kvtier{{}}{bench.namespace.fingerprint}.manifest")
+    assert json.loads(text) == {
+        "fingerprint": bench.namespace.fingerprint,
+        "facts": bench.namespace.manifest,
+    }
+
+
+async def test_a_scan_of_many_names_each_once(bench, server):
+    bench.chunk_bytes = 8
+    tier = await bench.open(server.url)
+    keys = [b"%d" % index for index in range(1700)]
+    await bench.put(tier, *keys)
+    assert sorted([entry.key async for entry in tier.scan()]) == sorted(keys)
+
+
+async def test_storing_twice_is_harmless(bench, server):
+    tier = await bench.open(server.url)
+    assert await tier.store([bench.full(KEYS[0], seed) for seed in (1, 2)]) == [None, None]
+    target = bench.empty(KEYS[0])
+    assert await tier.load([target]) == [None]
+    assert bench.holds(target, 1) or bench.holds(target, 2)
+
+
+async def test_a_ttl_is_set_by_a_store_and_renewed_by_a_touch(bench, server):
+    tier = await bench.open(server.url, ttl="1h")
+    await bench.put(tier, *KEYS[:2])
+    server.ask("PEXPIRE", bench.name(KEYS[0]), 60_000)
+    await tier.touch([KEYS[0], KEYS[5]])
+    for key in KEYS[:2]:
+        assert 3_500_000 < server.ask("PTTL", bench.name(key)) <= 3_600_000
+    assert await bench.has(tier, KEYS[5]) == [False]
+
+
+async def test_without_a_ttl_nothing_expires_and_a_touch_counts_as_use(bench, server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, KEYS[0])
+    assert server.ask("PTTL", bench.name(KEYS[0])) == -1
+    before = server.ask("INFO", "commandstats")
+    await tier.touch(KEYS[:2])
+    assert "cmdstat_touch" not in before
+    assert server.ask("INFO", "commandstats")["cmdstat_touch"]["calls"] == 2
+
+
+async def test_an_expired_chunk_is_a_miss(bench, server):
+    tier = await bench.open(server.url, ttl="1h")
+    await bench.put(tier, KEYS[0])
+    server.ask("PEXPIRE", bench.name(KEYS[0]), 1)
+    server.wait_until(lambda: not server.ask("EXISTS", bench.name(KEYS[0])), "it expires")
+    assert await bench.has(tier, KEYS[0]) == [False]
+    assert isinstance((await tier.load([bench.empty(KEYS[0])]))[0], ChunkNotFoundError)
+
+
+async def test_what_the_server_evicts_is_a_plain_miss(bench, make_server):
+    server = make_server("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru").start()
+    tier = await bench.open(server.url)
+    keys = [b"%03d" % index for index in range(200)]
+    assert await bench.put(tier, *keys) == [None] * 200
+    there = await bench.has(tier, *keys)
+    assert 0 < sum(there) < 200
+    batch = [bench.empty(key) for key in keys]
+    for found, transfer, verdict in zip(there, batch, await tier.load(batch), strict=True):
+        # Evicted whole, or there whole; answers take room too, so more may go meanwhile.
+        if verdict is None:
+            assert found
+            assert bench.holds(transfer)
+        else:
+            assert isinstance(verdict, ChunkNotFoundError)
+
+
+async def test_a_server_that_is_full_and_evicts_nothing(bench, make_server, caplog):
+    server = make_server("--maxmemory", "4mb", "--maxmemory-policy", "noeviction").start()
+    tier = await bench.open(server.url)
+    assert "maxmemory-policy noeviction" in caplog.text
+    keys = [b"%03d" % index for index in range(60)]
+    verdicts = await bench.put(tier, *keys)
+    refused = [verdict for verdict in verdicts if verdict is not None]
+    assert 0 < len(refused) < 60
+    assert all(isinstance(verdict, TierCapacityError) for verdict in refused)
+    assert await bench.has(tier, *keys) == [verdict is None for verdict in verdicts]
+    # A full server can be opened, and read.
+    again = await bench.open(server.url)
+    assert await bench.loads(again, keys[verdicts.index(None)])
+
+
+async def test_usage(bench, make_server):
+    server = make_server("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru").start()
+    tier = await bench.open(server.url)
+    before = await tier.usage()
+    await bench.put(tier, *KEYS[:10])
+    after = await tier.usage()
+    assert after.chunks - before.chunks == 10
+    assert after.used_bytes - before.used_bytes >= 10 * bench.object_bytes
+    assert after.capacity_bytes == 64 * 2**20
+
+
+async def test_a_server_without_a_limit_has_no_capacity(bench, server):
+    tier = await bench.open(server.url)
+    assert (await tier.usage()).capacity_bytes is None
+
+
+async def test_a_database_of_its_own(bench, server):
+    tier = await bench.open(f"{server.url}/3")
+    await bench.put(tier, KEYS[0])
+    assert await bench.loads(tier, KEYS[0])
+    assert server.ask("EXISTS", bench.name(KEYS[0])) == 0
+    assert await bench.has(await bench.open(server.url, db=3), KEYS[0]) == [True]
+
+
+async def test_a_database_that_is_not_there(bench, server):
+    with pytest.raises(TierError, match="DB index is out of range"):
+        await bench.open(f"{server.url}/99")

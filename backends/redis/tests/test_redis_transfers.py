@@ -1,0 +1,293 @@
+"""On the way: nothing copied, connections that break or stall, cancellations, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from kvtier_redis.answers import Answer, Kind
+from kvtier_redis.wire import Wire
+from kvtier_sdk import (
+    CorruptChunkError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
+
+KEYS = [index.to_bytes(20, "big") for index in range(20)]
+CHUNK_BYTES = 4 * 2**20
+
+
+@pytest.fixture
+async def proxy(server, make_proxy) -> AsyncIterator[object]:
+    proxy = make_proxy(server.port)
+    yield proxy
+    await proxy.close()
+
+
+def address_of(view) -> int:
+    return np.frombuffer(view, np.uint8).ctypes.data
+
+
+class Ledger:
+    """Counts the bytes that move, by whether they move between the wire and a transfer."""
+
+    def __init__(self) -> None:
+        self.spans = []
+        self.direct_bytes = 0
+        self.other_bytes = 0
+
+    def begin(self, transfers) -> None:
+        self.spans = [
+            (address_of(view), address_of(view) + len(view))
+            for transfer in transfers
+            for view in transfer.buffers
+        ]
+        self.direct_bytes = 0
+        self.other_bytes = 0
+
+    def note(self, view, count_bytes: int) -> None:
+        at = address_of(view) if len(view) else 0
+        if any(start <= at < end for start, end in self.spans):
+            self.direct_bytes += count_bytes
+        else:
+            self.other_bytes += count_bytes
+
+    def watch(self, monkeypatch) -> None:
+        get_buffer, updated, writev = Wire.get_buffer, Wire.buffer_updated, os.writev
+        rooms = {}
+
+        def noting_room(wire, sizehint):
+            rooms[wire] = get_buffer(wire, sizehint)
+            return rooms[wire]
+
+        def noting_bytes(wire, nbytes):
+            self.note(rooms.pop(wire), nbytes)
+            updated(wire, nbytes)
+
+        def noting_sent(descriptor, views):
+            sent_bytes = left_bytes = writev(descriptor, views)
+            for view in views:
+                self.note(view, min(left_bytes, len(view)))
+                left_bytes -= min(left_bytes, len(view))
+            return sent_bytes
+
+        monkeypatch.setattr(Wire, "get_buffer", noting_room)
+        monkeypatch.setattr(Wire, "buffer_updated", noting_bytes)
+        monkeypatch.setattr(os, "writev", noting_sent)
+
+
+@pytest.mark.parametrize("operation", ["store", "load"])
+async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
+    bench.chunk_bytes = CHUNK_BYTES
+    ledger = Ledger()
+    ledger.watch(monkeypatch)  # now: a loop looks its protocol's methods up once
+    tier = await bench.open(server.url)
+    full = [bench.full(key) for key in KEYS[:8]]
+    assert await tier.store(full) == [None] * 8
+    batch = full if operation == "store" else [bench.empty(key) for key in KEYS[:8]]
+    ledger.begin(batch)
+    tracemalloc.start()
+    try:
+        before_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        assert await getattr(tier, operation)(batch) == [None] * 8
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(map(bench.holds, batch))
+    # Every byte of header and payload moved between the wire and its own place, once.
+    assert ledger.direct_bytes == 8 * bench.object_bytes
+    assert ledger.other_bytes < 8 * 200
+    assert peak_bytes - before_bytes < 256 * 1024
+
+
+@pytest.mark.parametrize("passed_bytes", [0, 3, 9, 10, 40, 74, 80, 60_000, 100_074])
+async def test_a_connection_cut_in_mid_value(bench, proxy, passed_bytes):
+    tier = await bench.open(await proxy.start(), connections=1)
+    await bench.put(tier, KEYS[0])
+    proxy.limit("client", passed_bytes, "cut")
+    (verdict,) = await tier.load([bench.empty(KEYS[0])])
+    assert isinstance(verdict, TierUnavailableError)
+    assert verdict.retryable
+    proxy.release()
+    assert await bench.loads(tier, KEYS[0])
+
+
+@pytest.mark.parametrize("passed_bytes", [0, 20, 70, 60_000, 100_000])
+async def test_a_store_cut_in_mid_value_leaves_nothing(bench, server, proxy, passed_bytes):
+    tier = await bench.open(await proxy.start(), connections=1)
+    await bench.put(tier, KEYS[1])
+    proxy.limit("server", passed_bytes, "cut")
+    (verdict,) = await bench.put(tier, KEYS[0])
+    assert isinstance(verdict, TierUnavailableError)
+    proxy.release()
+    assert await bench.has(tier, *KEYS[:2]) == [False, True]
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.loads(tier, *KEYS[:2])
+
+
+@pytest.mark.parametrize("passed_bytes", [0, 30, 2**20])
+async def test_after_a_cancelled_load_nothing_touches_the_buffers(bench, proxy, passed_bytes):
+    bench.chunk_bytes = CHUNK_BYTES
+    tier = await bench.open(await proxy.start(), connections=1)
+    await bench.put(tier, KEYS[0])
+    proxy.limit("client", passed_bytes, "hold")
+    target = bench.empty(KEYS[0])
+    task = asyncio.create_task(tier.load([target]))
+    await proxy.spent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    target.payload[:] = b"n" * len(target.payload)
+    proxy.release()
+    # Another chunk comes through, and so would what was on the way have.
+    assert await bench.loads(tier, KEYS[0])
+    assert bytes(target.payload) == b"n" * len(target.payload)
+
+
+@pytest.mark.parametrize("passed_bytes", [0, 30, 2**20])
+async def test_after_a_cancelled_store_the_buffers_are_free(bench, server, proxy, passed_bytes):
+    bench.chunk_bytes = 32 * 2**20  # more than the sockets between hold
+    tier = await bench.open(await proxy.start(), connections=1)
+    proxy.limit("server", passed_bytes, "hold")
+    source = bench.full(KEYS[0])
+    task = asyncio.create_task(tier.store([source]))
+    await proxy.spent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    source.payload[:] = b"n" * len(source.payload)
+    proxy.release()
+    assert await bench.put(tier, KEYS[1]) == [None]
+    # What was given up is not there, in part or in a mixture.
+    assert await bench.has(tier, *KEYS[:2]) == [False, True]
+
+
+async def test_a_cancelled_batch_leaves_the_tier_usable(bench, proxy):
+    tier = await bench.open(await proxy.start(), connections=3)
+    await bench.put(tier, *KEYS)
+    proxy.limit("client", 250_000, "hold")
+    task = asyncio.create_task(tier.load([bench.empty(key) for key in KEYS]))
+    await proxy.spent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    proxy.release()
+    assert await bench.loads(tier, *KEYS)
+
+
+async def test_connections_are_kept_and_bounded(bench, server, proxy):
+    tier = await bench.open(await proxy.start(), connections=3)
+    others = proxy.connections
+    for _ in range(5):
+        assert await bench.put(tier, *KEYS) == [None] * 20
+        assert await bench.loads(tier, *KEYS)
+    assert proxy.connections - others == 3
+
+
+async def test_a_connection_that_idled_too_long_is_replaced(bench, server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, *KEYS[:4])
+    server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await asyncio.sleep(0.05)
+    assert await bench.loads(tier, *KEYS[:4])
+    assert await bench.has(tier, KEYS[0]) == [True]
+
+
+async def test_killed_and_restarted_in_the_middle_of_transfers(bench, server):
+    bench.chunk_bytes = 2**20
+    tier = await bench.open(server.url)
+    await bench.put(tier, *KEYS)
+    outcomes = []
+
+    async def keep_moving(number):
+        while True:
+            for key in KEYS[number::4]:
+                target = bench.empty(key)
+                (loaded,) = await tier.load([target])
+                assert loaded is not None or bench.holds(target)
+                (stored,) = await bench.put(tier, key)
+                outcomes.extend((loaded, stored))
+                if loaded is not None:
+                    await asyncio.sleep(0.001)
+
+    movers = [asyncio.create_task(keep_moving(number)) for number in range(4)]
+
+    async def until(condition):
+        start = len(outcomes)
+        while not any(map(condition, outcomes[start:])):
+            for mover in movers:
+                assert not mover.done() or mover.result()
+            await asyncio.sleep(0.005)
+
+    await until(lambda outcome: outcome is None)
+    server.kill()
+    await until(lambda outcome: isinstance(outcome, TierUnavailableError))
+    with pytest.raises(TierUnavailableError):
+        await bench.has(tier, KEYS[0])
+    await asyncio.to_thread(server.start)
+    await until(lambda outcome: outcome is None)
+    for mover in movers:
+        mover.cancel()
+    await asyncio.gather(*movers, return_exceptions=True)
+    # Gone with the server, or not reached; never damaged.
+    assert not any(isinstance(outcome, CorruptChunkError) for outcome in outcomes)
+    assert await bench.put(tier, *KEYS) == [None] * 20
+    assert await bench.loads(tier, *KEYS)
+
+
+async def test_nobody_there(bench, make_server):
+    server = make_server()
+    with pytest.raises(TierUnavailableError):
+        await bench.open(server.url)
+
+
+async def test_somebody_who_never_answers(bench):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(TierTimeoutError):
+            await bench.open(f"redis://127.0.0.1:{port}", connect_timeout="200ms")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n", b"\0" * 100, b"*1\r\n"]
+)
+async def test_somebody_who_speaks_otherwise(answer):
+    left = asyncio.Event()
+
+    async def serve(reader, writer):
+        await reader.read(100)
+        writer.write(answer)
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+        left.set()
+
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = peer.sockets[0].getsockname()[1]
+    loop = asyncio.get_running_loop()
+    _, wire = await loop.create_connection(lambda: Wire("peer"), "127.0.0.1", port)
+    with pytest.raises(TierUnavailableError, match="connection to peer lost: the server sent"):
+        await wire.call([b"PING\r\n"])
+    assert not wire.is_usable
+    with pytest.raises(TierUnavailableError):
+        await wire.call([b"PING\r\n"])
+    await left.wait()
+    peer.close()
+
+
+async def test_a_connection_with_another_length_on_its_way_is_of_no_more_use(server):
+    server.ask("SET", "k", b"x" * 1000)
+    loop = asyncio.get_running_loop()
+    _, wire = await loop.create_connection(lambda: Wire("peer"), "127.0.0.1", server.port)
+    answer = await wire.call([b"GET k\r\n"], [memoryview(bytearray(10))])
+    assert answer == Answer(Kind.OTHER_LENGTH, "1000")
+    # At once: a request that was made before the rest arrives would take it for its answer.
+    assert not wire.is_usable

@@ -1,0 +1,307 @@
+"""The ways to a server: TLS with a private CA, a Unix socket, Sentinel, a Cluster of three."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from kvtier_sdk import ConfigError, TierAuthError, TierError, TierUnavailableError
+
+# A replica that has not caught up once cannot take over.
+AT_ONCE = ["--repl-diskless-sync-delay", "0"]
+
+KEYS = [b"chunk %03d" % index for index in range(120)]
+
+
+def openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def papers(tmp_path_factory) -> SimpleNamespace:
+    """A private CA, and certificates of it for the server and for a client."""
+    at = tmp_path_factory.mktemp("papers")
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+
+    def paper(name: str, *rest: str) -> None:
+        openssl(
+            *["req", "-x509", *new_key, "-days", "2", "-subj", f"/CN={name}"],
+            *["-keyout", f"{at}/{name}.key", "-out", f"{at}/{name}.crt", *rest],
+        )
+
+    paper("ca", "-addext", "keyUsage=critical,keyCertSign")
+    signed = [
+        "-CA",
+        f"{at}/ca.crt",
+        "-CAkey",
+        f"{at}/ca.key",
+        "-addext",
+        "basicConstraints=CA:FALSE",
+    ]
+    paper("server", *signed, "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
+    paper("client", *signed)
+    return SimpleNamespace(
+        ca=f"{at}/ca.crt",
+        server=[f"{at}/server.crt", f"{at}/server.key"],
+        client=[f"{at}/client.crt", f"{at}/client.key"],
+    )
+
+
+@pytest.fixture
+def start_tls(make_server, papers):
+    def start(*options: str):
+        server = make_server(*options)
+        cert, key = papers.server
+        server.options = [
+            *["--port", "0", "--tls-port", str(server.port), "--bind", "127.0.0.1"],
+            *["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", papers.ca],
+            *(options or ["--tls-auth-clients", "no"]),
+        ]
+        server.client_options |= {
+            "ssl": True,
+            "ssl_ca_certs": papers.ca,
+            "ssl_certfile": papers.client[0],
+            "ssl_keyfile": papers.client[1],
+        }
+        return server.start()
+
+    return start
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 100_000, 2**22 + 1])
+async def test_tls_with_a_private_ca(bench, start_tls, papers, chunk_bytes):
+    server = start_tls()
+    bench.chunk_bytes = chunk_bytes
+    tier = await bench.open(f"rediss://localhost:{server.port}", tls_ca=papers.ca)
+    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    assert await bench.loads(tier, *KEYS[:8])
+    assert await bench.has(tier, *KEYS[:9]) == [True] * 8 + [False]
+    assert server.ask("GET", bench.name(KEYS[0])) == bench.content(KEYS[0])
+
+
+async def test_tls_to_somebody_the_system_does_not_know(bench, start_tls):
+    server = start_tls()
+    url = f"rediss://127.0.0.1:{server.port}"
+    with pytest.raises(TierError, match=r"CERTIFICATE_VERIFY_FAILED|certificate verify failed"):
+        await bench.open(url)
+    tier = await bench.open(url, tls_verify="no")
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.loads(tier, KEYS[0])
+
+
+async def test_tls_with_a_certificate_of_our_own(bench, start_tls, papers):
+    server = start_tls("--tls-auth-clients", "yes")
+    url = f"rediss://127.0.0.1:{server.port}?tls_ca={papers.ca}"
+    with pytest.raises(TierError):
+        await bench.open(url)
+    cert, key = papers.client
+    tier = await bench.open(url, tls_cert=cert, tls_key=key)
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.loads(tier, KEYS[0])
+
+
+@pytest.mark.parametrize("operation", ["store", "load"])
+async def test_a_cancellation_over_tls(bench, start_tls, papers, operation):
+    bench.chunk_bytes = 32 * 2**20
+    server = start_tls()
+    tier = await bench.open(f"rediss://127.0.0.1:{server.port}", tls_ca=papers.ca, connections=1)
+    await bench.put(tier, KEYS[0])
+    transfer = bench.full(KEYS[0], seed=1)
+    task = asyncio.create_task(getattr(tier, operation)([transfer]))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    transfer.payload[:] = b"n" * len(transfer.payload)
+    assert await bench.loads(tier, KEYS[0])
+    assert bytes(transfer.payload) == b"n" * len(transfer.payload)
+
+
+async def test_a_file_that_is_no_certificate(bench, tmp_path):
+    (tmp_path / "ca").write_text("none")
+    with pytest.raises(ConfigError, match="option 'tls_ca': cannot be used"):
+        await bench.open(f"rediss://127.0.0.1:1?tls_ca={tmp_path}/ca")
+    with pytest.raises(ConfigError, match="option 'tls_cert': cannot be used: No such file"):
+        await bench.open(f"rediss://127.0.0.1:1?tls_cert={tmp_path}/no")
+
+
+async def test_a_unix_socket(bench, make_server, tmp_path):
+    make_server("--unixsocket", str(tmp_path / "s")).start()
+    tier = await bench.open(f"redis+unix://{tmp_path}/s?db=2")
+    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    assert await bench.loads(tier, *KEYS[:8])
+    with pytest.raises(TierUnavailableError):
+        await bench.open(f"redis+unix://{tmp_path}/other")
+
+
+async def eventually(attempt, server) -> None:
+    """Try until it works: a failover takes its time."""
+    while True:
+        try:
+            if await attempt():
+                return
+        except TierError as error:
+            if not error.retryable:
+                raise
+        await asyncio.to_thread(server.wait_until, lambda: server.ask("PING"), "it answers")
+        await asyncio.sleep(0.05)
+
+
+def follows(server) -> bool:
+    """Whether a server has caught up with its master, if it has one."""
+    return server.ask("INFO", "replication").get("master_link_status", "up") == "up"
+
+
+@pytest.fixture
+def sentinel_group(make_server):
+    """A master, its replica, and a Sentinel that watches them."""
+    options = ["--requirepass", "secret", "--masterauth", "secret", *AT_ONCE]
+    master = make_server(*options)
+    replica = make_server(*options, "--replicaof", "127.0.0.1", str(master.port))
+    for server in (master, replica):
+        server.client_options["password"] = "secret"
+        server.start()
+    replica.wait_until(lambda: follows(replica), "it follows")
+    sentinel = make_server(
+        sentinel=f"sentinel monitor kv 127.0.0.1 {master.port} 1\n"
+        "sentinel auth-pass kv secret\n"
+        "sentinel down-after-milliseconds kv 300\n"
+        "sentinel failover-timeout kv 2000\n"
+        "requirepass guarded"
+    )
+    sentinel.client_options["password"] = "guarded"
+    sentinel.start()
+    sentinel.wait_until(
+        lambda: (
+            "slave0" in replica.ask("INFO", "replication")
+            or len(sentinel.ask("SENTINEL", "REPLICAS", "kv")) == 1
+        ),
+        "it knows the replica",
+    )
+    return SimpleNamespace(master=master, replica=replica, sentinel=sentinel)
+
+
+async def test_sentinel_and_a_failover(bench, sentinel_group):
+    group = sentinel_group
+    tier = await bench.open(
+        f"redis://:secret@127.0.0.1:1?sentinel=kv&hosts=127.0.0.1:{group.sentinel.port}",
+        sentinel_password="guarded",
+    )
+    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    assert await bench.loads(tier, *KEYS[:8])
+    assert group.master.ask("EXISTS", bench.name(KEYS[0])) == 1
+    group.master.ask("WAIT", 1, 5000)
+    group.master.kill()
+
+    async def both_ways() -> bool:
+        return await bench.put(tier, KEYS[9]) == [None] and await bench.loads(tier, KEYS[9])
+
+    await eventually(both_ways, group.replica)
+    assert group.replica.ask("EXISTS", bench.name(KEYS[9])) == 1
+    assert await bench.loads(tier, *KEYS[:8])
+    assert await bench.has(tier, KEYS[9]) == [True]
+
+
+async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
+    url = f"redis://:secret@127.0.0.1:{sentinel_group.sentinel.port}?sentinel=other"
+    with pytest.raises(TierUnavailableError, match="other"):
+        await bench.open(url, sentinel_password="guarded")
+    with pytest.raises((TierAuthError, TierUnavailableError)):
+        await bench.open(url.replace("other", "kv"))
+
+
+@pytest.fixture
+def start_cluster(make_server):
+    def start(count: int, replicas: int = 0):
+        servers = [
+            make_server(
+                "--cluster-enabled", "yes", "--cluster-node-timeout", "500", *AT_ONCE
+            ).start()
+            for _ in range(count)
+        ]
+        nodes = [f"127.0.0.1:{server.port}" for server in servers]
+        command = ["redis-cli", "--cluster", "create", *nodes, "--cluster-yes"]
+        subprocess.run(
+            [*command, "--cluster-replicas", str(replicas)],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        for server in servers:
+            server.wait_until(
+                lambda server=server: (
+                    b"cluster_state:ok"
+                    in bytes(
+                        str(server.ask("CLUSTER", "INFO")).replace(
+                            "'cluster_state': 'ok'", "cluster_state:ok"
+                        ),
+                        "utf8",
+                    )
+                ),
+                "the cluster is up",
+            )
+            server.wait_until(lambda server=server: follows(server), "it follows")
+        return servers
+
+    return start
+
+
+async def test_a_cluster_of_three(bench, start_cluster):
+    servers = start_cluster(3)
+    tier = await bench.open(f"{servers[0].url}?cluster=yes")
+    assert await bench.put(tier, *KEYS) == [None] * 120
+    assert await bench.loads(tier, *KEYS)
+    assert await bench.has(tier, *KEYS, b"no") == [True] * 120 + [False]
+    assert sorted([entry.key async for entry in tier.scan()]) == KEYS
+    # Every node has its share, braces in the key or not.
+    assert all(server.ask("DBSIZE") > 20 for server in servers)
+    assert (await tier.usage()).chunks == 121
+    await tier.touch(KEYS)
+    await tier.delete(KEYS[:60])
+    assert await bench.has(tier, *KEYS) == [False] * 60 + [True] * 60
+
+
+async def test_slots_that_move_are_followed(bench, start_cluster):
+    servers = start_cluster(3)
+    tier = await bench.open(f"redis://127.0.0.1:1?cluster=yes&hosts=127.0.0.1:{servers[1].port}")
+    key = KEYS[0]
+    await bench.put(tier, key)
+    name = bench.name(key)
+    slot = servers[0].ask("CLUSTER", "KEYSLOT", name)
+    ids = [bytes(server.ask("CLUSTER", "MYID")).decode() for server in servers]
+    (source,) = [
+        number
+        for number, server in enumerate(servers)
+        if server.ask("DBSIZE") and server.ask("CLUSTER", "COUNTKEYSINSLOT", slot)
+    ]
+    target = (source + 1) % 3
+    # Half-way: the slot is on the move, this chunk has gone ahead.
+    servers[target].ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+    servers[source].ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+    servers[source].ask("MIGRATE", "127.0.0.1", servers[target].port, name, 0, 5000)
+    assert await bench.loads(tier, key)  # ASK
+    assert await bench.put(tier, key) == [None]
+    for server in servers:
+        server.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+    assert await bench.loads(tier, key)  # MOVED
+    assert await bench.put(tier, key) == [None]
+    assert await bench.has(tier, key) == [True]
+
+
+async def test_a_node_that_is_failed_over(bench, start_cluster):
+    servers = start_cluster(6, replicas=1)
+    tier = await bench.open(f"{servers[1].url}?cluster=yes")
+    assert await bench.put(tier, *KEYS) == [None] * 120
+    servers[0].kill()
+
+    async def all_back() -> bool:
+        verdicts = await bench.put(tier, *KEYS)
+        assert all(verdict is None or verdict.retryable for verdict in verdicts)
+        return not any(verdicts) and await bench.loads(tier, *KEYS)
+
+    await eventually(all_back, servers[1])
+    assert await bench.has(tier, *KEYS) == [True] * 120

@@ -1,0 +1,216 @@
+"""Tiers in threads and in processes of their own under a manager, and processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from support.live import Live, live
+from support.runners import RUNNERS
+
+from kvtier_sdk import (
+    Namespace,
+    OffloadKey,
+    SystemClock,
+    TieringConfig,
+    make_offload_key,
+    open_manager,
+    open_pool,
+)
+from kvtier_sdk.replay import chat_workload, replay
+from kvtier_sdk.runner import ProcessRunner
+
+_ALL = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(600)]
+KEYS, NEW_KEYS = _ALL[:400], _ALL[400:]
+
+
+class ImpatientClock(SystemClock):
+    """Makes long pauses short."""
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(min(delay_s, 0.01))
+
+
+def url_of(tier: str, directory: Path, runner: str) -> str:
+    return f"{tier}{directory if tier == 'file://' else ''}?runner={runner}"
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("tier", ["memory:", "file://"])
+def test_what_leaves_the_primary_tier_comes_back(tier: str, runner: str, tmp_path: Path) -> None:
+    keys = KEYS[:40]
+    with live([url_of(tier, tmp_path, runner)], slots=16) as engine:
+        first = engine.begin("first")
+        for start in range(0, 40, 8):
+            engine.store(first, *keys[start : start + 8])
+        for start in range(0, 40, 8):
+            window = keys[start : start + 8]
+            assert engine.settle(first, *window) == ["HIT"] * 8
+            engine.load(first, *window)
+            engine.rest()
+        engine.manager.on_request_finished(first)
+        assert engine.manager.stats[1].loaded_chunks >= 24
+        assert engine.manager.stats[1].failures == {}
+        assert set(engine.manager.left_over().values()) == {0}
+
+
+def test_two_processes_find_each_others_files(tmp_path: Path) -> None:
+    for number, runner in enumerate(["process", "thread", "process"]):
+        with live([f"file://{tmp_path}?runner={runner}"], slots=32) as engine:
+            request = engine.begin("one")
+            known = KEYS[: 8 * number]
+            assert engine.settle(request, *known) == ["HIT"] * len(known)
+            engine.load(request, *known)
+            engine.store(request, *KEYS[8 * number : 8 * number + 8])
+
+
+@pytest.mark.parametrize("tiers", [["memory:"], ["file://"], ["memory:", "file://"]])
+def test_a_replay_through_processes_hits_what_one_through_threads_does(
+    tiers: list[str], tmp_path: Path
+) -> None:
+    workload = chat_workload(40, seed=5)
+    hits = []
+    for runner in RUNNERS:
+        urls = [url_of(tier, tmp_path / runner, runner) for tier in tiers]
+        options = {"slots": 60, "chunk_bytes": "8KiB", "tiers": urls}
+        report = replay(workload, TieringConfig.from_dict(options))
+        assert report.wrong_bytes == 0
+        assert set(report.left_over.values()) == {0}
+        assert sum(stats.loaded_chunks for stats in report.tiers[1:])
+        hits.append(report.hit_chunks)
+    assert hits[0] == hits[1]
+
+
+def test_a_process_finds_what_only_the_engine_can_import(
+    third_party_site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(third_party_site))
+    options = {"slots": 4, "chunk_bytes": 64, "tiers": ["mine:?runner=process"]}
+    config = TieringConfig.from_dict(options)
+    with open_pool(config) as pool, open_manager(pool, config, Namespace({})) as manager:
+        assert [stats.name for stats in manager.stats] == ["host", "mine"]
+
+
+class Killer:
+    """Plays requests over a file tier, and kills its process in the middle of them."""
+
+    def __init__(self, engine: Live, seed: int) -> None:
+        self.engine = engine
+        self.rng = random.Random(seed)
+        self._port = engine.manager._ports[0]
+        self._names = itertools.count()
+        self._last_pid: int | None = None
+        self.keys = KEYS
+        self.stored: set[OffloadKey] = set()
+        self.hits = 0
+
+    @property
+    def pid(self) -> int | None:
+        assert isinstance(self._port.runner, ProcessRunner)
+        return self._port.runner.pid
+
+    def await_process(self) -> int:
+        """Step until there is another process and the tier is asked again."""
+        for _ in range(6000):
+            ready = self._port.takes_reads and self._port.takes_stores
+            if ready and self.pid not in (None, self._last_pid):
+                self._last_pid = pid = self.pid
+                assert pid is not None
+                return pid
+            self.engine.step()
+        raise AssertionError("the process does not come back")
+
+    def store(self, count: int) -> None:
+        """One request that stores chunks, new or known."""
+        request = self.engine.begin(f"store {next(self._names)}")
+        keys = self.rng.sample(self.keys, count)
+        self.engine.store(request, *keys)
+        self.engine.manager.on_request_finished(request)
+        self.stored.update(keys)
+
+    def load(self, count: int) -> None:
+        """One request that loads and compares what is there of some stored chunks."""
+        request = self.engine.begin(f"load {next(self._names)}")
+        keys = self.rng.sample(sorted(self.stored), count)
+        names = self.engine.settle(request, *keys)
+        found = [key for key, name in zip(keys, names, strict=True) if name == "HIT"]
+        self.engine.load(request, *found)
+        self.engine.manager.on_request_finished(request)
+        self.engine.rest()
+        self.hits += len(found)
+
+    def kill_soon(self) -> threading.Thread:
+        """Kill the process in a moment, whatever it does then."""
+        pid, delay_s = self.await_process(), self.rng.uniform(0.0, 0.006)
+
+        def kill() -> None:
+            threading.Event().wait(delay_s)
+            os.kill(pid, signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        return thread
+
+    def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
+        """Have the process killed when it has been handed the next loads or stores, unread."""
+        pid, flush = self.await_process(), self._port.flush
+        done = False
+
+        def flush_and_kill(*args: object) -> None:
+            nonlocal done
+            wanted = self._port._loads if loads else self._port._stores
+            if not wanted or done:
+                flush(*args)  # type: ignore[arg-type]
+                return
+            done = True
+            os.kill(pid, signal.SIGSTOP)
+            flush(*args)  # type: ignore[arg-type]
+            os.kill(pid, signal.SIGKILL)
+
+        monkeypatch.setattr(self._port, "flush", flush_and_kill)
+        return pid
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_process_that_is_killed_again_and_again_loses_work_and_nothing_else(
+    seed: int, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}?runner=process"
+    with live([url], slots=40, clock=ImpatientClock()) as engine:
+        killer = Killer(engine, seed)
+        killer.store(32)
+        for number in range(10):
+            loads = number % 2 == 1
+            if number < 6:
+                thread = killer.kill_soon()
+                (killer.load if loads else killer.store)(12)
+                thread.join()
+            else:
+                with pytest.MonkeyPatch.context() as monkeypatch:
+                    pid = killer.kill_with(monkeypatch, loads)
+                    # Until there is something that is not in the primary tier, or that is new.
+                    while killer.pid == pid:
+                        (killer.load if loads else killer.store)(12)
+            assert set(engine.manager.left_over().values()) == {0}
+        failures = engine.manager.stats[1].failures
+        assert failures["store.unavailable"] > 0
+        assert failures["load.unavailable"] > 0
+        killer.await_process()
+        # Of chunks that no process took to its grave, nothing is lost.
+        killer.keys, killer.stored, killer.hits = NEW_KEYS, set(), 0
+        for _ in range(6):
+            killer.store(12)
+        for _ in range(6):
+            killer.load(12)
+        assert killer.hits == 6 * 12
+        assert engine.manager.stats[1].failures.keys() <= {
+            f"{operation}.{reason}"
+            for operation in ("lookup", "load", "store")
+            for reason in ("unavailable", "not_found")
+        }

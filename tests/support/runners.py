@@ -1,0 +1,263 @@
+"""A tier that does what its options say, wherever it runs, and a runner around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from kvtier_sdk import (
+    Clock,
+    ConfigError,
+    HostPool,
+    MemoryTier,
+    MemoryTierConfig,
+    Namespace,
+    OffloadKey,
+    PoolLayout,
+    RequestContext,
+    RunnerOptions,
+    SystemClock,
+    TierAuthError,
+    TierError,
+    TierSpec,
+    TierUnavailableError,
+    Transfer,
+    make_offload_key,
+)
+from kvtier_sdk.jobs import Job, JobResult, Operation, Report
+from kvtier_sdk.tiering.runners import make_runner
+
+NOBODY = RequestContext("nobody")
+RUNNERS = ["thread", "process"]
+CHUNK_BYTES = 4096
+KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(64)]
+_PATIENCE_S = 30.0
+
+
+class ExpiredError(TierAuthError):
+    """An error of a backend's own, made in a way of its own."""
+
+    def __init__(self, account: str, days: int) -> None:
+        super().__init__(f"the key of {account} expired {days} days ago", retryable=False)
+        self.days = days
+
+
+class ScriptedConfig(MemoryTierConfig):
+    """What to do, and the file in which to write down what happened."""
+
+    diary: str = "/dev/null"
+    on_open: str = ""
+    on_lookup: str = ""
+    on_load: str = ""
+    secret_key: SecretStr = SecretStr("")
+
+
+class ScriptedTier(MemoryTier):
+    """A memory tier with a past, and with troubles that can be ordered."""
+
+    config_model = ScriptedConfig
+    config: Any
+
+    async def open(self) -> None:
+        self._note("open")
+        await self._do(self.config.on_open)
+        await super().open()
+        self._note("opened")
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        await self._do(self.config.on_lookup)
+        return await super().lookup(keys, request)
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        await self._do(self.config.on_load)
+        return await super().load(batch)
+
+    async def close(self) -> None:
+        self._note("closed")
+
+    def _note(self, what: str) -> None:
+        with open(self.config.diary, "a", encoding="utf-8") as diary:
+            diary.write(f"{what}\n")
+
+    async def _do(self, action: str) -> None:
+        if action in ("hang", "cling"):
+            self._note("hanging")
+            while True:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    self._note("cancelled")
+                    if action == "hang":
+                        raise
+        elif action:
+            getattr(self, f"_{action}")()
+
+    def _refuse(self) -> None:
+        raise TierUnavailableError("connection refused")
+
+    def _expire(self) -> None:
+        raise ExpiredError("Ada", 3)
+
+    def _misconfigure(self) -> None:
+        raise ConfigError("option 'bucket' names none")
+
+    def _misbehave(self) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def _exit_in_task(self) -> None:
+        async def leave() -> None:
+            raise SystemExit(3)
+
+        task = asyncio.ensure_future(leave())
+        # Looked at, as a tier would that does not want to hear of it again.
+        task.add_done_callback(lambda task: task.exception())
+
+    def _stop_the_loop(self) -> None:
+        asyncio.get_running_loop().stop()
+
+    def _block(self) -> None:
+        """Hold the thread until somebody lets go of it."""
+        self._note("blocking")
+        released = Path(f"{self.config.diary}.released")
+        while not released.exists():
+            threading.Event().wait(0.005)
+
+    def _hang_up(self) -> None:
+        """Leave the engine without an answer, and go on all the same."""
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as link:
+                if link.family is socket.AF_UNIX and link.getpeername() == "":
+                    link.shutdown(socket.SHUT_RDWR)
+        self._block()
+
+    def _leave_a_copy(self) -> None:
+        """Die, but not a copy that holds the same files open."""
+        if os.fork() == 0:
+            threading.Event().wait(20)
+        os._exit(7)
+
+    def _crash(self) -> None:
+        ctypes.string_at(0)
+
+    def _leave(self) -> None:
+        os._exit(7)
+
+    def _warn(self) -> None:
+        self.context.logger.warning("%d percent full", 90)
+        self.context.logger.debug("not asked for")
+
+    def _tell_secret(self) -> None:
+        self._note(f"secret {self.config.secret_key.get_secret_value()}")
+
+    def _refuse_again(self) -> None:
+        """Refuse all but the first."""
+        if "opened" in Path(self.config.diary).read_text():
+            self._refuse()
+
+
+class Rig:
+    """A runner, and an engine that waits for its notifications.
+
+    Args:
+        kind: ``thread`` or ``process``.
+        directory: for the tier's diary.
+        clock: time and tasks.
+        runner: further options of every tier.
+        script: options of the scripted tier.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        directory: Path,
+        *,
+        clock: Clock | None = None,
+        runner: dict[str, Any] | None = None,
+        **script: Any,
+    ) -> None:
+        self.pool = HostPool.create(PoolLayout(8, CHUNK_BYTES))
+        self.clock = clock or SystemClock()
+        self.notified = threading.Event()
+        self.results: list[JobResult] = []
+        self.others: list[Report] = []
+        self._ids = itertools.count()
+        self._diary = directory / "diary"
+        patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
+        spec = TierSpec(
+            "held",
+            "memory",
+            ScriptedTier,
+            ScriptedConfig(diary=str(self._diary), **script),
+            RunnerOptions.model_validate({"runner": kind, **patience, **(runner or {})}),
+        )
+        self.runner = make_runner(
+            spec,
+            self.pool,
+            namespace=Namespace({"model": "m"}),
+            clock=self.clock,
+            notify=self.notified.set,
+            verify=True,
+        )
+
+    def past(self) -> list[str]:
+        """What the tier has written down."""
+        return self._diary.read_text().split("\n")[:-1] if self._diary.exists() else []
+
+    def wait_past(self, what: str) -> None:
+        """Wait until the tier has written that down."""
+        for _ in range(6000):
+            if any(line.startswith(what) for line in self.past()):
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError(f"not {what} but {self.past()}")
+
+    def unblock(self) -> None:
+        """Let go of a tier that blocks."""
+        Path(f"{self._diary}.released").touch()
+
+    def job(self, operation: Operation, *chunks: int) -> Job:
+        """A job over chunks, each in the slot of its number."""
+        slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
+        deadline_s = self.clock.now_s() + 60
+        keys = [KEYS[chunk] for chunk in chunks]
+        return Job(next(self._ids), operation, keys, slots, NOBODY, deadline_s)
+
+    def lookups(self, count: int) -> list[Job]:
+        return [self.job(Operation.LOOKUP, 0, 1) for _ in range(count)]
+
+    def take(self) -> list[str]:
+        """Poll once; the first verdicts of all results so far."""
+        for report in self.runner.poll():
+            if isinstance(report, JobResult):
+                self.results.append(report)
+            else:
+                self.others.append(report)
+        return [result.verdicts[0].value for result in self.results]
+
+    def wait_for(self, count: int, others: int = 0) -> list[str]:
+        """Poll, at each notification, until so many results and other reports are there."""
+        while len(verdicts := self.take()) < count or len(self.others) < others:
+            assert self.notified.wait(_PATIENCE_S), f"{verdicts} and {self.others}, and no more"
+            self.notified.clear()
+        return verdicts
+
+    def do(self, operation: Operation, *chunks: int) -> list[str]:
+        """One job, to its end; its verdicts."""
+        self.runner.submit([self.job(operation, *chunks)])
+        self.wait_for(len(self.results) + 1)
+        return [verdict.value for verdict in self.results[-1].verdicts]
+
+    def close(self) -> None:
+        self.unblock()
+        self.runner.close(5.0)
+        self.pool.close()

@@ -1,0 +1,430 @@
+"""The process runner: deaths on either side, secrets, and what cannot run in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretBytes
+from support.runners import CHUNK_BYTES, NOBODY, Rig, ScriptedConfig, ScriptedTier
+
+from kvtier_sdk import (
+    BackendLoadError,
+    ConfigError,
+    HostPool,
+    Locality,
+    MemoryTier,
+    MemoryTierConfig,
+    Namespace,
+    PoolLayout,
+    RunnerOptions,
+    SystemClock,
+    TieringConfig,
+    TierSpec,
+    TierUnavailableError,
+    open_pool,
+)
+from kvtier_sdk.breaker import BreakerState, Direction
+from kvtier_sdk.jobs import BreakerMoved, IoEnded, Job, Operation
+from kvtier_sdk.runner import ProcessRunner, ThreadRunner, TierRunner
+from kvtier_sdk.runner.process_runner import RestartPauses
+from kvtier_sdk.tiering.runners import make_runner
+
+TESTS = Path(__file__).parents[1]
+
+
+class HeldBackClock(SystemClock):
+    """Pauses of a second and more last until they are let go of, and are noted."""
+
+    def __init__(self) -> None:
+        self.pauses_s: list[float] = []
+        self._turns = threading.Semaphore(0)
+        self.paused = threading.Event()
+
+    async def sleep(self, delay_s: float) -> None:
+        if delay_s < 1.0:
+            await asyncio.sleep(delay_s)
+            return
+        self.pauses_s.append(delay_s)
+        self.paused.set()
+        while not self._turns.acquire(blocking=False):
+            await asyncio.sleep(0.002)
+
+    def go_on(self) -> None:
+        """End one pause."""
+        self.paused.clear()
+        self._turns.release()
+
+
+@pytest.fixture
+def clock() -> HeldBackClock:
+    return HeldBackClock()
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path, clock: HeldBackClock) -> Iterator[Callable[..., Rig]]:
+    """Make a process runner around a scripted tier; it is at an end with the test."""
+    rigs: list[Rig] = []
+
+    def make(**options: Any) -> Rig:
+        rigs.append(Rig("process", tmp_path, clock=clock, **options))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def pid_of(runner: TierRunner) -> int:
+    assert isinstance(runner, ProcessRunner)
+    assert runner.pid is not None
+    return runner.pid
+
+
+def breakers(rig: Rig) -> list[tuple[Direction, BreakerState]]:
+    return [(r.direction, r.state) for r in rig.others if isinstance(r, BreakerMoved)]
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+# --- the process dies -------------------------------------------------------------------------
+
+
+def test_a_killed_process_fails_its_jobs_and_is_started_anew(
+    make_rig: Callable[..., Rig], clock: HeldBackClock
+) -> None:
+    rig = make_rig(on_load="hang")
+    rig.runner.start()
+    first = pid_of(rig.runner)
+    rig.do(Operation.STORE, 0)
+    rig.runner.submit([rig.job(Operation.LOAD, 0, 1), rig.job(Operation.LOAD, 2)])
+    rig.wait_past("hanging")
+    os.kill(first, signal.SIGKILL)
+    rig.wait_for(3, others=2)
+    died = rig.results[1:]
+    assert [v.value for result in died for v in result.verdicts] == ["unavailable"] * 3
+    assert all(result.released for result in died)
+    assert {result.error for result in died} == {
+        "held load: the tier's process died: signal 9 (killed, perhaps for want of memory)"
+    }
+    assert not is_there(first), "slots are free, so nobody may write to them any more"
+    both_open = [(direction, BreakerState.OPEN) for direction in Direction]
+    assert breakers(rig) == both_open
+    # Nothing waits for the next one.
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
+    assert clock.paused.wait(30)
+    clock.go_on()
+    rig.wait_for(4, others=4)
+    assert breakers(rig) == both_open + [
+        (direction, BreakerState.CLOSED) for direction in Direction
+    ]
+    assert pid_of(rig.runner) != first
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"], "this tier's chunks went with it"
+    rig.pool.view(3)[:] = b"x" * CHUNK_BYTES
+    assert rig.do(Operation.STORE, 3) == ["ok"]
+    assert rig.do(Operation.LOOKUP, 3) == ["ok"]
+
+
+def test_io_that_hung_has_ended_with_its_process(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="block")
+    rig.runner.start()
+    job = rig.job(Operation.LOAD, 0)
+    job.deadline_s = rig.clock.now_s() + 0.05
+    other = rig.job(Operation.LOAD, 1)
+    rig.runner.submit([job])
+    rig.wait_past("blocking")
+    rig.runner.submit([other])
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    rig.wait_for(2, others=2)
+    assert {result.job_id for result in rig.results} == {job.job_id, other.job_id}
+    assert all(result.released for result in rig.results)
+    assert not [report for report in rig.others if isinstance(report, IoEnded)]
+
+
+def test_no_slot_is_free_while_the_process_lives(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="hang_up")
+    rig.runner.start()
+    child = pid_of(rig.runner)
+    rig.runner.submit([rig.job(Operation.LOAD, 0)])
+    assert rig.wait_for(1) == ["unavailable"]
+    assert not is_there(child)
+
+
+def test_a_copy_that_a_process_left_is_not_waited_for(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="leave_a_copy")
+    rig.runner.start()
+    assert rig.do(Operation.LOAD, 0) == ["unavailable"]
+    assert rig.results[0].error == "held load: the tier's process died: exit status 7"
+
+
+def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="cling")
+    rig.runner.start()
+    job = rig.job(Operation.LOAD, 0)
+    job.deadline_s = rig.clock.now_s() + 0.05
+    rig.runner.submit([job])
+    assert rig.wait_for(1) == ["timeout"]
+    assert not rig.results[0].released
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    rig.wait_for(1, others=3)
+    assert isinstance(rig.others[0], IoEnded)
+    assert rig.others[0].job_id == job.job_id
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"), [("crash", "signal 11"), ("leave", "exit status 7")]
+)
+def test_it_is_said_what_a_process_died_of(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str, reason: str
+) -> None:
+    rig = make_rig(on_lookup=trouble)
+    rig.runner.start()
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
+    assert rig.results[0].error == f"held lookup: the tier's process died: {reason}"
+    assert f"the tier's process died: {reason}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"), [("crash", "signal 11"), ("leave", "exit status 7")]
+)
+def test_a_process_that_dies_at_the_start_is_an_error_of_the_start(
+    make_rig: Callable[..., Rig], trouble: str, reason: str
+) -> None:
+    rig = make_rig(on_open=trouble)
+    with pytest.raises(TierUnavailableError) as told:
+        rig.runner.start()
+    assert str(told.value) == f"held open: the tier's process died: {reason}"
+
+
+def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
+    make_rig: Callable[..., Rig], clock: HeldBackClock, tmp_path: Path
+) -> None:
+    rig = make_rig(on_open="refuse_again")
+    rig.runner.start()
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    for _ in range(3):
+        assert clock.paused.wait(30)
+        clock.go_on()
+    assert clock.paused.wait(30)
+    assert clock.pauses_s == [1.0, 2.0, 4.0, 8.0]
+    rig.wait_for(0, others=2)
+    assert [state for _, state in breakers(rig)] == [BreakerState.OPEN] * 2
+    # The end does not wait for the pause.
+    rig.runner.close(5.0)
+
+
+def test_pauses_double_and_begin_anew_after_a_long_life() -> None:
+    pauses = RestartPauses()
+    assert [pauses.after(0.0) for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert pauses.after(29.9) == 30.0
+    assert pauses.after(30.0) == 1.0
+    assert pauses.after(5.0) == 2.0
+
+
+def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig()
+    rig.runner.start()
+    child = pid_of(rig.runner)
+    os.kill(child, signal.SIGSTOP)
+    # More than the socket holds, and than is kept for it.
+    keys = [bytes(36)] * 20_000
+    deadline_s = rig.clock.now_s() + 60
+    jobs = [
+        Job(n, Operation.LOOKUP, keys, (), NOBODY, deadline_s) for n in range(10**6, 10**6 + 40)
+    ]
+    for job in jobs:
+        rig.runner.submit([job])
+        rig.runner.poll()
+    rig.runner.close(0.2)
+    assert not is_there(child)
+    verdicts = set(rig.take())
+    assert verdicts <= {"cancelled", "unavailable"}
+
+
+# --- the engine dies --------------------------------------------------------------------------
+
+_ENGINE = """
+    import os, sys, threading, pathlib
+    from support.runners import Rig
+    rig = Rig("process", pathlib.Path(sys.argv[1]), on_lookup=sys.argv[2])
+    rig.runner.start()
+    rig.runner.submit(rig.lookups(1))
+    if sys.argv[2] == "block":
+        rig.wait_past("blocking")
+    if sys.argv[3] == "forked" and os.fork() == 0:
+        threading.Event().wait(60)
+    print(rig.runner.pid, flush=True)
+    threading.Event().wait(60)
+"""
+
+
+@pytest.mark.parametrize(("trouble", "copy"), [("", ""), ("", "forked"), ("block", "")])
+def test_the_process_ends_with_the_engine(tmp_path: Path, trouble: str, copy: str) -> None:
+    engine = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_ENGINE), str(tmp_path), trouble, copy],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        process_group=0,
+    )
+    with engine:
+        assert engine.stdout is not None
+        child = int(engine.stdout.readline())
+        assert is_there(child)
+        os.kill(engine.pid, signal.SIGKILL)
+        for _ in range(3000):
+            if not is_there(child):
+                break
+            threading.Event().wait(0.01)
+        gone = not is_there(child)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(engine.pid, signal.SIGKILL)
+    assert gone
+    if not trouble:
+        assert (tmp_path / "diary").read_text().split() == ["open", "opened", "closed"]
+
+
+# --- starting ---------------------------------------------------------------------------------
+
+
+def test_secrets_are_neither_in_the_command_line_nor_in_the_environment(
+    make_rig: Callable[..., Rig],
+) -> None:
+    secret = "hunter2-and-more"
+    rig = make_rig(secret_key=secret)
+    rig.runner.start()
+    place = Path(f"/proc/{pid_of(rig.runner)}")
+    for part in ("cmdline", "environ"):
+        shown = (place / part).read_bytes()
+        assert shown
+        assert secret.encode() not in shown
+    assert b"kvtier_sdk.runner.child" in (place / "cmdline").read_bytes()
+
+
+def test_secrets_arrive(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(secret_key="hunter2", on_open="tell_secret")
+    rig.runner.start()
+    assert "secret hunter2" in rig.past()
+
+
+def test_a_backend_that_only_the_engine_has_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "fleeting.py"
+    module.write_text(
+        "from kvtier_sdk import MemoryTier\nclass FleetingTier(MemoryTier):\n    pass\n"
+    )
+    import fleeting  # type: ignore[import-not-found]
+
+    module.unlink()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    with pytest.raises(BackendLoadError, match="'fleeting'.* use runner 'thread'"):
+        start(fleeting.FleetingTier)
+
+
+def start(tier_class: type[MemoryTier], config: MemoryTierConfig | None = None) -> None:
+    """Start a tier in a process, and end it."""
+    pool = HostPool.create(PoolLayout(1, 64))
+    try:
+        runner = make(pool, tier_class, config, "process")
+        runner.start()
+        runner.close(5.0)
+    finally:
+        pool.close()
+
+
+def make(
+    pool: HostPool,
+    tier_class: type[MemoryTier],
+    config: MemoryTierConfig | None = None,
+    option: Any = "auto",
+) -> TierRunner:
+    spec = TierSpec(
+        "mine", "memory", tier_class, config or MemoryTierConfig(), RunnerOptions(runner=option)
+    )
+    return make_runner(
+        spec, pool, namespace=Namespace({}), clock=SystemClock(), notify=None, verify=True
+    )
+
+
+class RemoteTier(ScriptedTier):
+    """A tier on another machine, as far as its runner knows."""
+
+    locality = Locality.REMOTE
+
+
+class BytesConfig(ScriptedConfig):
+    """Options that plain data cannot hold."""
+
+    key: SecretBytes = SecretBytes(b"")
+
+
+def test_auto_takes_a_process_for_a_tier_elsewhere_where_that_can_be(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class LocalClassTier(RemoteTier):
+        pass
+
+    shared, own = HostPool.create(PoolLayout(1, 64)), HostPool(1, 64)
+    caplog.set_level(logging.WARNING)
+    try:
+        assert isinstance(make(shared, MemoryTier), ThreadRunner)
+        assert not isinstance(make(shared, MemoryTier), ProcessRunner)
+        assert isinstance(make(shared, RemoteTier, ScriptedConfig()), ProcessRunner)
+        assert not isinstance(make(shared, RemoteTier, ScriptedConfig(), "thread"), ProcessRunner)
+        assert caplog.text == ""
+        assert not isinstance(make(own, RemoteTier, ScriptedConfig()), ProcessRunner)
+        assert "runs in a thread, which may slow the engine down: the host pool" in caplog.text
+        assert not isinstance(make(shared, LocalClassTier, ScriptedConfig()), ProcessRunner)
+        assert "cannot import" in caplog.text
+    finally:
+        shared.close()
+        own.close()
+
+
+def test_what_cannot_run_in_a_process_is_told_with_what_to_do() -> None:
+    class LocalClassTier(MemoryTier):
+        pass
+
+    shared, own = HostPool.create(PoolLayout(1, 64)), HostPool(1, 64)
+    beginning = "tier 'mine': option 'runner' is 'process', but "
+    try:
+        for pool, tier_class, config, message in (
+            (own, MemoryTier, None, "the host pool is of one process: make it with open_pool"),
+            (shared, LocalClassTier, None, "a process of its own cannot import"),
+            (shared, ScriptedTier, BytesConfig(key=b"k"), "a process of its own gets the options"),
+        ):
+            with pytest.raises(ConfigError) as told:
+                make(pool, tier_class, config, "process")
+            assert str(told.value).startswith(beginning + message)
+            assert str(told.value).endswith("or use runner 'thread'")
+    finally:
+        shared.close()
+        own.close()
+
+
+def test_the_pool_is_shared_where_a_tier_wants_a_process() -> None:
+    for option, shared in (("process", True), ("auto", False), ("thread", False)):
+        options = {"slots": 2, "chunk_bytes": 64, "tiers": [f"memory:?runner={option}"]}
+        with open_pool(TieringConfig.from_dict(options)) as pool:
+            assert pool.is_shared is shared
