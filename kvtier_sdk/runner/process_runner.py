@@ -21,7 +21,7 @@ from kvtier_sdk.tier_spec import TierSpec
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 #: How long an opening that is cancelled may take to end.
-_CANCEL_S = 2.0
+_CANCEL_S = 10.0
 #: How long the kernel may take to end a process that is killed.
 _KILL_S = 10.0
 
