@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,3 +29,14 @@ def make() -> Iterator[Callable[..., Engine]]:
                 tier.gate.set()
         engine.manager.shutdown(1.0)
         engine.pool.close()
+
+
+@pytest.fixture
+def shm_directory() -> Iterator[Path]:
+    """A directory of this test's own on the tmpfs of shared memory."""
+    path = Path("/dev/shm") / f"test-{uuid.uuid4().hex}"
+    path.mkdir(mode=0o700)
+    yield path
+    for left in path.iterdir():
+        left.unlink()
+    path.rmdir()

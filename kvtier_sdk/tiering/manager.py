@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -25,8 +24,6 @@ from kvtier_sdk.tiering.reports import EventLog, ReportDesk
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.tier_port import TierPort
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
-
-_log = logging.getLogger("kvtier.manager")
 
 # Looked up once: this is the engine's thread.
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS

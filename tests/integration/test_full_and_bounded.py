@@ -10,6 +10,7 @@ import errno
 import os
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -95,16 +96,16 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     assert 63 * MIB < most[0] < 64 * MIB + chunk_bytes + 2**16
 
 
-class Disk:
+class Disk(ABC):
     """A disk that can be filled up and freed again."""
 
     root: Path
 
-    def fill(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def fill(self) -> None: ...
 
-    def free(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def free(self) -> None: ...
 
 
 class MountedDisk(Disk):

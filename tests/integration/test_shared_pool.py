@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,17 +28,6 @@ SLOTS = 16
 Start = Callable[..., PoolProcess]
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """A directory of this test's own on the tmpfs of shared memory."""
-    path = Path("/dev/shm") / f"test-{uuid.uuid4().hex}"
-    path.mkdir(mode=0o700)
-    yield path
-    for left in path.iterdir():
-        left.unlink()
-    path.rmdir()
-
-
 @pytest.fixture(scope="module")
 def processes() -> Iterator[PoolProcesses]:
     processes = PoolProcesses()
@@ -55,20 +43,20 @@ def start(processes: PoolProcesses) -> Iterator[Start]:
 
 
 def join_line(
-    directory: Path, workers: int, worker: int | None, *, replica: str = "one", more: str = ""
+    shm_directory: Path, workers: int, worker: int | None, *, replica: str = "one", more: str = ""
 ) -> str:
     layout = f"PoolLayout({SLOTS}, {PART_BYTES}, workers={workers})"
-    return f"join({replica!r}, {layout}, worker={worker}, directory={str(directory)!r}{more})"
+    return f"join({replica!r}, {layout}, worker={worker}, directory={str(shm_directory)!r}{more})"
 
 
 def start_replica(
-    start: Start, directory: Path, workers: int, replica: str = "one"
+    start: Start, shm_directory: Path, workers: int, replica: str = "one"
 ) -> tuple[PoolProcess, list[PoolProcess]]:
     """A scheduler and its workers, who join at once in no order."""
     members = [None, *range(workers)]
     processes = [start() for _ in members]
     for process, member in zip(processes, members, strict=True):
-        process.send(join_line(directory, workers, member, replica=replica))
+        process.send(join_line(shm_directory, workers, member, replica=replica))
     for process in processes:
         process.answer()
     return processes[0], processes[1:]
@@ -76,10 +64,10 @@ def start_replica(
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_scheduler_sees_whole_slots_that_workers_wrote_in_parts(
-    start: Start, directory: Path, workers: int
+    start: Start, shm_directory: Path, workers: int
 ) -> None:
-    scheduler, members = start_replica(start, directory, workers)
-    assert names_in(directory) == [], "all have it, so it has no name any more"
+    scheduler, members = start_replica(start, shm_directory, workers)
+    assert names_in(shm_directory) == [], "all have it, so it has no name any more"
     assert scheduler.run("pool.absent()") == []
     for worker, member in enumerate(members):
         member.send(f"fill(pool, {worker})")
@@ -97,9 +85,9 @@ def test_the_scheduler_sees_whole_slots_that_workers_wrote_in_parts(
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_workers_read_what_a_tier_loads_through_the_scheduler(
-    start: Start, directory: Path, workers: int
+    start: Start, shm_directory: Path, workers: int
 ) -> None:
-    scheduler, members = start_replica(start, directory, workers)
+    scheduler, members = start_replica(start, shm_directory, workers)
     for worker in range(workers):
         scheduler.run(f"fill(pool, {worker})")
     assert [member.run(f"wrong_rows(pool, {i})") for i, member in enumerate(members)] == [
@@ -109,11 +97,11 @@ def test_workers_read_what_a_tier_loads_through_the_scheduler(
     assert members[0].run("wrong_rows(pool, 0, part_of=1)") == SLOTS, "the check can fail"
 
 
-def test_what_all_workers_hold_is_stored_once(start: Start, directory: Path) -> None:
+def test_what_all_workers_hold_is_stored_once(start: Start, shm_directory: Path) -> None:
     layout = f"PoolLayout({SLOTS}, {PART_BYTES}, workers=3, replicated=True)"
     processes = [start() for _ in range(4)]
     for process, worker in zip(processes, [None, 0, 1, 2], strict=True):
-        process.run(f"join('one', {layout}, worker={worker}, directory={str(directory)!r})")
+        process.run(f"join('one', {layout}, worker={worker}, directory={str(shm_directory)!r})")
     scheduler, first, *others = processes
     assert scheduler.run("pool.chunk_bytes") == PART_BYTES
     first.run("fill(pool, 0)")
@@ -121,13 +109,13 @@ def test_what_all_workers_hold_is_stored_once(start: Start, directory: Path) -> 
         assert other.run(f"wrong_rows(pool, 0, part_of={worker})") == 0
         with pytest.raises(ChildError, match="read-only"):
             other.run(f"fill(pool, {worker})")
-    assert names_in(directory) == []
+    assert names_in(shm_directory) == []
 
 
 def test_a_worker_is_killed_while_it_writes_and_everything_starts_again(
-    start: Start, directory: Path
+    start: Start, shm_directory: Path
 ) -> None:
-    scheduler, members = start_replica(start, directory, 2)
+    scheduler, members = start_replica(start, shm_directory, 2)
     members[0].run("fill(pool, 0)")
     members[1].send("[fill(pool, 1) for _ in range(1000000)]")
     members[1].kill()
@@ -137,81 +125,83 @@ def test_a_worker_is_killed_while_it_writes_and_everything_starts_again(
     for process in (scheduler, members[0]):
         process.kill()
 
-    scheduler, members = start_replica(start, directory, 2)
+    scheduler, members = start_replica(start, shm_directory, 2)
     members[1].run("fill(pool, 1)")
     assert scheduler.run("wrong_rows(pool, 1)") == 0
     assert scheduler.run("wrong_rows(pool, 0)") == SLOTS, "it is a new pool"
 
 
-def test_a_worker_that_dies_before_all_are_there_is_replaced(start: Start, directory: Path) -> None:
+def test_a_worker_that_dies_before_all_are_there_is_replaced(
+    start: Start, shm_directory: Path
+) -> None:
     scheduler, one, other, again = (start() for _ in range(4))
-    scheduler.run(join_line(directory, 2, None))
-    one.run(join_line(directory, 2, 0))
+    scheduler.run(join_line(shm_directory, 2, None))
+    one.run(join_line(shm_directory, 2, 0))
     one.run("fill(pool, 0)")
     one.kill()
-    other.run(join_line(directory, 2, 1))
+    other.run(join_line(shm_directory, 2, 1))
     assert scheduler.run("pool.absent()") == ["worker 0"]
-    assert len(names_in(directory)) == 1, "one is missing, who must find it"
-    again.run(join_line(directory, 2, 0))
+    assert len(names_in(shm_directory)) == 1, "one is missing, who must find it"
+    again.run(join_line(shm_directory, 2, 0))
     assert again.run("wrong_rows(pool, 0)") == 0, "it is the same pool"
-    assert names_in(directory) == []
+    assert names_in(shm_directory) == []
 
 
 @pytest.mark.parametrize("replica", ["one", "another"])
 def test_the_next_start_removes_what_a_killed_creator_left(
-    start: Start, directory: Path, replica: str
+    start: Start, shm_directory: Path, replica: str
 ) -> None:
     creator, next_one = start(), start()
-    creator.run(join_line(directory, 2, None))
+    creator.run(join_line(shm_directory, 2, None))
     creator.run("fill(pool, 0)")
     creator.kill()
-    [left] = names_in(directory)
-    inode = (directory / left).stat().st_ino
-    next_one.run(join_line(directory, 2, None, replica=replica))
-    [name] = names_in(directory)
-    assert (directory / name).stat().st_ino != inode
+    [left] = names_in(shm_directory)
+    inode = (shm_directory / left).stat().st_ino
+    next_one.run(join_line(shm_directory, 2, None, replica=replica))
+    [name] = names_in(shm_directory)
+    assert (shm_directory / name).stat().st_ino != inode
     assert (name == left) == (replica == "one")
     assert next_one.run("wrong_rows(pool, 0)") == SLOTS, "it is a new pool"
 
 
-def test_nothing_is_left_of_a_pool_that_all_had_mapped(start: Start, directory: Path) -> None:
-    scheduler, members = start_replica(start, directory, 2)
+def test_nothing_is_left_of_a_pool_that_all_had_mapped(start: Start, shm_directory: Path) -> None:
+    scheduler, members = start_replica(start, shm_directory, 2)
     for process in (scheduler, *members):
         process.kill()
-    assert list(directory.iterdir()) == []
+    assert list(shm_directory.iterdir()) == []
 
 
 def test_who_ends_in_good_order_before_the_others_came_leaves_nothing(
-    start: Start, directory: Path
+    start: Start, shm_directory: Path
 ) -> None:
     scheduler, worker = start(), start()
-    scheduler.run(join_line(directory, 2, None))
-    worker.run(join_line(directory, 2, 0))
+    scheduler.run(join_line(shm_directory, 2, None))
+    worker.run(join_line(shm_directory, 2, 0))
     scheduler.run("pool.close()")
-    assert len(names_in(directory)) == 1, "the worker still has it"
+    assert len(names_in(shm_directory)) == 1, "the worker still has it"
     worker.run("pool.close()")
-    assert names_in(directory) == []
+    assert names_in(shm_directory) == []
 
 
-def test_a_pool_that_a_child_still_maps_is_not_swept(start: Start, directory: Path) -> None:
+def test_a_pool_that_a_child_still_maps_is_not_swept(start: Start, shm_directory: Path) -> None:
     scheduler, child, next_one = start(), start(), start()
-    scheduler.run(join_line(directory, 2, None))
-    [name] = names_in(directory)
-    child.run(f"attach({str(directory / name)!r})")
+    scheduler.run(join_line(shm_directory, 2, None))
+    [name] = names_in(shm_directory)
+    child.run(f"attach({str(shm_directory / name)!r})")
     scheduler.kill()
-    next_one.run(join_line(directory, 2, None, replica="two"))
-    assert len(names_in(directory)) == 2
+    next_one.run(join_line(shm_directory, 2, None, replica="two"))
+    assert len(names_in(shm_directory)) == 2
     child.kill()
-    next_one.run(join_line(directory, 2, None, replica="three"))
-    assert name not in names_in(directory)
+    next_one.run(join_line(shm_directory, 2, None, replica="three"))
+    assert name not in names_in(shm_directory)
 
 
-def test_two_replicas_at_once_keep_apart(start: Start, directory: Path) -> None:
-    first, first_workers = start_replica(start, directory, 2, replica="one")
+def test_two_replicas_at_once_keep_apart(start: Start, shm_directory: Path) -> None:
+    first, first_workers = start_replica(start, shm_directory, 2, replica="one")
     waiting = start()
-    waiting.run(join_line(directory, 2, None, replica="three"))
-    second, second_workers = start_replica(start, directory, 2, replica="two")
-    assert len(names_in(directory)) == 1, "a pool that is waited for is not swept"
+    waiting.run(join_line(shm_directory, 2, None, replica="three"))
+    second, second_workers = start_replica(start, shm_directory, 2, replica="two")
+    assert len(names_in(shm_directory)) == 1, "a pool that is waited for is not swept"
     first_workers[0].run("fill(pool, 0)")
     second_workers[0].run("fill(pool, 0)")
     second_workers[1].run("fill(pool, 1)")
@@ -220,18 +210,18 @@ def test_two_replicas_at_once_keep_apart(start: Start, directory: Path) -> None:
     assert waiting.run("pool.absent()") == ["worker 0", "worker 1"]
 
 
-def test_many_join_and_are_killed_at_once(start: Start, directory: Path) -> None:
+def test_many_join_and_are_killed_at_once(start: Start, shm_directory: Path) -> None:
     """Rounds of races: who comes first, who sweeps, who is last."""
     for _ in range(2):
-        scheduler, members = start_replica(start, directory, 3)
+        scheduler, members = start_replica(start, shm_directory, 3)
         assert scheduler.run("pool.absent()") == []
-        assert names_in(directory) == []
+        assert names_in(shm_directory) == []
         late = start()
-        late.send(join_line(directory, 3, 2))
+        late.send(join_line(shm_directory, 3, 2))
         for process in (scheduler, *members):
             process.kill()
         late.answer()
-        assert len(names_in(directory)) == 1
+        assert len(names_in(shm_directory)) == 1
         late.kill()
 
 
@@ -251,24 +241,24 @@ def test_many_join_and_are_killed_at_once(start: Start, directory: Path) -> None
     ],
 )
 def test_who_does_not_fit_is_told(
-    directory: Path, layout: PoolLayout, options: dict[str, int], message: str
+    shm_directory: Path, layout: PoolLayout, options: dict[str, int], message: str
 ) -> None:
-    pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES, 2), directory=str(directory))
+    pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES, 2), directory=str(shm_directory))
     with pytest.raises(ConfigError, match=message):
-        HostPool.join("one", layout, directory=str(directory), **options)
+        HostPool.join("one", layout, directory=str(shm_directory), **options)
     assert pool.absent() == ["worker 0", "worker 1"]
     pool.close()
-    assert names_in(directory) == []
+    assert names_in(shm_directory) == []
 
 
-def test_another_version_is_told(directory: Path) -> None:
-    pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory))
-    [name] = names_in(directory)
-    with open(directory / name, "r+b") as file:
+def test_another_version_is_told(shm_directory: Path) -> None:
+    pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(shm_directory))
+    [name] = names_in(shm_directory)
+    with open(shm_directory / name, "r+b") as file:
         file.seek(pool.layout.size_bytes + 8)
         file.write(struct.pack("<I", 7))
     with pytest.raises(ConfigError, match="has format 7.*one version of kvtier-sdk"):
-        HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), worker=0, directory=str(directory))
+        HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), worker=0, directory=str(shm_directory))
     with pytest.raises(ConfigError, match="has format 7.*one version of kvtier-sdk"):
         HostPool.attach(pool.fd)
     pool.close()
@@ -288,27 +278,27 @@ def test_a_file_that_is_no_pool_is_told(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_somebody_elses_is_neither_followed_nor_removed(
-    directory: Path, tmp_path: Path
+    shm_directory: Path, tmp_path: Path
 ) -> None:
-    pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory))
-    [name] = names_in(directory)
+    pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(shm_directory))
+    [name] = names_in(shm_directory)
     pool.close()
     target = tmp_path / "precious"
     target.write_bytes(b"precious")
-    (directory / name).symlink_to(target)
+    (shm_directory / name).symlink_to(target)
     with pytest.raises(ConfigError, match="is no host pool of this user: remove it"):
-        HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory))
+        HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(shm_directory))
     assert target.read_bytes() == b"precious"
-    (directory / name).unlink()
-    os.mkfifo(directory / name)
+    (shm_directory / name).unlink()
+    os.mkfifo(shm_directory / name)
     with pytest.raises(ConfigError, match="is no host pool of this user: remove it"):
-        HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory))
+        HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(shm_directory))
 
 
-def test_only_its_owner_can_open_a_pool(directory: Path) -> None:
-    pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory))
-    [name] = names_in(directory)
-    assert (directory / name).stat().st_mode & 0o777 == 0o600
+def test_only_its_owner_can_open_a_pool(shm_directory: Path) -> None:
+    pool = HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(shm_directory))
+    [name] = names_in(shm_directory)
+    assert (shm_directory / name).stat().st_mode & 0o777 == 0o600
     pool.close()
 
 
@@ -349,8 +339,8 @@ def test_a_stranger_maps_the_pool_by_way_of_proc(start: Start) -> None:
     pool.close()
 
 
-def test_a_file_of_somebody_else_is_mapped_with_a_layout(start: Start, directory: Path) -> None:
-    path = directory / "vllm.mmap"
+def test_a_file_of_somebody_else_is_mapped_with_a_layout(start: Start, shm_directory: Path) -> None:
+    path = shm_directory / "vllm.mmap"
     rows = np.arange(3 * 8192, dtype=np.uint32).view(np.uint8)[: 3 * 8192]
     path.write_bytes(rows.tobytes())
     pool = HostPool.attach(str(path), PoolLayout(3, 8192))
@@ -399,22 +389,22 @@ def test_closing_gives_descriptor_and_place_back() -> None:
 
 @pytest.mark.parametrize("action", ["pool.close()", "globals().pop('pool')", "os.getpid()"])
 def test_a_forked_copy_takes_nothing_from_its_parent(
-    start: Start, directory: Path, action: str
+    start: Start, shm_directory: Path, action: str
 ) -> None:
     scheduler, worker = start(), start()
-    scheduler.run(join_line(directory, 1, None))
+    scheduler.run(join_line(shm_directory, 1, None))
     assert scheduler.run(f"fork({action!r})") == 0
-    assert len(names_in(directory)) == 1, "the name is the parent's to remove"
+    assert len(names_in(shm_directory)) == 1, "the name is the parent's to remove"
     with pytest.raises(ChildError, match="the scheduler of this host pool is already there"):
-        worker.run(join_line(directory, 1, None))
-    worker.run(join_line(directory, 1, 0))
+        worker.run(join_line(shm_directory, 1, None))
+    worker.run(join_line(shm_directory, 1, 0))
     worker.run("fill(pool, 0)")
     assert scheduler.run("wrong_rows(pool, 0)") == 0
-    assert names_in(directory) == []
+    assert names_in(shm_directory) == []
 
 
-def test_a_forked_copy_writes_to_the_same_memory(start: Start, directory: Path) -> None:
+def test_a_forked_copy_writes_to_the_same_memory(start: Start, shm_directory: Path) -> None:
     scheduler = start()
-    scheduler.run(join_line(directory, 1, None))
+    scheduler.run(join_line(shm_directory, 1, None))
     assert scheduler.run("fork('fill(pool, 0)')") == 0
     assert scheduler.run("wrong_rows(pool, 0)") == 0

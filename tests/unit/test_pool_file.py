@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,26 +16,16 @@ LAYOUT = PoolLayout(2, 100)
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    path = Path("/dev/shm") / f"test-{uuid.uuid4().hex}"
-    path.mkdir(mode=0o700)
-    yield path
-    for left in path.iterdir():
-        left.unlink()
-    path.rmdir()
-
-
-@pytest.fixture
-def pool(directory: Path) -> Iterator[HostPool]:
+def pool(shm_directory: Path) -> Iterator[HostPool]:
     """A pool whose worker is not there yet, so that it has its name."""
-    pool = HostPool.join("one", LAYOUT, directory=str(directory))
+    pool = HostPool.join("one", LAYOUT, directory=str(shm_directory))
     yield pool
     pool.close()
 
 
-def path_of(directory: Path) -> Path:
-    [name] = names_in(directory)
-    return directory / name
+def path_of(shm_directory: Path) -> Path:
+    [name] = names_in(shm_directory)
+    return shm_directory / name
 
 
 def no_room() -> None:
@@ -44,10 +33,10 @@ def no_room() -> None:
 
 
 def test_a_file_that_lost_its_name_before_one_could_join_is_left_alone(
-    directory: Path, pool: HostPool
+    shm_directory: Path, pool: HostPool
 ) -> None:
     """The others would not be there: they find another file, or make one."""
-    path = path_of(directory)
+    path = path_of(shm_directory)
     fd = os.open(path, os.O_RDWR)
     pool.close()
     assert pool_file._enter(fd, path, LAYOUT, 0) is None
@@ -56,40 +45,40 @@ def test_a_file_that_lost_its_name_before_one_could_join_is_left_alone(
 
 
 def test_a_dead_file_is_not_swept_under_the_name_of_its_successor(
-    directory: Path, pool: HostPool, monkeypatch: pytest.MonkeyPatch
+    shm_directory: Path, pool: HostPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = path_of(directory)
+    path = path_of(shm_directory)
     dead = os.open(path, os.O_RDWR)
     pool.close()
-    successor = HostPool.join("one", LAYOUT, directory=str(directory))
+    successor = HostPool.join("one", LAYOUT, directory=str(shm_directory))
     monkeypatch.setattr(pool_file, "_open_own", lambda _: dead)
-    pool_file.sweep(directory)
-    assert names_in(directory) == [path.name]
+    pool_file.sweep(shm_directory)
+    assert names_in(shm_directory) == [path.name]
     successor.close()
 
 
 def test_room_that_a_member_of_the_same_replica_took_is_no_lack(
-    directory: Path, pool: HostPool
+    shm_directory: Path, pool: HostPool
 ) -> None:
-    path = path_of(directory)
+    path = path_of(shm_directory)
     assert pool_file._make_named(path, LAYOUT, 0, no_room) is None
     with pytest.raises(ConfigError, match="no room"):
-        pool_file._make_named(directory / "another", LAYOUT, 0, no_room)
+        pool_file._make_named(shm_directory / "another", LAYOUT, 0, no_room)
 
 
-def test_who_comes_second_makes_no_second_file(directory: Path, pool: HostPool) -> None:
-    path = path_of(directory)
+def test_who_comes_second_makes_no_second_file(shm_directory: Path, pool: HostPool) -> None:
+    path = path_of(shm_directory)
     open_before = len(os.listdir("/proc/self/fd"))
     assert pool_file._make_named(path, LAYOUT, 0, lambda: None) is None
     assert len(os.listdir("/proc/self/fd")) == open_before
-    assert names_in(directory) == [path.name]
+    assert names_in(shm_directory) == [path.name]
 
 
 @pytest.mark.parametrize("held_by", ["a member", "a guest", "who stands in the gate"])
 def test_a_file_is_swept_only_when_nobody_holds_it(
-    directory: Path, pool: HostPool, held_by: str
+    shm_directory: Path, pool: HostPool, held_by: str
 ) -> None:
-    path = path_of(directory)
+    path = path_of(shm_directory)
     holder, sweeper = os.open(path, os.O_RDWR), os.open(path, os.O_RDWR)
     assert not leases.claim_whole(sweeper)
     pool.close()
@@ -105,8 +94,8 @@ def test_a_file_is_swept_only_when_nobody_holds_it(
     os.close(sweeper)
 
 
-def test_guests_do_not_keep_each_other_out(directory: Path, pool: HostPool) -> None:
-    fds = [os.open(path_of(directory), os.O_RDWR) for _ in range(2)]
+def test_guests_do_not_keep_each_other_out(shm_directory: Path, pool: HostPool) -> None:
+    fds = [os.open(path_of(shm_directory), os.O_RDWR) for _ in range(2)]
     for fd in fds:
         leases.claim_as_guest(fd)
     for fd in fds:
