@@ -31,6 +31,12 @@ async def proxy(server, make_proxy) -> AsyncIterator[object]:
     await proxy.close()
 
 
+def connected_wire(port: int) -> Wire:
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setblocking(False)
+    return Wire(sock, "peer")
+
+
 def address_of(view) -> int:
     return np.frombuffer(view, np.uint8).ctypes.data
 
@@ -52,42 +58,34 @@ class Ledger:
         self.direct_bytes = 0
         self.other_bytes = 0
 
-    def note(self, view, count_bytes: int) -> None:
-        at = address_of(view) if len(view) else 0
-        if any(start <= at < end for start, end in self.spans):
-            self.direct_bytes += count_bytes
-        else:
-            self.other_bytes += count_bytes
+    def note(self, views, count_bytes: int) -> None:
+        for view in views:
+            part_bytes = min(count_bytes, len(view))
+            count_bytes -= part_bytes
+            at = address_of(view) if len(view) else 0
+            if any(start <= at < end for start, end in self.spans):
+                self.direct_bytes += part_bytes
+            else:
+                self.other_bytes += part_bytes
 
     def watch(self, monkeypatch) -> None:
-        get_buffer, updated, writev = Wire.get_buffer, Wire.buffer_updated, os.writev
-        rooms = {}
+        for name in ("readv", "writev"):
+            monkeypatch.setattr(os, name, self._noting(getattr(os, name)))
 
-        def noting_room(wire, sizehint):
-            rooms[wire] = get_buffer(wire, sizehint)
-            return rooms[wire]
+    def _noting(self, call):
+        def noting(descriptor, views):
+            moved_bytes = call(descriptor, views)
+            self.note(views, moved_bytes)
+            return moved_bytes
 
-        def noting_bytes(wire, nbytes):
-            self.note(rooms.pop(wire), nbytes)
-            updated(wire, nbytes)
-
-        def noting_sent(descriptor, views):
-            sent_bytes = left_bytes = writev(descriptor, views)
-            for view in views:
-                self.note(view, min(left_bytes, len(view)))
-                left_bytes -= min(left_bytes, len(view))
-            return sent_bytes
-
-        monkeypatch.setattr(Wire, "get_buffer", noting_room)
-        monkeypatch.setattr(Wire, "buffer_updated", noting_bytes)
-        monkeypatch.setattr(os, "writev", noting_sent)
+        return noting
 
 
 @pytest.mark.parametrize("operation", ["store", "load"])
 async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     bench.chunk_bytes = CHUNK_BYTES
     ledger = Ledger()
-    ledger.watch(monkeypatch)  # now: a loop looks its protocol's methods up once
+    ledger.watch(monkeypatch)
     tier = await bench.open(server.url)
     full = [bench.full(key) for key in KEYS[:8]]
     assert await tier.store(full) == [None] * 8
@@ -272,8 +270,7 @@ async def test_somebody_who_speaks_otherwise(answer):
 
     peer = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = peer.sockets[0].getsockname()[1]
-    loop = asyncio.get_running_loop()
-    _, wire = await loop.create_connection(lambda: Wire("peer"), "127.0.0.1", port)
+    wire = connected_wire(port)
     with pytest.raises(TierUnavailableError, match="connection to peer lost: the server sent"):
         await wire.call([b"PING\r\n"])
     assert not wire.is_usable
@@ -285,8 +282,7 @@ async def test_somebody_who_speaks_otherwise(answer):
 
 async def test_a_connection_with_another_length_on_its_way_is_of_no_more_use(server):
     server.ask("SET", "k", b"x" * 1000)
-    loop = asyncio.get_running_loop()
-    _, wire = await loop.create_connection(lambda: Wire("peer"), "127.0.0.1", server.port)
+    wire = connected_wire(server.port)
     answer = await wire.call([b"GET k\r\n"], [memoryview(bytearray(10))])
     assert answer == Answer(Kind.OTHER_LENGTH, "1000")
     # At once: a request that was made before the rest arrives would take it for its answer.
