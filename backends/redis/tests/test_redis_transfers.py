@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvtier_redis.answers import Answer, Kind
+from kvtier_redis.dialling import Dialler
 from kvtier_redis.wire import Wire
 from kvtier_sdk import (
     CorruptChunkError,
@@ -287,3 +288,81 @@ async def test_a_connection_with_another_length_on_its_way_is_of_no_more_use(ser
     assert answer == Answer(Kind.OTHER_LENGTH, "1000")
     # At once: a request that was made before the rest arrives would take it for its answer.
     assert not wire.is_usable
+
+
+async def test_a_server_that_answers_before_it_has_been_asked_in_full():
+    async def serve(reader, writer):
+        await reader.read(100)
+        writer.write(b"-ERR too long\r\n")
+        await asked.wait()
+        writer.transport.abort()
+        left.set()
+
+    asked, left = asyncio.Event(), asyncio.Event()
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
+    wire = connected_wire(peer.sockets[0].getsockname()[1])
+    # More than the sockets between hold.
+    assert await wire.call([b"SET", bytes(32 * 2**20)]) == Answer(Kind.ERROR, "ERR too long")
+    assert not wire.is_usable
+    asked.set()
+    await left.wait()
+    peer.close()
+
+
+@pytest.mark.parametrize("case", ["there", "missing", "longer", "shorter", "stored"])
+async def test_when_a_call_has_returned_no_buffer_is_held(bench, server, case):
+    tier = await bench.open(server.url)
+    lengths = {"longer": 2 * bench.object_bytes, "shorter": 100}
+    for key in KEYS:
+        if case in lengths:
+            server.ask("SET", bench.name(key), b"x" * lengths[case])
+        elif case == "there":
+            await bench.put(tier, key)
+    batch = [bench.full(key) for key in KEYS]
+    memory = [view.obj for transfer in batch for view in transfer.buffers]
+    verdicts = await (tier.store(batch) if case == "stored" else tier.load(batch))
+    assert [verdict is None for verdict in verdicts] == [case in ("there", "stored")] * len(KEYS)
+    batch.clear()
+    for one in memory:
+        one.clear()  # raises where a view of it is left
+
+
+async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):
+    tier = await bench.open(server.url, connections=4)
+    # One is redis-py's, one asks here, and so two are left of four.
+    taken = len(server.ask("CLIENT", "LIST"))
+    server.ask("CONFIG", "SET", "maxclients", taken + 2)
+    assert await bench.put(tier, *KEYS) == [None] * 20
+    assert await bench.loads(tier, *KEYS)
+
+
+async def test_a_server_out_of_reach_is_tried_once_for_each_connection(bench, server, monkeypatch):
+    tier = await bench.open(server.url, connections=3)
+    server.kill()
+    attempts = []
+    dial = Dialler.dial
+
+    async def noting_dial(dialler, address):
+        attempts.append(address)
+        return await dial(dialler, address)
+
+    monkeypatch.setattr(Dialler, "dial", noting_dial)
+    verdicts = await tier.load([bench.empty(key) for key in KEYS])
+    assert [type(verdict) for verdict in verdicts] == [TierUnavailableError] * 20
+    assert len(attempts) == 3
+
+
+async def test_a_small_load_does_not_wait_for_all_of_a_long_store(bench, server):
+    bench.chunk_bytes = 2**20
+    tier = await bench.open(server.url, connections=1)
+    await bench.put(tier, KEYS[0])
+    ended = []
+
+    async def noted(name, call):
+        assert await call
+        ended.append(name)
+
+    await asyncio.gather(
+        noted("store", bench.put(tier, *KEYS[1:])), noted("load", bench.loads(tier, KEYS[0]))
+    )
+    assert ended == ["load", "store"]
