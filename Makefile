@@ -16,7 +16,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile
 SEEDS ?= 1000
 SEED ?=
 
-.PHONY: help setup redis-server test test-wheels check format demo bench bench-worker soak clean \
+.PHONY: help setup redis-server test test-wheels check format demo bench bench-backends bench-worker soak clean \
 	setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
+	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
 	@echo "make bench-worker             GB/s between device blocks and slots"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
@@ -70,6 +71,9 @@ demo: setup
 
 bench: setup
 	$(BIN)/python tests/bench/scheduler.py $(TRACE)
+
+bench-backends: setup redis-server
+	$(BIN)/python tests/bench/backends.py $(BENCH)
 
 bench-worker: setup
 	$(BIN)/python tests/bench/worker.py $(BENCH)
