@@ -1,0 +1,197 @@
+"""What a tier at work costs the engine: the length of its steps, beside an engine without tiers.
+
+A thread plays the engine (``busy_engine.py``): steps of Python and torch, back to back, each of
+which hands the tier as many chunks of 2 MiB as are due, stores and loads in turns. The ways:
+
+    idle      no tier: before and after each of the others, which are compared with it
+    thread    the tier in a thread of the engine's process
+    process   the tier in a process of its own
+    apart     the same load from another program, of which the engine's process knows nothing: what
+              moving these bytes takes from any engine on this machine, the limit
+
+A star marks what ``runner=auto`` chooses. A step is running, or queued (it could run, and the
+kernel runs others: too few processors), or asleep: without I/O of its own that is waiting for the
+interpreter lock. All figures are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from busy_engine import PARTS, BusyEngine, Steps
+from offered_load import offered_load
+
+from kvtier_sdk import TierSpec
+from kvtier_sdk.tiering.runners import wants_process
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.redis_server import Server  # noqa: E402 - from beside this directory
+
+WAYS = ("thread", "process", "apart")
+_STEP_S = 0.005
+_WARM_UP_S = 0.3
+_HEADS = ("p50 ms", "p99 ms", "p50", "p99", "MB/s", *PARTS, *PARTS)
+_DIGITS = (2, 2, 2, 2, 0, *(0,) * 2 * len(PARTS))
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One way, once."""
+
+    steps: Steps
+    moved_mb_per_s: float = 0.0
+
+
+def main() -> None:
+    """Run the rounds and print a table for each tier and rate."""
+    arguments = _arguments()
+    engine = BusyEngine(_STEP_S, alone=arguments.pin)
+    print(
+        f"Python {platform.python_version()}, {os.cpu_count()} processors"
+        f"{', one of them for the engine alone' if arguments.pin else ''}, "
+        f"{arguments.rounds} rounds of {arguments.seconds:g} s a way"
+    )
+    for name in arguments.tier:
+        directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=arguments.directory)
+        with directory as path, _TIERS[name](Path(path)) as url:
+            for mbps in arguments.mbps:
+                _compare(engine, name, url, mbps, arguments)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tier", choices=_TIERS, nargs="+", default=list(_TIERS), help="all")
+    parser.add_argument("--mbps", type=float, nargs="+", default=[300, 800], help="%(default)s")
+    parser.add_argument("--way", choices=WAYS, nargs="+", default=WAYS, help="all")
+    parser.add_argument("--rounds", type=int, default=3, help="to take medians over; %(default)s")
+    parser.add_argument("--seconds", type=float, default=5, help="of each way; %(default)s")
+    parser.add_argument("--directory", help="for files and servers; default: a temporary one")
+    parser.add_argument(
+        "--pin",
+        action="store_true",
+        help="the first processor for the engine's thread alone, all else on the others",
+    )
+    return parser.parse_args()
+
+
+# --- legs -------------------------------------------------------------------------------------
+
+
+def _compare(
+    engine: BusyEngine, tier: str, url: str, mbps: float, arguments: argparse.Namespace
+) -> None:
+    rows: dict[str, list[npt.NDArray[np.float64]]] = {"idle": []}
+    for number in range(arguments.rounds):
+        before = _play(engine, "idle", url, mbps, arguments.seconds)
+        rows["idle"].append(_row(before, before, before))
+        # There and back, so that a machine that slows down does so for all of them.
+        for way in arguments.way[:: -1 if number % 2 else 1]:
+            leg = _play(engine, way, url, mbps, arguments.seconds)
+            after = _play(engine, "idle", url, mbps, arguments.seconds)
+            rows.setdefault(way, []).append(_row(leg, before, after))
+            before = after
+    chosen = "process" if wants_process(TierSpec.from_url(url)) else "thread"
+    _print_table(f"{tier}, {mbps:g} MB/s offered", chosen, rows)
+
+
+def _play(engine: BusyEngine, way: str, url: str, mbps: float, seconds: float) -> Leg:
+    if way == "idle":
+        return Leg(engine.run(seconds, lambda: None))
+    if way == "apart":
+        with _apart(url, mbps) as end:
+            return Leg(engine.run(seconds, lambda: None), end())
+    with offered_load(url, mbps, way) as load:
+        engine.run(_WARM_UP_S, load.turn)
+        moved_bytes, started_s = load.moved_bytes, time.perf_counter()
+        steps = engine.run(seconds, load.turn)
+        spent_s = time.perf_counter() - started_s
+        return Leg(steps, (load.moved_bytes - moved_bytes) / spent_s / 1e6)
+
+
+@contextmanager
+def _apart(url: str, mbps: float) -> Iterator[Callable[[], float]]:
+    """Another program that offers the load; yields what ends it and says what it moved."""
+    program = Path(__file__).with_name("offered_load.py")
+    with subprocess.Popen(
+        [sys.executable, program, url, str(mbps)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        try:
+            assert other.stdout is not None
+            if not other.stdout.readline():
+                sys.exit("the program apart did not begin")
+            yield lambda: float(other.communicate("end\n")[0])
+        finally:
+            other.kill()
+
+
+def _row(leg: Leg, before: Leg, after: Leg) -> npt.NDArray[np.float64]:
+    """A leg's figures, beside the idle ones around it."""
+    quantiles = [np.quantile(each.steps.wall_s, [0.5, 0.99]) for each in (leg, before, after)]
+    idle = [each.steps for each in (before, after)]
+    more = leg.steps.mean_s() - np.mean([steps.mean_s() for steps in idle], axis=0)
+    slow = leg.steps.mean_s(slowest=True)
+    slow_more = slow - np.mean([steps.mean_s(slowest=True) for steps in idle], axis=0)
+    return np.concatenate(
+        [
+            quantiles[0] * 1e3,
+            quantiles[0] / np.mean(quantiles[1:], axis=0),
+            [leg.moved_mb_per_s],
+            more * 1e6,
+            slow_more * 1e6,
+        ]
+    )
+
+
+def _print_table(
+    title: str, chosen: str, rows: dict[str, list[npt.NDArray[np.float64]]]
+) -> None:
+    print(f"\n{title}")
+    print(f"{'':30}{'to idle':>20}{'':10}{'us a step, more than idle':>30}{'its slowest 1 %':>30}")
+    print(f"{'':10}" + "".join(f"{head:>10}" for head in _HEADS))
+    for way, each in rows.items():
+        figures = zip(np.median(each, axis=0), _DIGITS, strict=True)
+        cells = "".join(f"{figure:10.{digits}f}" for figure, digits in figures)
+        print(f"{way + ('*' if way == chosen else ''):10}{cells}", flush=True)
+
+
+# --- tiers ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _file(directory: Path) -> Iterator[str]:
+    yield f"file://{directory}/chunks?capacity=2GiB"
+
+
+@contextmanager
+def _redis(directory: Path) -> Iterator[str]:
+    # What is over that goes without a word, as where a server is used as a cache.
+    server = Server(directory, "--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
+    try:
+        yield server.start().url
+    finally:
+        server.kill()
+
+
+_TIERS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {"file": _file, "redis": _redis}
+
+
+if __name__ == "__main__":
+    main()
