@@ -79,9 +79,7 @@ class BusyEngine:
         Returns:
             What was measured.
         """
-        descriptor = os.open(
-            f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY
-        )
+        descriptor = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         try:
             with self._by_itself():
                 marks = self._steps(seconds, turn, descriptor)

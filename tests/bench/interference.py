@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ from kvtier_sdk.tiering.runners import wants_process
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.redis_server import Server  # noqa: E402 - from beside this directory
+from support.redis_server import Server
 
 WAYS = ("thread", "process", "apart")
 _STEP_S = 0.005
@@ -160,9 +160,7 @@ def _row(leg: Leg, before: Leg, after: Leg) -> npt.NDArray[np.float64]:
     )
 
 
-def _print_table(
-    title: str, chosen: str, rows: dict[str, list[npt.NDArray[np.float64]]]
-) -> None:
+def _print_table(title: str, chosen: str, rows: dict[str, list[npt.NDArray[np.float64]]]) -> None:
     print(f"\n{title}")
     print(f"{'':30}{'to idle':>20}{'':10}{'us a step, more than idle':>30}{'its slowest 1 %':>30}")
     print(f"{'':10}" + "".join(f"{head:>10}" for head in _HEADS))
