@@ -9,6 +9,10 @@ TORCH ?= torch==2.13.0
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
+# Tests run side by side, file by file; many of them only wait.
+WORKERS ?= $(shell nproc)
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile
+
 SEEDS ?= 1000
 SEED ?=
 
@@ -17,7 +21,7 @@ SEED ?=
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
-	@echo "make test                     run every test"
+	@echo "make test [WORKERS=N]         run every test, N files at once (default: one a core)"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
@@ -45,10 +49,10 @@ $(VENV)/.setup: pyproject.toml backends/file/pyproject.toml backends/redis/pypro
 	@touch $@
 
 test: setup redis-server
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-wheels: setup redis-server
-	$(BIN)/python tests/wheels.py
+	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
 
 check: setup
 	$(BIN)/ruff check .
