@@ -9,15 +9,17 @@ TORCH ?= torch==2.13.0
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
+REQUESTS ?= 4000
 SEEDS ?= 1000
 SEED ?=
 
-.PHONY: help setup redis-server test test-wheels check format demo bench bench-worker soak clean \
+.PHONY: help setup redis-server test test-trace test-wheels check format demo bench bench-worker soak clean \
 	setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test                     run every test"
+	@echo "make test-trace [TRACE=file.jsonl]  the trace through all tiers at once, 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
@@ -46,6 +48,11 @@ $(VENV)/.setup: pyproject.toml backends/file/pyproject.toml backends/redis/pypro
 
 test: setup redis-server
 	$(BIN)/python -m pytest
+
+# Without TRACE: one that lies beside the project, or generated chats.
+test-trace: setup redis-server
+	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
+		$(BIN)/python -m pytest tests/integration/test_three_tiers.py
 
 test-wheels: setup redis-server
 	$(BIN)/python tests/wheels.py
