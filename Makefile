@@ -38,12 +38,13 @@ redis-server:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server; } \
 		|| { echo "redis-server is missing and could not be installed: as root, apt-get install redis-server" >&2; exit 1; }
 
-$(VENV)/.setup: pyproject.toml backends/file/pyproject.toml backends/redis/pyproject.toml requirements-dev.txt
+$(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis
+		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
+		-e backends/s3
 	@touch $@
 
 test: setup redis-server
