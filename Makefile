@@ -13,15 +13,17 @@ VLLM_VENV := .venv-vllm
 WORKERS ?= $(shell nproc)
 SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile
 
+REQUESTS ?= 4000
 SEEDS ?= 1000
 SEED ?=
 
-.PHONY: help setup redis-server test test-wheels check format demo bench bench-worker soak clean \
+.PHONY: help setup redis-server test test-trace test-wheels check format demo bench bench-worker soak clean \
 	setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test [WORKERS=N]         run every test, N files at once (default: one a core)"
+	@echo "make test-trace [TRACE=file.jsonl]  the trace through all tiers at once, 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
@@ -40,16 +42,22 @@ redis-server:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server; } \
 		|| { echo "redis-server is missing and could not be installed: as root, apt-get install redis-server" >&2; exit 1; }
 
-$(VENV)/.setup: pyproject.toml backends/file/pyproject.toml backends/redis/pyproject.toml requirements-dev.txt
+$(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis
+		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
+		-e backends/s3
 	@touch $@
 
 test: setup redis-server
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+
+# Without TRACE: one that lies beside the project, or generated chats.
+test-trace: setup redis-server
+	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
+		$(BIN)/python -m pytest tests/integration/test_three_tiers.py
 
 test-wheels: setup redis-server
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)

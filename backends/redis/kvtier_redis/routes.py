@@ -19,6 +19,8 @@ from kvtier_sdk import Clock, TierError
 
 _SCAN_COUNT = 1000
 _REFRESH_PAUSE_S = 0.25
+# redis-py takes a connection for each, and refuses when it has a hundred.
+_RUNS_AT_ONCE = 16
 
 
 class Route(ABC):
@@ -32,6 +34,7 @@ class Route(ABC):
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self._turns = asyncio.Semaphore(_RUNS_AT_ONCE)
 
     @property
     def servers(self) -> int:
@@ -78,7 +81,7 @@ class Route(ABC):
         if not commands:
             return []
         with translated():
-            async with self._pipeline() as pipeline:
+            async with self._turns, self._pipeline() as pipeline:
                 for words in commands:
                     pipeline.execute_command(*words)
                 results: list[Any] = await pipeline.execute(raise_on_error=False)
