@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,6 +34,12 @@ class Steps:
     wall_s: npt.NDArray[np.float64]
     running_s: npt.NDArray[np.float64]
     queued_s: npt.NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Steps]) -> Steps:
+        """Several measurements as one."""
+        names = ("wall_s", "running_s", "queued_s")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def mean_s(self, *, slowest: bool = False) -> npt.NDArray[np.float64]:
         """The means of :data:`PARTS`; the rest of a step, neither running nor queued, is asleep.

@@ -3,7 +3,8 @@
 A thread plays the engine (``busy_engine.py``): steps of Python and torch, back to back, each of
 which hands the tier as many chunks of 2 MiB as are due, stores and loads in turns. The ways:
 
-    idle      no tier: before and after each of the others, which are compared with it
+    idle      nothing is offered: half a second of it before each half second of the others, which
+              are compared with it
     thread    the tier in a thread of the engine's process
     process   the tier in a process of its own
     apart     the same load from another program, of which the engine's process knows nothing: what
@@ -19,19 +20,16 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from busy_engine import PARTS, BusyEngine, Steps
-from offered_load import offered_load
+from offered_load import Load, offered_apart, offered_here
 
 from kvtier_sdk import TierSpec
 from kvtier_sdk.tiering.runners import wants_process
@@ -39,20 +37,13 @@ from kvtier_sdk.tiering.runners import wants_process
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.redis_server import Server
+from support.s3_server import S3Server
 
 WAYS = ("thread", "process", "apart")
 _STEP_S = 0.005
-_WARM_UP_S = 0.3
+_TURN_S = 0.5
 _HEADS = ("p50 ms", "p99 ms", "p50", "p99", "MB/s", *PARTS, *PARTS)
 _DIGITS = (2, 2, 2, 2, 0, *(0,) * 2 * len(PARTS))
-
-
-@dataclass(frozen=True)
-class Leg:
-    """One way, once."""
-
-    steps: Steps
-    moved_mb_per_s: float = 0.0
 
 
 def main() -> None:
@@ -89,7 +80,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-# --- legs -------------------------------------------------------------------------------------
+# --- ways -------------------------------------------------------------------------------------
 
 
 def _compare(
@@ -97,67 +88,40 @@ def _compare(
 ) -> None:
     rows: dict[str, list[npt.NDArray[np.float64]]] = {"idle": []}
     for number in range(arguments.rounds):
-        before = _play(engine, "idle", url, mbps, arguments.seconds)
-        rows["idle"].append(_row(before, before, before))
         # There and back, so that a machine that slows down does so for all of them.
         for way in arguments.way[:: -1 if number % 2 else 1]:
-            leg = _play(engine, way, url, mbps, arguments.seconds)
-            after = _play(engine, "idle", url, mbps, arguments.seconds)
-            rows.setdefault(way, []).append(_row(leg, before, after))
-            before = after
+            with _open(way, url, mbps) as load:
+                idle, busy, mb_per_s = _measure(engine, load, arguments.seconds)
+            rows["idle"].append(_row(idle, idle, 0.0))
+            rows.setdefault(way, []).append(_row(busy, idle, mb_per_s))
     chosen = "process" if wants_process(TierSpec.from_url(url)) else "thread"
     _print_table(f"{tier}, {mbps:g} MB/s offered", chosen, rows)
 
 
-def _play(engine: BusyEngine, way: str, url: str, mbps: float, seconds: float) -> Leg:
-    if way == "idle":
-        return Leg(engine.run(seconds, lambda: None))
-    if way == "apart":
-        with _apart(url, mbps) as end:
-            return Leg(engine.run(seconds, lambda: None), end())
-    with offered_load(url, mbps, way) as load:
-        engine.run(_WARM_UP_S, load.turn)
-        moved_bytes, started_s = load.moved_bytes, time.perf_counter()
-        steps = engine.run(seconds, load.turn)
-        spent_s = time.perf_counter() - started_s
-        return Leg(steps, (load.moved_bytes - moved_bytes) / spent_s / 1e6)
+def _open(way: str, url: str, mbps: float) -> AbstractContextManager[Load]:
+    return offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)
 
 
-@contextmanager
-def _apart(url: str, mbps: float) -> Iterator[Callable[[], float]]:
-    """Another program that offers the load; yields what ends it and says what it moved."""
-    program = Path(__file__).with_name("offered_load.py")
-    with subprocess.Popen(
-        [sys.executable, program, url, str(mbps)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        try:
-            assert other.stdout is not None
-            if not other.stdout.readline():
-                sys.exit("the program apart did not begin")
-            yield lambda: float(other.communicate("end\n")[0])
-        finally:
-            other.kill()
+def _measure(engine: BusyEngine, load: Load, seconds: float) -> tuple[Steps, Steps, float]:
+    """Steps without and with the load, and MB/s moved."""
+    idle, busy, moved = [], [], []
+    turns = max(1, round(seconds / _TURN_S))
+    for _ in range(turns):
+        idle.append(engine.run(seconds / turns, lambda: None))
+        load.begin()
+        busy.append(engine.run(seconds / turns, load.turn))
+        moved.append(load.rest())
+    moved_bytes, spent_s = np.sum(moved, axis=0)
+    return Steps.joined(idle), Steps.joined(busy), moved_bytes / spent_s / 1e6
 
 
-def _row(leg: Leg, before: Leg, after: Leg) -> npt.NDArray[np.float64]:
-    """A leg's figures, beside the idle ones around it."""
-    quantiles = [np.quantile(each.steps.wall_s, [0.5, 0.99]) for each in (leg, before, after)]
-    idle = [each.steps for each in (before, after)]
-    more = leg.steps.mean_s() - np.mean([steps.mean_s() for steps in idle], axis=0)
-    slow = leg.steps.mean_s(slowest=True)
-    slow_more = slow - np.mean([steps.mean_s(slowest=True) for steps in idle], axis=0)
-    return np.concatenate(
-        [
-            quantiles[0] * 1e3,
-            quantiles[0] / np.mean(quantiles[1:], axis=0),
-            [leg.moved_mb_per_s],
-            more * 1e6,
-            slow_more * 1e6,
-        ]
-    )
+def _row(busy: Steps, idle: Steps, mb_per_s: float) -> npt.NDArray[np.float64]:
+    """The figures of a line of the table."""
+    here_s, there_s = (np.quantile(steps.wall_s, [0.5, 0.99]) for steps in (busy, idle))
+    more_s = [
+        busy.mean_s(slowest=slowest) - idle.mean_s(slowest=slowest) for slowest in (False, True)
+    ]
+    return np.concatenate([here_s * 1e3, here_s / there_s, [mb_per_s], *(1e6 * s for s in more_s)])
 
 
 def _print_table(title: str, chosen: str, rows: dict[str, list[npt.NDArray[np.float64]]]) -> None:
@@ -188,7 +152,17 @@ def _redis(directory: Path) -> Iterator[str]:
         server.kill()
 
 
-_TIERS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {"file": _file, "redis": _redis}
+@contextmanager
+def _s3(directory: Path) -> Iterator[str]:
+    with S3Server(directory) as server:
+        yield server.url
+
+
+_TIERS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
+    "file": _file,
+    "redis": _redis,
+    "s3": _s3,
+}
 
 
 if __name__ == "__main__":
