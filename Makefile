@@ -9,17 +9,21 @@ TORCH ?= torch==2.13.0
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
-REQUESTS ?= 4000
+# Tests run side by side, file by file; many of them only wait.
+WORKERS ?= $(shell nproc)
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile
+
 SEEDS ?= 1000
 SEED ?=
+REQUESTS ?= 4000
 
 .PHONY: help setup redis-server test test-trace test-wheels check format demo bench bench-worker soak clean \
 	setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
-	@echo "make test                     run every test"
-	@echo "make test-trace [TRACE=file.jsonl]  the trace through all tiers at once, 4,000 requests of it"
+	@echo "make test [WORKERS=N]         run every test, N files at once (default: one a core)"
+	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
@@ -48,7 +52,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 	@touch $@
 
 test: setup redis-server
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 # Without TRACE: one that lies beside the project, or generated chats.
 test-trace: setup redis-server
@@ -56,7 +60,7 @@ test-trace: setup redis-server
 		$(BIN)/python -m pytest tests/integration/test_three_tiers.py
 
 test-wheels: setup redis-server
-	$(BIN)/python tests/wheels.py
+	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
 
 check: setup
 	$(BIN)/ruff check .
