@@ -13,9 +13,9 @@ VLLM_VENV := .venv-vllm
 WORKERS ?= $(shell nproc)
 SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile
 
-REQUESTS ?= 4000
 SEEDS ?= 1000
 SEED ?=
+REQUESTS ?= 4000
 
 .PHONY: help setup redis-server test test-trace test-wheels check format demo bench bench-backends \
 	bench-interference bench-worker soak clean setup-vllm test-vllm test-vllm-next demo-vllm
@@ -23,7 +23,7 @@ SEED ?=
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test [WORKERS=N]         run every test, N files at once (default: one a core)"
-	@echo "make test-trace [TRACE=file.jsonl]  the trace through all tiers at once, 4,000 requests of it"
+	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
