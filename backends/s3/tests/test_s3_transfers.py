@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import tracemalloc
 
-import numpy as np
 import pytest
+from support.copies import ByteLedger, traced_peak
 from support.s3_server import S3Server
 
 from kvtier_s3.wire import Wire
@@ -18,36 +16,12 @@ KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20
 
 
-def address_of(view) -> int:
-    return np.frombuffer(view, np.uint8).ctypes.data
+class Ledger(ByteLedger):
+    """Counts what the event loop receives, too."""
 
-
-class Ledger:
-    """Counts the bytes that move, by whether they move between the wire and a transfer."""
-
-    def __init__(self) -> None:
-        self.spans = []
-        self.direct_bytes = 0
-        self.other_bytes = 0
-
-    def begin(self, transfers) -> None:
-        self.spans = [
-            (address_of(view), address_of(view) + len(view))
-            for transfer in transfers
-            for view in transfer.buffers
-        ]
-        self.direct_bytes = 0
-        self.other_bytes = 0
-
-    def note(self, view, count_bytes: int) -> None:
-        at = address_of(view) if len(view) else 0
-        if any(start <= at < end for start, end in self.spans):
-            self.direct_bytes += count_bytes
-        else:
-            self.other_bytes += count_bytes
-
-    def watch(self, monkeypatch) -> None:
-        get_buffer, updated, writev = Wire.get_buffer, Wire.buffer_updated, os.writev
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch, "writev")
+        get_buffer, updated = Wire.get_buffer, Wire.buffer_updated
         rooms = {}
 
         def noting_room(wire, sizehint):
@@ -55,19 +29,11 @@ class Ledger:
             return rooms[wire]
 
         def noting_bytes(wire, nbytes):
-            self.note(rooms.pop(wire), nbytes)
+            self._counting(lambda fd, views: nbytes)(0, [rooms.pop(wire)])
             updated(wire, nbytes)
-
-        def noting_sent(descriptor, views):
-            sent_bytes = left_bytes = writev(descriptor, views)
-            for view in views:
-                self.note(view, min(left_bytes, len(view)))
-                left_bytes -= min(left_bytes, len(view))
-            return sent_bytes
 
         monkeypatch.setattr(Wire, "get_buffer", noting_room)
         monkeypatch.setattr(Wire, "buffer_updated", noting_bytes)
-        monkeypatch.setattr(os, "writev", noting_sent)
 
 
 @pytest.mark.parametrize("operation", ["store", "load"])
@@ -75,27 +41,20 @@ async def test_a_payload_moves_between_the_wire_and_its_slot_and_nowhere_else(
     bench, monkeypatch, operation
 ):
     bench.chunk_bytes = CHUNK_BYTES
-    ledger = Ledger()
-    ledger.watch(monkeypatch)  # now: a loop looks its protocol's methods up once
+    ledger = Ledger(monkeypatch)  # now: a loop looks its protocol's methods up once
     tier = await bench.open(bench.url, conditional_put=False)
     full = [bench.full(key) for key in KEYS[:8]]
     assert await tier.store(full) == [None] * 8
     batch = full if operation == "store" else [bench.empty(key) for key in KEYS[:8]]
     ledger.begin(batch)
-    tracemalloc.start()
-    try:
-        before_bytes, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
+    with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert all(map(bench.holds, batch))
     # All moved once, to or from its own place, but what came in one piece with an answer's head.
     heads_bytes = 8 * 3072
     assert 0 <= 8 * bench.object_bytes - ledger.direct_bytes < heads_bytes
     assert ledger.other_bytes < heads_bytes
-    assert peak_bytes - before_bytes < 256 * 1024
+    assert peak.allocated_bytes < 256 * 1024
 
 
 @pytest.mark.parametrize("passed_bytes", [0, 3, 9, 40, 300, 500, 60_000, 100_100])
