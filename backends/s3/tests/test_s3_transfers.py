@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import asynccontextmanager
 
 import pytest
 from support.copies import ByteLedger, traced_peak
 from support.s3_server import S3Server
 
+from kvtier_s3.answers import AnswerReader
 from kvtier_s3.wire import Wire
-from kvtier_sdk import CorruptChunkError, TierTimeoutError, TierUnavailableError
+from kvtier_sdk import CorruptChunkError, SystemClock, TierTimeoutError, TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20
@@ -212,3 +214,48 @@ async def test_a_server_that_falls_silent_in_mid_body(bench, proxy):
     assert verdict.retryable
     proxy.release()
     assert await bench.loads(tier, KEYS[0])
+
+
+@asynccontextmanager
+async def peer_that_says(answer: bytes):
+    """A wire to somebody who says this once, reads nothing, and waits."""
+    leave = asyncio.Event()
+
+    async def serve(reader, writer):
+        writer.write(answer)
+        await leave.wait()
+        writer.close()
+
+    # It takes a little into its buffers, and no more.
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
+    wire = Wire("peer", SystemClock(), silence_s=3600)
+    _, port = peer.sockets[0].getsockname()
+    await asyncio.get_running_loop().create_connection(lambda: wire, "127.0.0.1", port)
+    yield wire
+    leave.set()
+    wire.close("the test is over")
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "target"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 400000\r\n\r\n", 1000),
+        (b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", 0),
+        (b"HTTP/1.1 500 No\r\n\r\n", 0),
+    ],
+)
+async def test_a_connection_on_which_nothing_can_follow_is_of_no_more_use(answer, target):
+    reader = AnswerReader([memoryview(bytearray(target))])
+    async with peer_that_says(answer) as wire:
+        await wire.call([b"GET / HTTP/1.1\r\n\r\n"], reader)
+        # At once: a request that was made before the rest arrives would take it for its answer.
+        assert not wire.is_usable
+
+
+async def test_nothing_is_sent_to_somebody_who_has_answered_already():
+    content = memoryview(bytearray(64 * 2**20))  # more than the sockets between hold
+    answer = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
+    async with peer_that_says(answer) as wire, asyncio.timeout(30):
+        assert (await wire.call([b"PUT", content], AnswerReader())).status == 503
+        assert not wire.is_usable
