@@ -23,13 +23,7 @@ def url_of(server: S3Server, place: str, runner: str) -> str:
 def test_what_leaves_the_primary_tier_comes_back(server, runner):
     with live([url_of(server, f"back-{runner}", runner)], slots=16) as engine:
         request = engine.begin("first")
-        for start in range(0, 40, 8):
-            engine.store(request, *KEYS[start : start + 8])
-        for start in range(0, 40, 8):
-            window = KEYS[start : start + 8]
-            assert engine.settle(request, *window) == ["HIT"] * 8
-            engine.load(request, *window)
-            engine.rest()
+        engine.there_and_back(request, *KEYS)
         engine.manager.on_request_finished(request)
         assert engine.manager.stats[1].loaded_chunks >= 24
         assert engine.manager.stats[1].failures == {}
