@@ -7,14 +7,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiofiles
 import aiofiles.os
 
 from ways.tier_way import TierWay
-from ways.way import Subject, Way, Work
+from ways.way import Subject, Way, Work, in_threads
 
 
 class Aiofiles(Way):
@@ -75,8 +74,7 @@ class PlainFiles(Way):
             for name in rest:
                 move(name, buffers)
 
-        with ThreadPoolExecutor(len(self._memory)) as threads:
-            list(threads.map(lane, self._memory))
+        in_threads(lane, self._memory)
 
     def _store(self, name: str, buffers: list[memoryview]) -> None:
         fd = self._open(f"{name}.tmp", os.O_WRONLY | os.O_CREAT)
