@@ -12,8 +12,9 @@ from pathlib import Path
 import aiofiles
 import aiofiles.os
 
+from ways.sockets import in_threads
 from ways.tier_way import TierWay
-from ways.way import Subject, Way, Work, in_threads
+from ways.way import Subject, Way, Work
 
 
 class Aiofiles(Way):

@@ -19,8 +19,9 @@ from botocore.config import Config
 from obstore.store import S3Store
 from support.s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 
+from ways.sockets import fill, in_threads, send_all
 from ways.tier_way import TierWay
-from ways.way import Subject, Way, Work, in_threads
+from ways.way import Subject, Way, Work
 
 _BUCKET = "kv"
 _HEAD_END = b"\r\n\r\n"
@@ -146,7 +147,7 @@ class BareSockets(_Client):
         def lane(buffers: list[memoryview]) -> None:
             with socket.create_connection(self._address) as sock:
                 for head in heads:
-                    _send(sock, [head, *buffers])
+                    send_all(sock, [head, *buffers])
                     _answer(sock)
 
         in_threads(lane, self._memory)
@@ -157,25 +158,12 @@ class BareSockets(_Client):
         def lane(buffers: list[memoryview]) -> None:
             with socket.create_connection(self._address) as sock:
                 for head in heads:
-                    _send(sock, [head])
-                    self._fill(sock, buffers[1], _answer(sock))
+                    send_all(sock, [head])
+                    # What came with the answer's head is of the object's.
+                    left_bytes = self.work.object_bytes - len(_answer(sock))
+                    fill(sock, [buffers[1][:left_bytes]])
 
         in_threads(lane, self._memory)
-
-    def _fill(self, sock: socket.socket, payload: memoryview, first: bytes) -> None:
-        """Receive what is left of an object; its header's bytes are not kept apart."""
-        left_bytes = self.work.object_bytes - len(first)
-        while left_bytes:
-            room = payload[:left_bytes]
-            left_bytes -= sock.recv_into(room, 0, socket.MSG_WAITALL)
-
-
-def _send(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
-    sent_bytes = sock.sendmsg(views)
-    for view in views:
-        if sent_bytes < len(view):
-            sock.sendall(view[sent_bytes:])
-        sent_bytes = max(0, sent_bytes - len(view))
 
 
 def _answer(sock: socket.socket) -> bytes:

@@ -9,7 +9,6 @@ import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,14 +64,6 @@ class Work:
                 await move(index % self.keys)
 
         await asyncio.gather(*(lane() for _ in range(self.at_a_time)))
-
-
-def in_threads(
-    lane: Callable[[list[memoryview]], None], memory: Sequence[list[memoryview]]
-) -> None:
-    """Call in as many threads as there are buffers, each with its own."""
-    with ThreadPoolExecutor(len(memory)) as threads:
-        list(threads.map(lane, memory))
 
 
 @dataclass(frozen=True)
