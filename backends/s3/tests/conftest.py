@@ -81,6 +81,14 @@ class S3Bench(Workbench):
         return content
 
 
+def reply(status: int, body: bytes | str = b"", **headers: str) -> bytes:
+    """An answer as it goes over the wire."""
+    body = body.encode() if isinstance(body, str) else body
+    lines = [f"HTTP/1.1 {status} Word", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
 @dataclass
 class Request:
     """What the scripted server was asked."""
@@ -89,6 +97,12 @@ class Request:
     target: str
     headers: dict[str, str]
     body: bytes = b""
+
+
+@pytest.fixture
+def make_reply() -> Callable[..., bytes]:
+    """:func:`reply`, for tests that cannot import it."""
+    return reply
 
 
 @dataclass
@@ -142,7 +156,9 @@ class Scripted:
         self.requests.append(request)
         if self.reads_bodies:
             request.body = await reader.readexactly(int(request.headers.get("content-length", 0)))
-        answer = self.answers.pop(0) if self.answers else b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+        answer = (
+            self.answers.pop(0) if self.answers else b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+        )
         if answer is None:
             return False
         writer.write(answer)
