@@ -113,23 +113,25 @@ class FileSubject(Subject):
         self._directory = Path(tempfile.mkdtemp(prefix="kvtier-bench-", dir=root))
 
     def __enter__(self) -> FileSubject:
+        for client in (Aiofiles, PlainFiles):
+            self._place(client).mkdir()
         return self
 
     def __exit__(self, *failure: object) -> None:
         shutil.rmtree(self._directory)
 
     def clear(self) -> None:
-        for entry in self._directory.iterdir():
-            shutil.rmtree(entry)
+        for client in (Aiofiles, PlainFiles):
+            for file in self._place(client).iterdir():
+                file.unlink()
 
     def ways(self, work: Work) -> Sequence[Way]:
-        tier_root, aiofiles_root, plain_root = (
-            self._directory / name for name in ("tier", "aiofiles", "plain")
-        )
-        aiofiles_root.mkdir()
-        plain_root.mkdir()
+        tier_root = self._directory / "tier"
         return [
             TierWay(work, type="file", root=str(tier_root), min_free=0),
-            Aiofiles(work, aiofiles_root),
-            PlainFiles(work, plain_root, direct_io="auto"),
+            Aiofiles(work, self._place(Aiofiles)),
+            PlainFiles(work, self._place(PlainFiles), direct_io="auto"),
         ]
+
+    def _place(self, client: type[Way]) -> Path:
+        return self._directory / client.__name__
