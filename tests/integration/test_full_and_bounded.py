@@ -179,10 +179,12 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
     assert file.hit_chunks > 0
 
 
-def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: Disk) -> None:
+def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(
+    disk: Disk, runner: str
+) -> None:
     """Count room as a matter of both directions: the loads below are misses."""
     keys = [b"%036d" % n for n in range(128)]
-    with live([f"file://{disk.root}/kv?min_free=0"], slots=16) as engine:
+    with live([f"file://{disk.root}/kv?min_free=0&runner={runner}"], slots=16) as engine:
         stats = engine.manager.stats[1]
         before = engine.begin("before")
         for key in keys[:32]:
