@@ -7,8 +7,8 @@ from collections.abc import Callable
 from kvtier_sdk.clock import Clock
 from kvtier_sdk.jobs import Report
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import (
+    PoolMemory,
     ProcessRunner,
     ThreadRunner,
     TierLoop,
@@ -35,11 +35,11 @@ def wants_process(spec: TierSpec) -> bool:
 
 def make_runner(
     spec: TierSpec,
-    pool: HostPool,
+    pool: PoolMemory,
     *,
     namespace: Namespace,
     clock: Clock,
-    notify: Callable[[], None] | None,
+    notify: Callable[[], None] | None = None,
     verify: bool,
 ) -> TierRunner:
     """Make the runner that a tier's options ask for.
@@ -49,7 +49,8 @@ def make_runner(
         pool: the slots.
         namespace: of the chunks.
         clock: time and tasks.
-        notify: called on a thread of the tier's when there is something to poll.
+        notify: called on a thread of the tier's when there is something to poll; nobody where
+            absent.
         verify: whether digests are checked.
 
     Returns:
