@@ -17,8 +17,8 @@ SEEDS ?= 1000
 SEED ?=
 REQUESTS ?= 4000
 
-.PHONY: help setup redis-server test test-trace test-wheels check format demo bench bench-worker soak clean \
-	setup-vllm test-vllm test-vllm-next demo-vllm
+.PHONY: help setup redis-server test test-trace test-wheels check format demo bench bench-backends \
+	bench-interference bench-worker soak clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
@@ -28,6 +28,8 @@ help:
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
+	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
+	@echo "make bench-interference       an engine's steps beside each tier at work"
 	@echo "make bench-worker             GB/s between device blocks and slots"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
@@ -77,6 +79,12 @@ demo: setup
 
 bench: setup
 	$(BIN)/python tests/bench/scheduler.py $(TRACE)
+
+bench-backends: setup redis-server
+	$(BIN)/python tests/bench/backends.py $(BENCH)
+
+bench-interference: setup redis-server
+	$(BIN)/python tests/bench/interference.py $(BENCH)
 
 bench-worker: setup
 	$(BIN)/python tests/bench/worker.py $(BENCH)

@@ -53,6 +53,7 @@ class Child:
         self._link = link
         self._writing = threading.Lock()
         self._runner: ThreadRunner | None = None
+        self._opening: threading.Thread | None = None
         self._ending = False
 
     def serve(self) -> None:
@@ -87,7 +88,8 @@ class Child:
             self._runner = self._build(order)
         except Exception as error:
             self._refuse(error)
-        threading.Thread(target=self._open, args=(self._runner,), daemon=True).start()
+        self._opening = threading.Thread(target=self._open, args=(self._runner,), daemon=True)
+        self._opening.start()
 
     def _build(self, order: Mapping[str, Any]) -> ThreadRunner:
         name = order["name"]
@@ -134,6 +136,9 @@ class Child:
         if self._runner is not None:
             self._runner.close(timeout_s)
             self._send_reports()
+        if self._opening is not None:
+            # An opening that has just failed closes the tier itself.
+            self._opening.join(timeout_s)
         _exit()
 
     def _send_reports(self) -> None:

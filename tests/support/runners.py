@@ -175,6 +175,7 @@ class Rig:
         directory: for the tier's diary.
         clock: time and tasks.
         runner: further options of every tier.
+        notifies: whether the runner says when there is something to poll.
         script: options of the scripted tier.
     """
 
@@ -185,6 +186,7 @@ class Rig:
         *,
         clock: Clock | None = None,
         runner: dict[str, Any] | None = None,
+        notifies: bool = True,
         **script: Any,
     ) -> None:
         self.pool = HostPool.create(PoolLayout(8, CHUNK_BYTES))
@@ -207,7 +209,7 @@ class Rig:
             self.pool,
             namespace=Namespace({"model": "m"}),
             clock=self.clock,
-            notify=self.notified.set,
+            notify=self.notified.set if notifies else None,
             verify=True,
         )
 

@@ -18,6 +18,8 @@ from kvtier_sdk import ConfigError, TierAuthError
 
 # What one request of S3 deletes at most.
 _DELETE_BATCH = 1000
+# A server may be silent for a while over as many deletions, or over a page of names.
+_PATIENCE_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
 
@@ -189,7 +191,7 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         signature_version="s3v4",
         s3={"addressing_style": config.addressing},
         connect_timeout=config.connect_timeout_s,
-        read_timeout=config.read_timeout_s,
+        read_timeout=max(config.read_timeout_s, _PATIENCE_S),
         # Retries are the runner's, and so is integrity.
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",

@@ -152,7 +152,7 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
         TierAuthError,
     ),
     ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
-    ((theirs.HTTPClientError, OSError), TierUnavailableError),
+    ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
 )
 
 
