@@ -445,7 +445,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     return options
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(configurations(), st.sampled_from([".toml", ".json", ".yaml"]))
 def test_a_valid_one_survives_every_way_round(
     tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any], suffix: str
