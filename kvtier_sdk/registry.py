@@ -6,13 +6,22 @@ by name is loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import (
+    EntryPoint,
+    PackageNotFoundError,
+    entry_points,
+    requires,
+    version,
+)
 from typing import TypeVar, cast
 
 from kvtier_sdk.config import TierConfig, nearest
 from kvtier_sdk.contract import (
+    CONTRACT_RELEASES,
     CONTRACT_VERSION,
     EvictionPolicy,
     SecondaryTierManager,
@@ -118,6 +127,21 @@ def backend_name(name: str) -> str:
     return owners[0].name if owners else name
 
 
+def url_schemes(info: BackendInfo) -> list[str]:
+    """The schemes of the URLs that stand for a backend, without an import.
+
+    Args:
+        info: the backend.
+
+    Returns:
+        Its name, as a scheme is written, then its further ones.
+    """
+    further = (
+        found.name for found in entry_points(group=URL_SCHEMES_GROUP) if found.value == info.target
+    )
+    return [info.name.replace("_", "-"), *sorted(further)]
+
+
 def load_policy(name: str) -> type[EvictionPolicy]:
     """Import the eviction policy of a name, and nothing else.
 
@@ -173,12 +197,9 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     """Why a backend cannot be used, if so."""
     if not (isinstance(backend, type) and issubclass(backend, SecondaryTierManager)):
         return f"{info.target} is not a subclass of kvtier_sdk.SecondaryTierManager"
-    version = getattr(backend, "contract_version", None)
-    if version != CONTRACT_VERSION:
-        return (
-            f"it declares contract_version {version!r}; this release of kvtier-sdk speaks "
-            f"{CONTRACT_VERSION}. Install releases that fit each other"
-        )
+    age = _age_of(getattr(backend, "contract_version", None), info)
+    if age is not None:
+        return age
     missing = sorted(backend.__abstractmethods__)
     if missing:
         return f"{info.target} does not implement {', '.join(missing)}"
@@ -190,6 +211,41 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     model = backend.config_model
     if not (isinstance(model, type) and issubclass(model, TierConfig)):
         return f"{info.target}.config_model is not a subclass of kvtier_sdk.TierConfig"
+    return None
+
+
+def _age_of(declared: object, info: BackendInfo) -> str | None:
+    """What to install where a backend was written for another contract, if so."""
+    if declared == CONTRACT_VERSION:
+        return None
+    ours = f"kvtier-sdk {version('kvtier-sdk')} speaks {CONTRACT_VERSION}"
+    fitting = f"kvtier-sdk{CONTRACT_RELEASES[CONTRACT_VERSION]}"
+    if not isinstance(declared, int):
+        return (
+            f"it declares no contract_version; {ours}. Install a {info.distribution} for {fitting}"
+        )
+    releases = CONTRACT_RELEASES.get(declared)
+    if releases is not None:
+        return (
+            f"it declares contract_version {declared}, which kvtier-sdk{releases} speaks; {ours}. "
+            f"Install a later {info.distribution}, or kvtier-sdk{releases}"
+        )
+    wanted = _sdk_wanted_by(info.distribution)
+    return (
+        f"it declares contract_version {declared}; {ours}. "
+        f"Install {wanted or 'a later kvtier-sdk'}, or a {info.distribution} for {fitting}"
+    )
+
+
+def _sdk_wanted_by(distribution: str) -> str | None:
+    """The kvtier-sdk that a package says it needs, where it says more than the name."""
+    with suppress(PackageNotFoundError):
+        for wanted in requires(distribution) or []:
+            found = re.match(
+                r"kvtier[-_.]sdk\s*(?:\[[^]]*])?\s*\(?([^;()]+)", wanted, re.IGNORECASE
+            )
+            if found is not None and found[1].strip():
+                return f"kvtier-sdk{found[1].strip()}"
     return None
 
 

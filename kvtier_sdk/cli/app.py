@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.config_file import read_options
 from kvtier_sdk.errors import ConfigError, KVTierError
@@ -39,6 +40,9 @@ def _root(
     ] = False,
 ) -> None:
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+
+
+app.command("backends")(backends_command)
 
 
 #: What a replay takes where neither the command line nor the file says anything.

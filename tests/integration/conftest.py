@@ -48,6 +48,17 @@ class MineTier(ChunkTierManager):
         transfer.payload[:] = stored[split:]
 '''
 
+#: The least that can be loaded.
+TIER = """
+from kvtier_sdk import ChunkTierManager
+
+class Tier(ChunkTierManager):
+    contract_version = {version}
+    async def contains_chunk(self, key): return False
+    async def store_chunk(self, transfer): pass
+    async def load_chunk(self, transfer): pass
+"""
+
 PYPROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -107,3 +118,24 @@ def install_package(tmp_path_factory: pytest.TempPathFactory) -> Install:
 def third_party_site(install_package: Install) -> Path:
     """A directory for PYTHONPATH that holds ``kvtier-mine`` 1.2.3 with the backend ``mine``."""
     return install_package("kvtier-mine", "1.2.3", {"tier": MINE}, {"mine": "tier:MineTier"})
+
+
+@pytest.fixture(scope="session")
+def duplicate_site(install_package: Install) -> Path:
+    return install_package(
+        "kvtier-mine-too", "0.4.0", {"tier": TIER.format(version=1)}, {"mine": "tier:Tier"}
+    )
+
+
+@pytest.fixture(scope="session")
+def faulty_site(install_package: Install) -> Path:
+    return install_package(
+        "kvtier-faulty",
+        "0.0.7",
+        {
+            "broken": "raise RuntimeError('no such driver')",
+            "stranger": "class Tier: contract_version = 1",
+            "newer": TIER.format(version=2),
+        },
+        {"broken": "broken:Tier", "stranger": "stranger:Tier", "newer": "newer:Tier"},
+    )

@@ -32,6 +32,7 @@ RANKS = {
     "kvtier_sdk.masking": 1,
     "kvtier_sdk.metrics": 1,
     "kvtier_sdk.namespace": 1,
+    "kvtier_sdk.option_docs": 1,
     "kvtier_sdk.units": 1,
     "kvtier_sdk.blocking": 2,
     "kvtier_sdk.contract": 2,
