@@ -19,7 +19,7 @@ from importlib.metadata import (
 )
 from typing import TypeVar, cast
 
-from kvtier_sdk.config import TierConfig, nearest
+from kvtier_sdk.config import TierConfig, closest, nearest
 from kvtier_sdk.contract import (
     CONTRACT_RELEASES,
     CONTRACT_VERSION,
@@ -41,6 +41,13 @@ BACKENDS_GROUP = "kvtier.backends"
 POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
+
+#: The packages that this project publishes, by the names and schemes that they bring.
+_PUBLISHED = {
+    "file": "kvtier-file",
+    **dict.fromkeys(("redis", "rediss", "redis+unix"), "kvtier-redis"),
+    "s3": "kvtier-s3",
+}
 
 T = TypeVar("T")
 
@@ -101,14 +108,32 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
     """
     found = _find_backend(name)
     if not found:
-        names = {info.name for info in available_backends()}
-        raise UnknownBackendError(f"no backend {name!r}; {nearest(name, names, 'installed')}")
+        raise unknown_backend(name)
     backend = _load(found, "backend")
     info = _describe(found[0])
     fault = _fault_of(backend, info)
     if fault is not None:
         raise BackendLoadError(f"{_title('backend', info)}: {fault}")
     return cast(type[SecondaryTierManager], backend)
+
+
+def unknown_backend(name: str) -> UnknownBackendError:
+    """The error for a name that no installed backend has.
+
+    Args:
+        name: what was asked for.
+
+    Returns:
+        An error that says what to install, or which name may have been meant.
+    """
+    names = {info.name for info in available_backends()}
+    published = _PUBLISHED.get(name)
+    advice = ""
+    if published is not None:
+        advice = f"pip install {published}; "
+    elif closest(name, names) is None:
+        advice = "install the package that brings it; "
+    return UnknownBackendError(f"no backend {name!r}; {advice}{nearest(name, names, 'installed')}")
 
 
 def backend_name(name: str) -> str:
@@ -282,7 +307,8 @@ def _load(found: Sequence[EntryPoint], kind: str) -> object:
     except Exception as error:  # whatever a stranger's module does at import
         info = _describe(found[0])
         raise BackendLoadError(
-            f"{_title(kind, info)} cannot be imported: {type(error).__name__}: {error}"
+            f"{_title(kind, info)} cannot be imported: {type(error).__name__}: {error}; "
+            f"install what it lacks, or another release of {info.distribution}"
         ) from error
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.backends import backends_command
+from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.config_file import read_options
 from kvtier_sdk.errors import ConfigError, KVTierError
@@ -43,6 +44,7 @@ def _root(
 
 
 app.command("backends")(backends_command)
+app.command("check")(check_command)
 
 
 #: What a replay takes where neither the command line nor the file says anything.

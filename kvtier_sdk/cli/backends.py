@@ -12,11 +12,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvtier_sdk.config import RunnerOptions, nearest
+from kvtier_sdk.config import RunnerOptions
 from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
-from kvtier_sdk.errors import BackendError, UnknownBackendError
+from kvtier_sdk.errors import BackendError
 from kvtier_sdk.option_docs import OptionInfo, describe_options
-from kvtier_sdk.registry import BackendInfo, available_backends, load_backend, url_schemes
+from kvtier_sdk.registry import (
+    BackendInfo,
+    available_backends,
+    load_backend,
+    unknown_backend,
+    url_schemes,
+)
 from kvtier_sdk.types import Capability
 from kvtier_sdk.units import format_bytes
 
@@ -57,7 +63,7 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
     known = {info.name for info in installed}
     for name in names:
         if name not in known:
-            raise UnknownBackendError(f"no backend {name!r}; {nearest(name, known, 'installed')}")
+            raise unknown_backend(name)
     return [info for info in installed if not names or info.name in names]
 
 

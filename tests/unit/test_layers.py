@@ -38,6 +38,7 @@ RANKS = {
     "kvtier_sdk.contract": 2,
     "kvtier_sdk.memory": 3,
     "kvtier_sdk.registry": 3,
+    "kvtier_sdk.tier_places": 3,
     "kvtier_sdk.tier_spec": 3,
     "kvtier_sdk.breaker": 4,
     "kvtier_sdk.jobs": 4,
@@ -51,6 +52,7 @@ RANKS = {
     "kvtier_sdk": 7,
     "kvtier_sdk.integrations": 8,
     "kvtier_sdk.replay": 8,
+    "kvtier_sdk.trial": 8,
     "kvtier_sdk.cli": 9,
     "kvtier_sdk.testing": 9,
 }
