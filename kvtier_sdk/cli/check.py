@@ -12,6 +12,7 @@ import typer
 
 from kvtier_sdk.config_file import read_options
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.integrations.vllm.options import in_vllms_names
 from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
 from kvtier_sdk.tiering import TieringConfig
 from kvtier_sdk.tiering.assembly import check_pool
@@ -132,7 +133,7 @@ def _check(file: Path, size_bytes: int | None, timeout_s: float | None) -> _Find
     try:
         check_pool(config, chunk_bytes=size_bytes, directory=_SHARED_MEMORY if of_vllm else None)
     except ConfigError as error:
-        findings.pool_fault = str(error)
+        findings.pool_fault = in_vllms_names(str(error)) if of_vllm else str(error)
     findings.tiers = list(try_tiers(config, chunk_bytes=size_bytes, timeout_s=timeout_s))
     return findings
 

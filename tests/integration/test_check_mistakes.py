@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
+from support.redis_server import Server
 from support.small_shm import run_with_shm
 
 #: Name, what the file says, what is said about it.
@@ -49,10 +49,9 @@ MISTAKES = [
         "a server that is down",
         """
         slots = 4
-        tiers = ["redis+unix://{tmp}/nobody.sock"]
+        tiers = ["redis://127.0.0.1:1"]
         """,
-        "redis open: Error 2 connecting to {tmp}/nobody.sock. No such file or "
-        "directory.\n"
+        "redis open: Error 111 connecting to 127.0.0.1:1. Connection refused.\n"
         "what to do: see that the store runs, that its address is right, and that this machine "
         "reaches it",
     ),
@@ -60,7 +59,7 @@ MISTAKES = [
         "a wrong password",
         """
         slots = 4
-        tiers = ["redis+unix://{tmp}/server/redis.sock?username=default&password=hunter2"]
+        tiers = ["redis://:hunter2@127.0.0.1:{port}"]
         """,
         "redis open: invalid username-password pair or user is disabled.\n"
         "what to do: correct the credentials, or give this user access",
@@ -153,44 +152,28 @@ def told(findings: dict[str, Any], directory: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def redis_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a server with a password listens on ``redis.sock``."""
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.fail("redis-server is missing; 'make redis-server' or 'apt-get install'")
-    directory = tmp_path_factory.mktemp("redis")
-    socket = directory / "redis.sock"
-    options = ["--port", "0", "--unixsocket", str(socket), "--requirepass", "right", "--save", ""]
-    server = subprocess.Popen(
-        [program, "--dir", str(directory), *options], stdout=subprocess.DEVNULL
-    )
-    with redis.Redis(
-        unix_socket_path=str(socket),
-        password="right",
-        retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 400),
-        retry_on_error=[redis.ConnectionError],
-    ) as client:
-        client.ping()
-    yield directory
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A redis-server with a password."""
+    server = Server(tmp_path_factory.mktemp("redis"), "--requirepass", "right")
+    server.client_options["password"] = "right"
+    server.start()
+    yield server
     server.kill()
-    server.wait()
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
 )
 def test_a_mistake_is_told_in_one_message(
-    text: str, expected: str, tmp_path: Path, faulty_site: Path, redis_directory: Path
+    text: str, expected: str, tmp_path: Path, faulty_site: Path, guarded: Server
 ) -> None:
-    (tmp_path / "server").symlink_to(redis_directory)
     (tmp_path / "kv.toml").write_text(
-        "\n".join(map(str.strip, text.splitlines())).replace("{tmp}", str(tmp_path))
+        textwrap.dedent(text).replace("{tmp}", str(tmp_path)).replace("{port}", str(guarded.port))
     )
-    expected = expected.replace("{tmp}", str(tmp_path))
+    installed = "broken, file, memory, newer, redis, stranger"
+    expected = expected.replace("{tmp}", str(tmp_path)).replace("{installed}", installed)
     status, findings = check(tmp_path / "kv.toml", site=faulty_site)
-    assert told(findings, tmp_path) == expected.replace(
-        "{installed}", "broken, file, memory, newer, redis, stranger"
-    )
+    assert told(findings, tmp_path) == expected
     assert status == (2 if IN_THE_TEXT.match(expected) else 1)
     assert "hunter2" not in json.dumps(findings)
 

@@ -166,7 +166,7 @@ class HostOptions:
         try:
             tiering = TieringConfig.from_dict(config, where=_WHERE)
         except ConfigError as error:
-            raise ConfigError(_in_their_names(str(error))) from error
+            raise ConfigError(in_vllms_names(str(error))) from error
         return cls(tiering, validate_options(EngineOptions, engine, where=_WHERE))
 
 
@@ -191,8 +191,8 @@ def _check_names(options: Iterable[str], known: Sequence[str]) -> None:
         raise ConfigError("\n".join(mistakes))
 
 
-def _in_their_names(message: str) -> str:
-    """A complaint with its options called as they were written."""
+def in_vllms_names(message: str) -> str:
+    """A complaint about a :class:`TieringConfig` with its options called as vLLM's users do."""
     for ours, theirs in _ENGINE_NAMES.items():
         message = re.sub(rf"'{ours}\b", f"'{theirs}", message)
     return message

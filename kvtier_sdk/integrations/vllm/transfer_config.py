@@ -68,6 +68,10 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
 
 def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
     entries = extra.get("secondary_tiers", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError(f"{_EXTRA}: option 'secondary_tiers' should be a list of tables")
+    if extra.get("cpu_bytes_to_use") is None:
+        raise ConfigError(f"{_EXTRA}: option 'cpu_bytes_to_use' is missing")
     ours = [
         {key: value for key, value in entry.items() if key not in ENGINE_TIER_KEYS}
         for entry in entries
@@ -79,5 +83,5 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
         )
     specs = [GuestEntry.read(entry, entries).tier for entry in ours]
     return TieringConfig.from_dict(
-        {"pool_bytes": extra.get("cpu_bytes_to_use"), "tiers": specs}, where=_EXTRA
+        {"pool_bytes": extra["cpu_bytes_to_use"], "tiers": specs}, where=_EXTRA
     )
