@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.author import ROOT, build_wheel
 
 #: A whole tier, as its author would write it.
 MINE = '''
@@ -139,3 +140,11 @@ def faulty_site(install_package: Install) -> Path:
         },
         {"broken": "broken:Tier", "stranger": "stranger:Tier", "newer": "newer:Tier"},
     )
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel of kvtier-sdk."""
+    directory = tmp_path_factory.mktemp("wheels")
+    build_wheel(ROOT, directory)
+    return directory
