@@ -9,19 +9,27 @@ TORCH ?= torch==2.13.0
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
+# Tests run side by side, file by file; many of them only wait.
+WORKERS ?= $(shell nproc)
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile
+
 SEEDS ?= 1000
 SEED ?=
+REQUESTS ?= 4000
 
-.PHONY: help setup redis-server test test-wheels check format demo bench bench-worker soak clean \
-	setup-vllm test-vllm test-vllm-next demo-vllm
+.PHONY: help setup redis-server test test-trace test-wheels check format demo bench bench-backends \
+	bench-interference bench-worker soak clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
-	@echo "make test                     run every test"
+	@echo "make test [WORKERS=N]         run every test, N files at once (default: one a core)"
+	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
+	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
+	@echo "make bench-interference       an engine's steps beside each tier at work"
 	@echo "make bench-worker             GB/s between device blocks and slots"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
@@ -36,19 +44,25 @@ redis-server:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server; } \
 		|| { echo "redis-server is missing and could not be installed: as root, apt-get install redis-server" >&2; exit 1; }
 
-$(VENV)/.setup: pyproject.toml backends/file/pyproject.toml backends/redis/pyproject.toml requirements-dev.txt
+$(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis
+		-e '.[cli,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
+		-e backends/s3
 	@touch $@
 
 test: setup redis-server
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+
+# Without TRACE: one that lies beside the project, or generated chats.
+test-trace: setup redis-server
+	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
+		$(BIN)/python -m pytest tests/integration/test_three_tiers.py
 
 test-wheels: setup redis-server
-	$(BIN)/python tests/wheels.py
+	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
 
 check: setup
 	$(BIN)/ruff check .
@@ -65,6 +79,12 @@ demo: setup
 
 bench: setup
 	$(BIN)/python tests/bench/scheduler.py $(TRACE)
+
+bench-backends: setup redis-server
+	$(BIN)/python tests/bench/backends.py $(BENCH)
+
+bench-interference: setup redis-server
+	$(BIN)/python tests/bench/interference.py $(BENCH)
 
 bench-worker: setup
 	$(BIN)/python tests/bench/worker.py $(BENCH)

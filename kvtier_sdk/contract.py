@@ -234,10 +234,11 @@ class ChunkTierManager(SecondaryTierManager):
     The SDK fans a batch out over the three coroutines, :attr:`fan_out` at once.
 
     Attributes:
-        fan_out: how many chunks of one batch are under way at once.
+        fan_out: how many chunks of one batch are under way at once; of the class, or of an
+            instance whose options say so.
     """
 
-    fan_out: ClassVar[int] = 8
+    fan_out: int = 8
 
     @abstractmethod
     async def contains_chunk(self, key: OffloadKey) -> bool:
@@ -296,7 +297,9 @@ class ChunkTierManager(SecondaryTierManager):
             try:
                 await operation(transfer)
             except TierError as error:
-                return error
+                # Where it comes from leads to frames that hold the buffers.
+                error.__cause__ = error.__context__ = None
+                return error.with_traceback(None)
             return None
 
         return await self.context.clock.gather_bounded(

@@ -163,8 +163,13 @@ class BreakerMoved:
     state: BreakerState
 
 
+@dataclass(eq=False, slots=True)
+class ProcessRestarted:
+    """The tier's process had died, and another one has opened the tier."""
+
+
 #: What a runner tells the manager.
-Report: TypeAlias = JobResult | IoEnded | ChunksRemoved | BreakerMoved
+Report: TypeAlias = JobResult | IoEnded | ChunksRemoved | BreakerMoved | ProcessRestarted
 
 
 class JobTable:

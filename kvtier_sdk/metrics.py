@@ -124,6 +124,9 @@ class TierStats:
     retries: Counter[str] = _counters(
         "retries", "", "Calls of the tier that were made again.", "operation"
     )
+    restarts: int = _counter(
+        "process_restarts", "", "Times that the tier's process died and was started anew."
+    )
     reads_open: int = _gauge(
         "read_breaker_open", "", "1 while lookups and loads are not tried, 0 otherwise.", "tier"
     )

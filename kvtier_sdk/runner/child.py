@@ -53,6 +53,8 @@ class Child:
         self._link = link
         self._writing = threading.Lock()
         self._runner: ThreadRunner | None = None
+        self._opening: threading.Thread | None = None
+        self._ending = False
 
     def serve(self) -> None:
         """Do what is asked until the engine says so, or is gone. Ends the process."""
@@ -86,7 +88,8 @@ class Child:
             self._runner = self._build(order)
         except Exception as error:
             self._refuse(error)
-        threading.Thread(target=self._open, args=(self._runner,), daemon=True).start()
+        self._opening = threading.Thread(target=self._open, args=(self._runner,), daemon=True)
+        self._opening.start()
 
     def _build(self, order: Mapping[str, Any]) -> ThreadRunner:
         name = order["name"]
@@ -113,8 +116,11 @@ class Child:
         try:
             runner.start()
         except BaseException as error:
-            self._refuse(error)
-        self.send(frame(Kind.OPENED, b""))
+            # One that was broken off is no refusal: the main thread is closing the tier.
+            if not self._ending:
+                self._refuse(error)
+        else:
+            self.send(frame(Kind.OPENED, b""))
 
     def _refuse(self, error: BaseException) -> None:
         self.send(plain_frame(Kind.REFUSED, write_error(error)))
@@ -126,9 +132,13 @@ class Child:
         self.send(plain_frame(Kind.DRAIN, ended))
 
     def _end(self, timeout_s: float) -> None:
+        self._ending = True
         if self._runner is not None:
             self._runner.close(timeout_s)
             self._send_reports()
+        if self._opening is not None:
+            # An opening that has just failed closes the tier itself.
+            self._opening.join(timeout_s)
         _exit()
 
     def _send_reports(self) -> None:

@@ -9,16 +9,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from kvtier_sdk.clock import Clock, wait_out
 from kvtier_sdk.errors import TierUnavailableError
 from kvtier_sdk.jobs import IoEnded, Job, JobResult, JobTable, Report, Verdict
+from kvtier_sdk.runner.link import Link
 from kvtier_sdk.runner.order import read_error
 from kvtier_sdk.runner.tier_log import TierLog
 from kvtier_sdk.runner.wire import (
-    FrameSplitter,
     Kind,
     WireError,
     frame,
@@ -35,14 +35,21 @@ _PROGRAM = (
 )
 #: How long the process and its end of the socket may differ about whether it is there.
 _PARTING_S = 1.0
-#: A process that leaves so much unread gets no more.
-_MAX_UNREAD_BYTES = 8 << 20
+#: What comes of reading a frame that this release does not write.
+_NONSENSE = (WireError, LookupError, TypeError, ValueError)
+#: How often somebody looks after a process, and reads what the engine has not.
+_WATCH_S = 1.0
+#: A process that has a job past its deadline and reports nothing, at so many looks in a row, is
+#: stuck: a loop that runs would have concluded the job. Looks, not seconds: when the whole machine
+#: was suspended nobody is stuck.
+_STUCK_LOOKS = 10
 
 
-class ChildProcess(asyncio.Protocol):
+class ChildProcess:
     """Starts a process, talks with it, and knows which jobs it has.
 
-    All of it on the loop that made it. Nothing waits for the process but :attr:`ended`.
+    On the loop that made it; :meth:`submit` and :meth:`collect` on any thread. Nothing waits for
+    the process but :attr:`ended`.
 
     Attributes:
         ended: done when the process is gone for good and all it wrote has been read; the result
@@ -51,31 +58,44 @@ class ChildProcess(asyncio.Protocol):
     Args:
         name: the tier's.
         clock: time.
-        report: takes what it reports.
+        report: takes what it reports, on the thread that collects it.
         log: the tier's.
+        attentive: whether the loop collects what arrives at once. Otherwise the engine does when
+            it polls, and no thread of its process is woken up.
     """
 
     def __init__(
-        self, name: str, clock: Clock, report: Callable[[Report], None], log: TierLog
+        self,
+        name: str,
+        clock: Clock,
+        report: Callable[[Report], None],
+        log: TierLog,
+        *,
+        attentive: bool,
     ) -> None:
         self._name = name
         self._clock = clock
         self._report = report
         self._log = log
+        self._attentive = attentive
         self._event_loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
         self._drained: asyncio.Future[bool] | None = None
+        ours, self._theirs = socket.socketpair()
+        self._link = Link(ours, self._event_loop)
+        # Of the jobs and of what is read: no result is missed, none is taken twice.
+        self._lock = threading.Lock()
         self._jobs = JobTable()
-        self._splitter = FrameSplitter()
-        self._outgoing: list[bytes] = []
-        self._link: socket.socket
-        self._transport: asyncio.Transport | None = None
+        self._gone = False
+        self._reported = False
+        self._silent_looks = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: threading.Thread | None = None
-        # What it died of, and whether all that it wrote has been read.
+        # Why it was killed, what it died of, and whether the last that it wrote has been read.
+        self._killed_for: str | None = None
         self._reason: str | None = None
-        self._read_all = False
+        self._ending_link = False
 
     async def start(self, order: Mapping[str, Any], pool_fd: int) -> None:
         """Start the process and have it open the tier.
@@ -91,17 +111,19 @@ class ChildProcess(asyncio.Protocol):
             BackendError: the backend cannot be imported there.
             TierError: the store cannot be reached, or the process cannot be started or died.
         """
-        self._link, theirs = socket.socketpair()
-        with theirs:
+        with self._theirs:
             try:
-                self._spawn(theirs.fileno(), pool_fd)
+                self._spawn(self._theirs.fileno(), pool_fd)
             except OSError as error:
                 self._link.close()
                 self.ended.set_result("it was not started")
                 raise self._unavailable(f"its process cannot be started: {error}") from error
-        await self._event_loop.create_unix_connection(lambda: self, sock=self._link)
-        self._write(plain_frame(Kind.ORDER, order))
+        self._link.write(plain_frame(Kind.ORDER, order))
+        self._link.attend(self.collect)
         await self._opened
+        if not self._attentive:
+            self._link.ignore()
+        self._watch()
 
     @property
     def pid(self) -> int | None:
@@ -110,21 +132,35 @@ class ChildProcess(asyncio.Protocol):
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Hand over jobs. Each ends in one result, at the latest by :meth:`give_up`."""
-        assert self._transport is not None
-        if self._transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
-            self.refuse(jobs, Verdict.UNAVAILABLE, "the tier's process does not take its jobs")
-            return
         written = []
-        for job in jobs:
+        with self._lock:
+            if self._gone or self._link.is_full:
+                reason = "is gone" if self._gone else "does not take its jobs"
+                self.refuse(jobs, Verdict.UNAVAILABLE, f"the tier's process {reason}")
+                return
+            for job in jobs:
+                try:
+                    written.append(write_job(job))
+                except Exception:
+                    self._log.exception("a job could not be handed to the tier's process")
+                    self.refuse([job], Verdict.FAILED, "could not be handed to the tier's process")
+                else:
+                    self._jobs.add(job)
+            if written:
+                self._link.write(frame(Kind.JOBS, b"".join(written)))
+
+    def collect(self) -> None:
+        """Report what has arrived. Waits for nothing."""
+        with self._lock:
             try:
-                written.append(write_job(job))
-            except Exception:
-                self._log.exception("a job could not be handed to the tier's process")
-                self.refuse([job], Verdict.FAILED, "could not be handed to the tier's process")
-            else:
-                self._jobs.add(job)
-        if written:
-            self._write(frame(Kind.JOBS, b"".join(written)))
+                for kind, body in self._link.read():
+                    self._take(kind, body)
+            except _NONSENSE as error:
+                self._link.at_end = True
+                self._soon(self._distrust, error)
+            if self._link.at_end and not self._ending_link:
+                self._ending_link = True
+                self._soon(self._end_link)
 
     def refuse(self, jobs: Sequence[Job], verdict: Verdict, reason: str | None = None) -> None:
         """Conclude jobs that the process does not get, or will not do any more."""
@@ -134,7 +170,9 @@ class ChildProcess(asyncio.Protocol):
 
     def give_up(self, verdict: Verdict, reason: str | None = None) -> None:
         """Conclude and release all jobs. The process must be gone: it writes to slots no more."""
-        running, quarantined = self._jobs.take_all()
+        with self._lock:
+            self._gone = True
+            running, quarantined = self._jobs.take_all()
         self.refuse(running, verdict, reason)
         for job in quarantined:
             self._report(IoEnded(job.job_id))
@@ -142,8 +180,9 @@ class ChildProcess(asyncio.Protocol):
     async def drain(self, timeout_s: float) -> bool:
         """As the tier loop's; a process that is gone has nothing left to end."""
         self._drained = self._event_loop.create_future()
-        self._write(plain_frame(Kind.DRAIN, timeout_s))
-        await self._within(2 * timeout_s + 0.5, self._drained, self.ended)
+        with self._attending():
+            self._link.write(plain_frame(Kind.DRAIN, timeout_s))
+            await self._within(2 * timeout_s + 0.5, self._drained, self.ended)
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
     async def end(self, patience_s: float) -> None:
@@ -154,19 +193,26 @@ class ChildProcess(asyncio.Protocol):
         Args:
             patience_s: how long it may take.
         """
-        self._write(plain_frame(Kind.CLOSE, patience_s / 2))
-        try:
-            if not await self._within(patience_s, self.ended):
-                self._log.warning(
-                    "the tier did not close within %g s; its process is killed", patience_s
-                )
-        finally:
-            self.kill()
-            await wait_out([self.ended])
+        self._attentive = True
+        with self._attending():
+            self._link.write(plain_frame(Kind.CLOSE, patience_s / 2))
+            try:
+                if not await self._within(patience_s, self.ended):
+                    self._log.warning(
+                        "the tier did not close within %g s; its process is killed", patience_s
+                    )
+            finally:
+                self.kill()
+                await wait_out([self.ended])
 
-    def kill(self) -> None:
-        """Kill the process, if it is still there."""
+    def kill(self, reason: str | None = None) -> None:
+        """Kill the process, if it is still there.
+
+        Args:
+            reason: for which, where it shall be said.
+        """
         if self._process is not None:
+            self._killed_for = self._killed_for or reason
             self._process.kill()
 
     def kill_and_wait(self) -> None:
@@ -184,41 +230,39 @@ class ChildProcess(asyncio.Protocol):
             return False
         return True
 
-    # --- the socket ---------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is none by class.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
+    @contextlib.contextmanager
+    def _attending(self) -> Iterator[None]:
+        """Collect at once while the engine waits and does not poll."""
+        self._link.attend(self.collect)
         try:
-            for kind, body in self._splitter.split(data):
-                self._take(kind, body)
-        except (WireError, LookupError, TypeError, ValueError) as error:
-            self._log.error("the tier's process is killed: it sent %s", error)
-            self._close_link()
-            self.kill()
+            yield
+        finally:
+            if not self._attentive:
+                self._link.ignore()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._read_all = True
-        self._conclude()
-        if self._reason is None:
-            # What makes a process close its end makes it end too, or it is of no more use.
-            self._clock.call_at(self._clock.now_s() + _PARTING_S, self.kill)
+    def _watch(self) -> None:
+        """Now and then: collect for an engine that does not poll, kill a process that is stuck."""
+        if self.ended.done():
+            return
+        self.collect()
+        now_s = self._clock.now_s()
+        with self._lock:
+            silent = not self._reported and bool(self._jobs.overdue(now_s, 0.0))
+            self._reported = False
+        self._silent_looks = self._silent_looks + 1 if silent else 0
+        if self._silent_looks >= _STUCK_LOOKS:
+            self.kill("it was stuck, and was killed")
+        self._clock.call_at(now_s + _WATCH_S, self._watch)
+
+    # --- what arrives -------------------------------------------------------------------------
 
     def _take(self, kind: Kind, body: bytes) -> None:
         if kind is Kind.REPORTS:
+            self._reported = True
             for report in read_reports(body):
                 self._take_report(report)
-        elif kind is Kind.LOG:
-            level, text = read_plain(body)
-            self._log.logger.log(level, "%s", text)
-        elif kind is Kind.OPENED and not self._opened.done():
-            self._opened.set_result(None)
-        elif kind is Kind.REFUSED and not self._opened.done():
-            self._opened.set_exception(read_error(read_plain(body)))
-        elif kind is Kind.DRAIN and self._drained is not None and not self._drained.done():
-            self._drained.set_result(bool(read_plain(body)))
+        else:
+            self._soon(self._take_word, kind, body)
 
     def _take_report(self, report: Report) -> None:
         if isinstance(report, JobResult):
@@ -231,23 +275,38 @@ class ChildProcess(asyncio.Protocol):
             raise WireError("the end of a job that was not under way")
         self._report(report)
 
-    def _write(self, data: bytes) -> None:
-        """Write it together with all else that this turn of the loop brings."""
-        if not self._outgoing:
-            self._event_loop.call_soon(self._flush)
-        self._outgoing.append(data)
+    def _take_word(self, kind: Kind, body: bytes) -> None:
+        try:
+            if kind is Kind.LOG:
+                level, text = read_plain(body)
+                self._log.logger.log(level, "%s", text)
+            elif kind is Kind.OPENED and not self._opened.done():
+                self._opened.set_result(None)
+            elif kind is Kind.REFUSED and not self._opened.done():
+                self._opened.set_exception(read_error(read_plain(body)))
+            elif kind is Kind.DRAIN and self._drained is not None and not self._drained.done():
+                self._drained.set_result(bool(read_plain(body)))
+        except _NONSENSE as error:
+            self._distrust(error)
 
-    def _flush(self) -> None:
-        data, self._outgoing = b"".join(self._outgoing), []
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+    def _distrust(self, error: Exception) -> None:
+        self._log.error("the tier's process is killed: it sent %s", error)
+        self.kill()
+        self._end_link()
 
-    def _close_link(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-        elif not self._read_all:
+    def _end_link(self) -> None:
+        """Nothing more is read."""
+        with self._lock:
             self._link.close()
-            self.connection_lost(None)
+        self._conclude()
+        if self._reason is None:
+            # What makes a process close its end makes it end too, or it is of no more use.
+            self._clock.call_at(self._clock.now_s() + _PARTING_S, self.kill)
+
+    def _soon(self, callback: Callable[..., object], *args: object) -> None:
+        """Call it on the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self._event_loop.call_soon_threadsafe(callback, *args)
 
     # --- the process --------------------------------------------------------------------------
 
@@ -268,21 +327,18 @@ class ChildProcess(asyncio.Protocol):
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """In a thread of its own: wait for the process's end."""
         code = process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop has been closed
-            self._event_loop.call_soon_threadsafe(self._reaped, code)
+        self._soon(self._reaped, code)
 
     def _reaped(self, code: int) -> None:
-        self._reason = f"signal {-code}" if code < 0 else f"exit status {code}"
-        if code == -signal.SIGKILL:
-            self._reason += " (killed, perhaps for want of memory)"
+        self._reason = self._killed_for or _end_in_words(code)
         self._conclude()
-        if not self._read_all:
-            # Somebody whom it forked may hold its end of the socket.
-            self._clock.call_at(self._clock.now_s() + _PARTING_S, self._close_link)
+        self._link.attend(self.collect)
+        # Somebody whom it forked may hold its end of the socket.
+        self._clock.call_at(self._clock.now_s() + _PARTING_S, self._end_link)
 
     def _conclude(self) -> None:
         """The process is gone when both of its ends have come."""
-        if self._reason is None or not self._read_all or self.ended.done():
+        if self._reason is None or not self._link.is_closed or self.ended.done():
             return
         if not self._opened.done():
             self._opened.set_exception(
@@ -296,3 +352,10 @@ class ChildProcess(asyncio.Protocol):
         error = TierUnavailableError(message)
         error.tier, error.operation = self._name, "open"
         return error
+
+
+def _end_in_words(code: int) -> str:
+    """What a process's exit code says of its end."""
+    if code == -signal.SIGKILL:
+        return f"signal {-code} (killed, perhaps for want of memory)"
+    return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from kvtier_sdk.breaker import BreakerState, Direction
 from kvtier_sdk.clock import Clock
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.jobs import BreakerMoved, Job, JobResult, Report, Verdict
+from kvtier_sdk.jobs import (
+    BreakerMoved,
+    Job,
+    JobResult,
+    ProcessRestarted,
+    Report,
+    Verdict,
+)
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.child_process import ChildProcess
@@ -59,7 +66,8 @@ class ProcessLoop:
         namespace: of its chunks.
         pool: the slots.
         clock: time and tasks.
-        report: takes each report, on this loop.
+        report: takes each report, on this loop or on the thread that collects it.
+        attentive: whether reports are collected at once, or when somebody calls :meth:`collect`.
         verify: as for the tier loop.
     """
 
@@ -71,9 +79,11 @@ class ProcessLoop:
         pool: HostPool,
         clock: Clock,
         report: Callable[[Report], None],
+        attentive: bool,
         verify: bool = True,
     ) -> None:
         self.patience_s = 5.0
+        self._attentive = attentive
         self._spec = spec
         self._namespace = namespace
         self._pool = pool
@@ -102,12 +112,18 @@ class ProcessLoop:
         self._keeper = self._clock.spawn(self._keep(), name=f"keep {self._spec.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take jobs. Call it on the loop's thread."""
+        """Take jobs. On any thread."""
         child = self._child
         if child is not None and not self._closing:
             child.submit(jobs)
         else:
             self._refuse(jobs)
+
+    def collect(self) -> None:
+        """Report what the process has. On any thread; waits for nothing."""
+        child = self._child
+        if child is not None:
+            child.collect()
 
     async def drain(self, timeout_s: float) -> bool:
         """As the tier loop's."""
@@ -133,7 +149,9 @@ class ProcessLoop:
             self._child = None
 
     async def _start(self) -> ChildProcess:
-        child = ChildProcess(self._spec.name, self._clock, self._report, self._log)
+        child = ChildProcess(
+            self._spec.name, self._clock, self._report, self._log, attentive=self._attentive
+        )
         pool_fd = self._pool.fd
         order = write_order(
             self._spec,
@@ -175,6 +193,7 @@ class ProcessLoop:
                 self._log.warning("the tier's process could not be started anew: %s", error)
                 lived_s = 0.0
         self._log.warning("the tier's process was started anew")
+        self._report(ProcessRestarted())
         self._tell(BreakerState.CLOSED)
 
     def _tell(self, state: BreakerState) -> None:
@@ -190,8 +209,11 @@ class ProcessLoop:
 class ProcessRunner(ThreadRunner):
     """Runs a tier in a process of its own, which maps the pool; only keys and verdicts cross.
 
-    A thread of the engine's talks with the process and starts it anew when it dies. To whoever
-    hands jobs over it is a :class:`ThreadRunner`.
+    Jobs go into the process's socket and reports come out of it on the engine's own thread, inside
+    :meth:`submit` and :meth:`poll`: a thread that did it for the engine would take the interpreter
+    lock from it each time. A thread there is, which sleeps: it starts the process, looks after it,
+    and starts it anew when it dies. Who wants to be notified has that thread read, and wakes it up
+    for each report.
 
     Args:
         spec: the tier.
@@ -224,7 +246,13 @@ class ProcessRunner(ThreadRunner):
 
         def make_loop(report: Callable[[Report], None]) -> ProcessLoop:
             self._process_loop = ProcessLoop(
-                spec, namespace=namespace, pool=pool, clock=clock, report=report, verify=verify
+                spec,
+                namespace=namespace,
+                pool=pool,
+                clock=clock,
+                report=report,
+                attentive=notify is not None,
+                verify=verify,
             )
             return self._process_loop
 
@@ -234,6 +262,16 @@ class ProcessRunner(ThreadRunner):
     def pid(self) -> int | None:
         """Of the process that has the tier, while there is one."""
         return self._process_loop.pid
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        if self._over:
+            super().submit(jobs)
+        else:
+            self._process_loop.submit(jobs)
+
+    def poll(self) -> Sequence[Report]:
+        self._process_loop.collect()
+        return super().poll()
 
     def close(self, timeout_s: float) -> None:
         """Drain, close the tier and end the process. A second call does nothing.

@@ -95,7 +95,7 @@ class FrameSplitter:
     def __init__(self) -> None:
         self._arrived = bytearray()
 
-    def split(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+    def split(self, data: bytes | memoryview) -> Iterator[tuple[Kind, bytes]]:
         """Take what has arrived.
 
         Args:
@@ -218,6 +218,8 @@ def _write_report(report: Report) -> bytes:
         return _IO_ENDED.pack(1, report.job_id)
     if isinstance(report, ChunksRemoved):
         return _REMOVED.pack(2, len(report.keys)) + _write_keys(report.keys)
+    # That a process was started anew is told by its parent.
+    assert isinstance(report, BreakerMoved)
     return _BREAKER.pack(3, _DIRECTIONS.index(report.direction), _STATES.index(report.state))
 
 

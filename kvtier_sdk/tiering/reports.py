@@ -13,6 +13,7 @@ from kvtier_sdk.jobs import (
     Job,
     JobResult,
     Operation,
+    ProcessRestarted,
     Report,
     Verdict,
     failure_counts,
@@ -97,6 +98,8 @@ class ReportDesk:
                     port.removed_meanwhile.update(report.keys)
             elif isinstance(report, BreakerMoved):
                 port.breaker_moved(report)
+            elif isinstance(report, ProcessRestarted):
+                port.stats.restarts += 1
 
     def give_up_overdue(self, port: TierPort, now_s: float) -> None:
         """Conclude jobs in the place of a runner that does not: its loop must be stuck."""

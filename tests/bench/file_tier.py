@@ -18,42 +18,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import itertools
 import json
-import logging
-import mmap
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kvtier_file import FileTier
-from kvtier_sdk import (
-    Namespace,
-    RequestContext,
-    SystemClock,
-    TierContext,
-    TierSpec,
-    Transfer,
-    format_bytes,
-)
-from kvtier_sdk.units import parse_bytes
+from ways.file_ways import FileSubject, PlainFiles
+from ways.tier_way import TierWay
+from ways.way import Way, Work
+
+from kvtier_sdk.units import format_bytes, parse_bytes
 
 WAYS = ("tier", "evict", "plain")
-_HEADER_BYTES = 4096
-_REQUEST = RequestContext("bench")
 
 
 @dataclass(frozen=True)
-class Work:
+class Job:
     """One process's share of a measurement."""
 
     way: str
@@ -61,7 +48,6 @@ class Work:
     number: int
     chunk_bytes: int
     chunks: int
-    batch_chunks: int
     concurrency: int
     capacity_bytes: int | None
     direct_io: str
@@ -70,15 +56,14 @@ class Work:
 def main() -> None:
     """Run the rounds and print the tables."""
     if sys.argv[1:2] == ["--worker"]:
-        _serve(Work(**json.loads(sys.argv[2])))
+        _serve(Job(**json.loads(sys.argv[2])))
         return
     arguments = _arguments()
     figures: dict[tuple[str, int], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=arguments.root) as root:
         print(
             f"{root}: {format_bytes(arguments.total)} a measurement in chunks of "
-            f"{format_bytes(arguments.chunk)}, {arguments.concurrency} batches of "
-            f"{arguments.batch} at a time in each process, {arguments.rounds} rounds"
+            f"{format_bytes(arguments.chunk)}, {arguments.rounds} rounds"
         )
         for _ in range(arguments.rounds):
             for way, processes in itertools.product(WAYS, arguments.processes):
@@ -110,8 +95,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], help="1 2 4")
     parser.add_argument("--total", type=parse_bytes, default="512MiB", help="%(default)s")
     parser.add_argument("--chunk", type=parse_bytes, default="1MiB", help="%(default)s")
-    parser.add_argument("--batch", type=int, default=8, help="chunks a call (%(default)s)")
-    parser.add_argument("--concurrency", type=int, default=4, help="calls at a time (%(default)s)")
+    parser.add_argument(
+        "--concurrency", type=int, default=4, help="calls, or threads, at a time (%(default)s)"
+    )
     parser.add_argument("--direct-io", choices=("auto", "on", "off"), default="auto")
     return parser.parse_args()
 
@@ -121,23 +107,22 @@ def _measure(
 ) -> tuple[float, float]:
     """MiB/s stored and loaded, by all processes together."""
     chunks = arguments.total // arguments.chunk // processes
-    object_bytes = arguments.chunk + _HEADER_BYTES
+    object_bytes = arguments.chunk + FileSubject.header_bytes
     capacity_bytes = processes * chunks * object_bytes // 2 if way == "evict" else None
     place.mkdir()
     workers = []
     for number in range(processes):
-        work = Work(
+        job = Job(
             way,
             str(place),
             number,
             arguments.chunk,
             chunks,
-            arguments.batch,
             arguments.concurrency,
             capacity_bytes,
             arguments.direct_io,
         )
-        command = [sys.executable, __file__, "--worker", json.dumps(asdict(work))]
+        command = [sys.executable, __file__, "--worker", json.dumps(asdict(job))]
         pipe = subprocess.PIPE
         workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
     moved_mib = processes * chunks * object_bytes / 2**20
@@ -168,111 +153,43 @@ def _phase(workers: Sequence[subprocess.Popen[str]]) -> float:
 # In a worker.
 
 
-def _serve(work: Work) -> None:
-    serve = _plain if work.way == "plain" else _tier
-    asyncio.run(serve(work))
-
-
-async def _timed(move: Callable[[], Awaitable[None]]) -> None:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    start_s = time.perf_counter()
-    await move()
-    # One clock for all processes of the machine.
-    print(start_s, time.perf_counter(), flush=True)
-
-
-def _keys(work: Work) -> list[bytes]:
-    return [b"%08d%012d" % (work.number, index) for index in range(work.chunks)]
-
-
-def _buffers(work: Work) -> tuple[memoryview, memoryview]:
-    memory = mmap.mmap(-1, _HEADER_BYTES + work.chunk_bytes)
-    memory.write(os.urandom(len(memory)))
-    view = memoryview(memory)
-    return view[:_HEADER_BYTES], view[_HEADER_BYTES:]
-
-
-async def _tier(work: Work) -> None:
-    options = {"capacity": work.capacity_bytes} if work.capacity_bytes else {}
-    spec = TierSpec.from_options(
-        {
-            "type": "file",
-            "root": work.root,
-            "min_free": 0,
-            "direct_io": work.direct_io,
-            **options,
-        }
+def _serve(job: Job) -> None:
+    work = Work(
+        chunk_bytes=job.chunk_bytes,
+        header_bytes=FileSubject.header_bytes,
+        chunks=job.chunks,
+        keys=job.chunks,
+        at_a_time=job.concurrency,
     )
-    context = TierContext(
-        name="file",
-        namespace=Namespace({"bench": 1}),
-        chunk_bytes=work.chunk_bytes,
-        header_bytes=_HEADER_BYTES,
-        payload_bytes=work.chunk_bytes,
-        clock=SystemClock(),
-        logger=logging.getLogger("bench"),
-        report_removed=lambda keys: None,
-    )
-    tier = FileTier(spec.config, context)
-    await tier.open()
-    memory = [_buffers(work) for _ in range(work.concurrency)]
-    keys = _keys(work)
-
-    async def move(call: Callable[[Sequence[Transfer]], Awaitable[Sequence[object]]]) -> None:
-        starts = iter(range(0, len(keys), work.batch_chunks))
-
-        async def lane(buffers: tuple[memoryview, memoryview]) -> None:
-            for start in starts:
-                batch = keys[start : start + work.batch_chunks]
-                verdicts = await call([Transfer(key, _REQUEST, *buffers) for key in batch])
-                if work.capacity_bytes is None and any(verdicts):
-                    raise SystemExit(f"failed: {verdicts}")
-
-        await asyncio.gather(*map(lane, memory))
-
-    await _timed(lambda: move(tier.store))
-    await _timed(lambda: move(tier.load))
-    await tier.close()
+    start = f"{job.number:08}"
+    way: Way
+    if job.way == "plain":
+        way = PlainFiles(work, Path(job.root), direct_io=job.direct_io, start=start)
+    else:
+        capacity = {"capacity": job.capacity_bytes} if job.capacity_bytes else {}
+        way = TierWay(
+            work,
+            key_start=start.encode(),
+            may_evict=job.capacity_bytes is not None,
+            type="file",
+            root=job.root,
+            min_free=0,
+            direct_io=job.direct_io,
+            **capacity,
+        )
+    asyncio.run(_run(way))
 
 
-async def _plain(work: Work) -> None:
-    names = [f"{work.root}/{key.hex()}" for key in _keys(work)]
-    memory = [_buffers(work) for _ in range(work.concurrency)]
-    direct = 0 if work.direct_io == "off" else os.O_DIRECT
-
-    def store(name: str, buffers: tuple[memoryview, memoryview]) -> None:
-        fd = _open(f"{name}.tmp", os.O_WRONLY | os.O_CREAT, direct)
-        os.pwritev(fd, buffers, 0)
-        os.close(fd)
-        os.rename(f"{name}.tmp", name)
-
-    def load(name: str, buffers: tuple[memoryview, memoryview]) -> None:
-        fd = _open(name, os.O_RDONLY, direct)
-        os.preadv(fd, buffers, 0)
-        os.close(fd)
-
-    async def move(call: Callable[[str, tuple[memoryview, memoryview]], None]) -> None:
-        rest = iter(names)
-
-        def lane(buffers: tuple[memoryview, memoryview]) -> None:
-            for name in rest:
-                call(name, buffers)
-
-        with ThreadPoolExecutor(work.concurrency) as threads:
-            list(threads.map(lane, memory))
-
-    await _timed(lambda: move(store))
-    await _timed(lambda: move(load))
-
-
-def _open(name: str, flags: int, direct: int) -> int:
-    fd = os.open(name, flags, 0o600)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, direct)
-    except OSError:
-        fcntl.fcntl(fd, fcntl.F_SETFL, 0)
-    return fd
+async def _run(way: Way) -> None:
+    await way.open()
+    for move in (way.store, way.load):
+        print("ready", flush=True)
+        sys.stdin.readline()
+        start_s = time.perf_counter()
+        await move()
+        # One clock for all processes of the machine.
+        print(start_s, time.perf_counter(), flush=True)
+    await way.close()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ BENCH = Path(__file__).parents[1] / "bench"
         (["endurance.py", "--requests", "60", "--concurrency", "8"], "hit rate"),
         (["handover.py", "--steps", "20", "--submits", "1"], "p99 us"),
         (["file_tier.py", "--rounds", "1", "--total", "4MiB", "--processes", "1", "2"], "ratio"),
-        (["redis_tier.py", "--rounds", "1", "--total", "4MiB"], "ratio"),
+        (["backends.py", "--rounds", "1", "--total", "4MiB", "--kib", "256"], "redis-benchmark"),
+        (["interference.py", "--rounds", "1", "--seconds", "0.2", "--mbps", "20"], "process*"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

@@ -104,8 +104,12 @@ class Server:
 
     def ask(self, *words: object) -> object:
         """Send one command; the reply."""
-        with redis.Redis(**self.client_options, socket_timeout=5) as client:  # type: ignore[arg-type]
+        with self.client() as client:
             return client.execute_command(*words)
+
+    def client(self) -> redis.Redis:
+        """A client of it, for the caller to close."""
+        return redis.Redis(**self.client_options, socket_timeout=5)  # type: ignore[arg-type]
 
     def kill(self) -> None:
         """End it at once, if it runs: nothing is saved."""

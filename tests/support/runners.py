@@ -59,6 +59,7 @@ class ScriptedConfig(MemoryTierConfig):
     on_open: str = ""
     on_lookup: str = ""
     on_load: str = ""
+    close_s: float = 0.0
     secret_key: SecretStr = SecretStr("")
 
 
@@ -83,6 +84,7 @@ class ScriptedTier(MemoryTier):
         return await super().load(batch)
 
     async def close(self) -> None:
+        await asyncio.sleep(self.config.close_s)
         self._note("closed")
 
     def _note(self, what: str) -> None:
@@ -173,6 +175,7 @@ class Rig:
         directory: for the tier's diary.
         clock: time and tasks.
         runner: further options of every tier.
+        notifies: whether the runner says when there is something to poll.
         script: options of the scripted tier.
     """
 
@@ -183,6 +186,7 @@ class Rig:
         *,
         clock: Clock | None = None,
         runner: dict[str, Any] | None = None,
+        notifies: bool = True,
         **script: Any,
     ) -> None:
         self.pool = HostPool.create(PoolLayout(8, CHUNK_BYTES))
@@ -205,7 +209,7 @@ class Rig:
             self.pool,
             namespace=Namespace({"model": "m"}),
             clock=self.clock,
-            notify=self.notified.set,
+            notify=self.notified.set if notifies else None,
             verify=True,
         )
 

@@ -129,7 +129,7 @@ def test_a_leaf_goes_before_an_older_parent(tree: Tree) -> None:
     assert key_of([1, 2]) in tree.policy.order
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=SLOTS // 2), max_size=30))
 def test_what_is_resident_is_a_tree_with_its_root(paths: list[list[int]]) -> None:
     tree = Tree()

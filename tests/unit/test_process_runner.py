@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretBytes
+from support.live import live
 from support.runners import CHUNK_BYTES, NOBODY, Rig, ScriptedConfig, ScriptedTier
 
 from kvtier_sdk import (
@@ -36,7 +39,9 @@ from kvtier_sdk import (
     open_pool,
 )
 from kvtier_sdk.breaker import BreakerState, Direction
-from kvtier_sdk.jobs import BreakerMoved, IoEnded, Job, Operation
+from kvtier_sdk.clock import TimerHandle
+from kvtier_sdk.jobs import BreakerMoved, IoEnded, Job, Operation, ProcessRestarted
+from kvtier_sdk.metrics import metric_samples
 from kvtier_sdk.runner import ProcessRunner, ThreadRunner, TierRunner
 from kvtier_sdk.runner.process_runner import RestartPauses
 from kvtier_sdk.tiering.runners import make_runner
@@ -67,6 +72,31 @@ class HeldBackClock(SystemClock):
         self._turns.release()
 
 
+class LookClock(HeldBackClock):
+    """The engine looks after a process when it is told to, and then believes jobs to be late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks: queue.Queue[tuple[asyncio.AbstractEventLoop, Callable[..., object]]] = (
+            queue.Queue()
+        )
+        self.ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+    def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
+        if callback.__name__ != "_watch":
+            return super().call_at(when_s, callback, *args)
+        self._looks.put((asyncio.get_running_loop(), callback))
+        return super().call_at(when_s + 10_000, lambda: None)
+
+    def look(self) -> None:
+        """Look once; the look before is over."""
+        event_loop, callback = self._looks.get(timeout=30)
+        event_loop.call_soon_threadsafe(callback)
+
+
 @pytest.fixture
 def clock() -> HeldBackClock:
     return HeldBackClock()
@@ -78,7 +108,7 @@ def make_rig(tmp_path: Path, clock: HeldBackClock) -> Iterator[Callable[..., Rig
     rigs: list[Rig] = []
 
     def make(**options: Any) -> Rig:
-        rigs.append(Rig("process", tmp_path, clock=clock, **options))
+        rigs.append(Rig("process", tmp_path, **{"clock": clock, **options}))
         return rigs[-1]
 
     yield make
@@ -132,7 +162,8 @@ def test_a_killed_process_fails_its_jobs_and_is_started_anew(
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     assert clock.paused.wait(30)
     clock.go_on()
-    rig.wait_for(4, others=4)
+    rig.wait_for(4, others=5)
+    assert [type(report) for report in rig.others].count(ProcessRestarted) == 1
     assert breakers(rig) == both_open + [
         (direction, BreakerState.CLOSED) for direction in Direction
     ]
@@ -259,6 +290,127 @@ def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
     assert not is_there(child)
     verdicts = set(rig.take())
     assert verdicts <= {"cancelled", "unavailable"}
+
+
+def test_restarts_are_counted(clock: HeldBackClock) -> None:
+    with live(["memory:?runner=process"], clock=clock) as engine:
+        tier = engine.manager.stats[1]
+        (child,) = children()
+        assert tier.restarts == 0
+        os.kill(child, signal.SIGKILL)
+        assert clock.paused.wait(30)
+        engine.rest()
+        assert tier.restarts == 0, "it has only died"
+        clock.go_on()
+        for _ in range(3000):
+            engine.step()
+            if tier.restarts:
+                break
+        seen = {s.metric.name: s.value for s in metric_samples([tier])}
+        assert seen["kvtier_process_restarts_total"] == 1
+        assert children() not in ([], [child])
+
+
+def children() -> list[int]:
+    """The processes that tiers of this one have."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"runner.child" in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+    return found
+
+
+# --- the process gets stuck -------------------------------------------------------------------
+
+
+def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
+    """One whose deadline the process has still before it, and a clock that is ahead has not."""
+    job = rig.job(operation, *chunks)
+    job.deadline_s = time.monotonic() + 600
+    return job
+
+
+def test_a_process_that_is_stuck_is_killed_and_started_anew(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = LookClock()
+    rig = make_rig(on_load="block", clock=clock)
+    rig.runner.start()
+    child = pid_of(rig.runner)
+    rig.runner.submit([late_job(rig, Operation.LOAD, 0), late_job(rig, Operation.STORE, 1)])
+    rig.wait_past("blocking")
+    for _ in range(30):
+        clock.look()
+    assert is_there(child), "no job is late"
+    clock.ahead_s = 1000.0
+    for _ in range(9):
+        clock.look()
+    assert is_there(child)
+    assert rig.take() == [], "its slots are in nobody else's hands"
+    clock.look()
+    assert rig.wait_for(2, others=2) == ["unavailable"] * 2
+    assert not is_there(child)
+    assert all(result.released for result in rig.results)
+    assert rig.results[0].error == (
+        "held load: the tier's process died: it was stuck, and was killed"
+    )
+    assert "it was stuck, and was killed" in caplog.text
+    assert clock.paused.wait(30)
+    clock.go_on()
+    rig.wait_for(2, others=5)
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
+def test_a_process_that_reports_is_not_stuck(make_rig: Callable[..., Rig]) -> None:
+    clock = LookClock()
+    rig = make_rig(on_load="hang", clock=clock)
+    rig.runner.start()
+    child = pid_of(rig.runner)
+    rig.runner.submit([late_job(rig, Operation.LOAD, 0)])
+    clock.ahead_s = 1000.0
+    for _ in range(30):
+        clock.look()
+        rig.do(Operation.LOOKUP, 0)
+    assert is_there(child)
+    assert pid_of(rig.runner) == child
+
+
+# --- the engine's thread ----------------------------------------------------------------------
+
+
+def test_no_thread_of_the_engines_is_woken_up_for_a_job(tmp_path: Path) -> None:
+    rig = Rig("process", tmp_path, clock=LookClock(), notifies=False)
+    rig.runner.start()
+    try:
+        (thread,) = (t for t in threading.enumerate() if t.name == "kvtier-held")
+        status = Path(f"/proc/self/task/{thread.native_id}/status")
+        settled(status)
+        before = switches(status)
+        for chunk in range(8):
+            rig.runner.submit([rig.job(Operation.STORE, chunk)])
+            while len(rig.take()) <= chunk:
+                threading.Event().wait(0.001)
+        assert rig.take() == ["ok"] * 8
+        assert switches(status) == before
+    finally:
+        rig.close()
+
+
+def switches(status: Path) -> int:
+    """How often a thread went to sleep of its own accord."""
+    (line,) = (s for s in status.read_text().split("\n") if s.startswith("voluntary_ctxt"))
+    return int(line.split()[1])
+
+
+def settled(status: Path) -> None:
+    """Wait until a thread has nothing left to do."""
+    idle, before = 0, -1
+    while idle < 20:
+        now = switches(status)
+        idle, before = (idle + 1, now) if now == before else (0, now)
+        threading.Event().wait(0.005)
 
 
 # --- the engine dies --------------------------------------------------------------------------

@@ -377,7 +377,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     script=st.lists(st.one_of(ACTS, ACTS, ACTS, ACTS, BREACHES), max_size=25),
     steps=st.lists(STEPS, max_size=15),

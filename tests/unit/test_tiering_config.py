@@ -450,7 +450,7 @@ def _apart(entry: Any, index: int) -> Any:
     return {**entry, **root, "name": f"t{index}"}
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(configurations(), st.sampled_from([".toml", ".json", ".yaml"]))
 def test_a_valid_one_survives_every_way_round(
     tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any], suffix: str

@@ -134,7 +134,7 @@ def pages(group: KVGroup, block: int) -> list[bytes]:
     return [page(kv, block) for kv in group.tensors]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(caches(), st.data())
 def test_blocks_come_back_into_other_blocks(groups: list[KVGroup], data: st.DataObject) -> None:
     """Every group at once, into scattered slots, then any stretch of it into other blocks."""

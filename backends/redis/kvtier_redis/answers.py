@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 _END = b"\r\n"
 # Longer than any server's error message; what is longer is no line of this protocol.
@@ -48,6 +49,11 @@ class Answer:
 _MARKS = {b"+": Kind.LINE, b":": Kind.LINE, b"-": Kind.ERROR, b"$": Kind.ABSENT}
 
 
+_OK_TEXT = b"+OK\r\n"
+_OK = Answer(Kind.LINE, "OK")
+_FILLED = Answer(Kind.FILLED)
+
+
 class ProtocolError(Exception):
     """The peer does not speak as a Redis server does."""
 
@@ -80,35 +86,55 @@ def _bulk(word: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(word), word)
 
 
-class AnswerReader:
-    """Takes one answer in, the value of which goes straight into its buffers.
+def rest_of(views: Sequence[bytes | memoryview], count_bytes: int) -> list[bytes | memoryview]:
+    """What remains of a vector of buffers once so many bytes of it have moved.
 
     Args:
-        target: where a value goes; it must be exactly so long. Empty where none is expected.
+        views: the buffers, none of them empty.
+        count_bytes: how many have moved.
+
+    Returns:
+        The others, the first cut to what is left of it; empty where all have moved.
+    """
+    for index, view in enumerate(views):
+        if count_bytes < len(view):
+            return [view[count_bytes:], *views[index + 1 :]]
+        count_bytes -= len(view)
+    return []
+
+
+class AnswerReader:
+    """Takes answers in, the value of each straight into its buffers, one answer after the other.
+
+    A value of the expected length is received as it comes, its line and its end into places of
+    their own, so that one call of the system can take all of it. What turns out to be something
+    else may have touched the buffers, as a failed load may.
+
+    Attributes:
+        rooms: where the next bytes belong, in order; never empty before the answer is complete.
     """
 
-    def __init__(self, target: Sequence[memoryview] = ()) -> None:
-        length_bytes = sum(map(len, target))
-        self._expected = b"$%d\r\n" % length_bytes if target else b""
-        self._line = memoryview(bytearray(_LINE_LIMIT_BYTES))
-        self._line_bytes = 0
+    def __init__(self) -> None:
+        self._text = memoryview(bytearray(_LINE_LIMIT_BYTES))
         self._tail = memoryview(bytearray(len(_END)))
-        self._value = [view for view in (*target, self._tail) if len(view)]
-        # The view that is being filled, and how far; before that, the line is read.
-        self._at = -1
-        self._filled_bytes = 0
+        self.expect()
 
-    def room(self) -> memoryview:
-        """Where the next bytes belong; never empty before the answer is complete."""
-        if self._at >= 0:
-            return self._value[self._at][self._filled_bytes :]
-        # Not a byte more than the line of a whole value has: the next one is the value's.
-        known_bytes = len(self._expected)
-        end = known_bytes if self._line_bytes < known_bytes else _LINE_LIMIT_BYTES
-        return self._line[self._line_bytes : end]
+    def expect(self, target: Sequence[memoryview] = ()) -> None:
+        """Begin with an answer, and let go of the last one's buffers.
+
+        Args:
+            target: where a value goes; it must be exactly so long. Empty where none is expected.
+        """
+        self._took_bytes = 0
+        # The line of a value that fits, for as long as one may come.
+        self._line = b"$%d\r\n" % sum(map(len, target)) if target else b""
+        self.rooms: list[Any] = [self._text]
+        if target:
+            start = self._text[: len(self._line)]
+            self.rooms = [start, *filter(len, target), self._tail]
 
     def took(self, count_bytes: int) -> Answer | None:
-        """Note that so many bytes were put into :meth:`room`.
+        """Note that so many bytes were put into :attr:`rooms`.
 
         Args:
             count_bytes: how many.
@@ -119,33 +145,48 @@ class AnswerReader:
         Raises:
             ProtocolError: this is no answer.
         """
-        if self._at >= 0:
-            return self._took_value(count_bytes)
-        self._line_bytes += count_bytes
-        line, end, rest = bytes(self._line[: self._line_bytes]).partition(_END)
-        if line[:1] not in _MARKS:
-            raise ProtocolError("sent what is no answer to a command about a chunk")
-        if not end:
-            if self._line_bytes == _LINE_LIMIT_BYTES:
-                raise ProtocolError("sent a line without an end")
-            if line[:1] == b"$" and len(line) > _DIGITS_LIMIT:
-                raise ProtocolError("sent a length that is no number")
-            return None
-        if line + end == self._expected:
-            self._at = 0
-            return None
-        return _answer(line, rest)
-
-    def _took_value(self, count_bytes: int) -> Answer | None:
-        self._filled_bytes += count_bytes
-        if self._filled_bytes == len(self._value[self._at]):
-            self._at += 1
-            self._filled_bytes = 0
-        if self._at < len(self._value):
+        is_line_read = self._took_bytes >= len(self._line)
+        self._took_bytes += count_bytes
+        if not self._line:
+            return self._took_text()
+        if not is_line_read and not self._is_as_expected():
+            self._become_text()
+            return self._took_text()
+        self.rooms = rest_of(self.rooms, count_bytes)
+        if self.rooms:
             return None
         if self._tail != _END:
             raise ProtocolError("sent a value that does not end where it should")
-        return Answer(Kind.FILLED)
+        return _FILLED
+
+    def _is_as_expected(self) -> bool:
+        length = min(self._took_bytes, len(self._line))
+        return self._text[:length] == self._line[:length]
+
+    def _become_text(self) -> None:
+        """Collect behind the line's beginning what was received beyond it."""
+        at = len(self._line)
+        for room in self.rooms[1:]:
+            piece = room[: max(0, min(self._took_bytes, _LINE_LIMIT_BYTES) - at)]
+            self._text[at : at + len(piece)] = piece
+            at += len(piece)
+        self._line = b""
+
+    def _took_text(self) -> Answer | None:
+        text = bytes(self._text[: self._took_bytes])
+        if text == _OK_TEXT:
+            return _OK
+        line, end, rest = text.partition(_END)
+        if line[:1] not in _MARKS:
+            raise ProtocolError("sent what is no answer to a command about a chunk")
+        if end:
+            return _answer(line, rest)
+        if len(text) == _LINE_LIMIT_BYTES:
+            raise ProtocolError("sent a line without an end")
+        if line[:1] == b"$" and len(line) > _DIGITS_LIMIT:
+            raise ProtocolError("sent a length that is no number")
+        self.rooms = [self._text[len(text) :]]
+        return None
 
 
 def _answer(line: bytes, rest: bytes) -> Answer:

@@ -2,103 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from kvtier_redis.answers import Answer, Kind, command
 from kvtier_redis.config import split_host
+from kvtier_redis.dialling import Address, Dialler
 from kvtier_redis.faults import answer_error
-from kvtier_redis.lanes import Address, Dialler, Lanes
+from kvtier_redis.lanes import Lanes
 from kvtier_redis.routes import Route
-from kvtier_sdk import TierError, TierUnavailableError
+from kvtier_redis.wire import Exchange
+from kvtier_sdk import Clock, TierError, TierUnavailableError
 
 # How often one request is sent elsewhere: a resharding needs two, a failover one more.
 _MOST_HOPS = 5
 _ASKING = command(b"ASKING")
+# What a batch moves on a connection before another one, which waits for it, has its turn.
+_TURN_BYTES = 2 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """One server that a request goes to."""
+
+    exchange: Exchange
+    address: Address
+    is_asking: bool = False
 
 
 class Carrier:
-    """Carries chunks over a few connections to each server.
+    """Carries batches of chunks over a few connections to each server.
 
     Args:
         route: knows which server holds a chunk.
         dialler: makes connections.
         connections: how many to each server.
+        object_bytes: length of a chunk with its header.
+        clock: runs a batch on several connections.
     """
 
-    def __init__(self, route: Route, dialler: Dialler, connections: int) -> None:
+    def __init__(
+        self, route: Route, dialler: Dialler, connections: int, object_bytes: int, clock: Clock
+    ) -> None:
         self._route = route
         self._dialler = dialler
         self._connections = connections
+        self._turn = max(1, _TURN_BYTES // object_bytes)
+        self._clock = clock
         self._lanes: dict[Address, Lanes] = {}
 
-    async def call(
-        self,
-        name: bytes,
-        parts: Sequence[bytes | memoryview],
-        target: Sequence[memoryview] = (),
-    ) -> Answer:
-        """Send a request about one key and receive its answer.
+    async def carry(self, exchanges: Sequence[Exchange]) -> None:
+        """Make requests, each to the server of its key. Afterwards each has its outcome.
 
         Args:
-            name: the server's key.
-            parts: the request.
-            target: where a value goes that is exactly so long.
-
-        Returns:
-            The answer, no error among them.
+            exchanges: the requests; what a server refused has a ``TierError`` for outcome.
 
         Raises:
-            TierError: the server refused, or could not be reached.
+            TierError: where chunks are could not be found out.
 
-        After a cancellation nothing touches the buffers.
+        After a cancellation nothing touches their buffers.
         """
         try:
-            address = await self._route.server_of(name)
-            return await self._follow(address, parts, target)
+            await self._route.settle()
         except TierError as error:
-            if error.retryable:
-                self._route.suspect()
+            self._note(error)
             raise
+        legs = self._legs(exchanges)
+        for _ in range(_MOST_HOPS):
+            await self._send(legs)
+            legs = self._next_legs(legs)
+            if not legs:
+                break
+        for leg in legs:
+            leg.exchange.outcome = TierUnavailableError(
+                f"sent from node to node {_MOST_HOPS} times"
+            )
+        for exchange in exchanges:
+            if isinstance(exchange.outcome, TierError):
+                self._note(exchange.outcome)
 
     def close(self) -> None:
         """Cut all connections."""
         for lanes in self._lanes.values():
             lanes.close()
 
-    async def _follow(
-        self,
-        address: Address,
-        parts: Sequence[bytes | memoryview],
-        target: Sequence[memoryview],
-    ) -> Answer:
-        is_asking = False
-        for _ in range(_MOST_HOPS):
-            answer = await self._ask(address, parts, target, is_asking=is_asking)
-            if answer.kind is not Kind.ERROR:
-                return answer
-            word, _, rest = answer.text.partition(" ")
-            if not self._route.is_cluster or word not in ("MOVED", "ASK"):
-                raise answer_error(answer.text)
-            is_asking = word == "ASK"
-            if not is_asking:
-                self._route.suspect()
-            address = _elsewhere(rest, address)
-        raise TierUnavailableError(f"sent from node to node {_MOST_HOPS} times")
+    def _note(self, error: TierError) -> None:
+        if error.retryable:
+            self._route.suspect()
 
-    async def _ask(
-        self,
-        address: Address,
-        parts: Sequence[bytes | memoryview],
-        target: Sequence[memoryview],
-        *,
-        is_asking: bool,
-    ) -> Answer:
+    def _legs(self, exchanges: Sequence[Exchange]) -> list[_Leg]:
+        """Each to the server that the route names."""
+        legs = []
+        for exchange in exchanges:
+            try:
+                legs.append(_Leg(exchange, self._route.server_of(exchange.name)))
+            except TierError as error:
+                exchange.outcome = _bare(error)
+        return legs
+
+    def _next_legs(self, legs: Sequence[_Leg]) -> list[_Leg]:
+        """Those that a server has sent elsewhere; other refusals become errors."""
+        again = []
+        for leg in legs:
+            answer = leg.exchange.outcome
+            if not isinstance(answer, Answer) or answer.kind is not Kind.ERROR:
+                continue
+            word, _, rest = answer.text.partition(" ")
+            try:
+                if not self._route.is_cluster or word not in ("MOVED", "ASK"):
+                    raise answer_error(answer.text)
+                where = _elsewhere(rest, leg.address)
+            except TierError as error:
+                leg.exchange.outcome = _bare(error)
+                continue
+            if word == "MOVED":
+                self._route.suspect()
+            again.append(_Leg(leg.exchange, where, is_asking=word == "ASK"))
+        return again
+
+    async def _send(self, legs: Sequence[_Leg]) -> None:
+        """Send to each server what goes there, to all of them at once."""
+        queues: dict[Address, deque[Exchange]] = {}
+        for leg in legs:
+            if not leg.is_asking:
+                queues.setdefault(leg.address, deque()).append(leg.exchange)
+        work: list[Callable[[], Awaitable[None]]] = [
+            *(partial(self._empty, address, queue) for address, queue in queues.items()),
+            *(partial(self._ask, leg) for leg in legs if leg.is_asking),
+        ]
+        await self._clock.gather_bounded(work, limit=len(work))
+
+    async def _empty(self, address: Address, queue: deque[Exchange]) -> None:
+        """Send what stands in one server's queue, on as many connections as it has."""
+        lanes = self._lanes_of(address)
+        count = min(self._connections, len(queue))
+        failures = await self._clock.gather_bounded(
+            [partial(self._take_turns, lanes, queue)] * count, limit=count
+        )
+        for failure in filter(None, failures):
+            while queue:
+                queue.popleft().outcome = failure
+
+    async def _take_turns(self, lanes: Lanes, queue: deque[Exchange]) -> TierError | None:
+        """Send what stands in a queue, beside others who do; why this one stopped before its end.
+
+        A server that is out of reach is tried once here, not once for each chunk.
+        """
+        try:
+            while queue:
+                async with lanes.lane() as wire:
+                    await wire.carry(queue, self._turn)
+        except TierError as error:
+            return _bare(error)
+        return None
+
+    async def _ask(self, leg: _Leg) -> None:
+        """Send what a node takes only after an announcement, on the same connection."""
+        try:
+            async with self._lanes_of(leg.address).lane() as wire:
+                await wire.call([_ASKING])
+                await wire.carry(deque([leg.exchange]), 1)
+        except TierError as error:
+            leg.exchange.outcome = _bare(error)
+
+    def _lanes_of(self, address: Address) -> Lanes:
         if address not in self._lanes:
             self._lanes[address] = Lanes(lambda: self._dialler.dial(address), self._connections)
-        async with self._lanes[address].lane() as wire:
-            if is_asking:
-                await wire.call([_ASKING])
-            return await wire.call(parts, target)
+        return self._lanes[address]
 
 
 def _elsewhere(where: str, asked: Address) -> Address:
@@ -110,3 +182,9 @@ def _elsewhere(where: str, asked: Address) -> Address:
         return split_host(place, default_port=0)
     except ValueError:
         raise TierUnavailableError(f"a node sent us to {place!r}, which is none") from None
+
+
+def _bare(error: TierError) -> TierError:
+    # Where it came from leads to frames that hold the buffers.
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -13,12 +13,14 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from kvtier_redis.config import RedisTierConfig
+from kvtier_redis.dialling import Address
 from kvtier_redis.faults import client_error, translated
-from kvtier_redis.lanes import Address
 from kvtier_sdk import Clock, TierError
 
 _SCAN_COUNT = 1000
 _REFRESH_PAUSE_S = 0.25
+# redis-py takes a connection for each, and refuses when it has a hundred.
+_RUNS_AT_ONCE = 16
 
 
 class Route(ABC):
@@ -32,22 +34,26 @@ class Route(ABC):
 
     def __init__(self, client: Any) -> None:
         self._client = client
-
-    @property
-    def servers(self) -> int:
-        """How many servers hold chunks."""
-        return 1
+        self._turns = asyncio.Semaphore(_RUNS_AT_ONCE)
 
     @abstractmethod
-    async def server_of(self, name: bytes) -> Address:
-        """The server that holds a key now.
+    def server_of(self, name: bytes) -> Address:
+        """The server that holds a key, as far as was known when last :meth:`settle` was called.
+
+        Raises:
+            TierError: none does.
+        """
+
+    async def settle(self) -> None:
+        """Find out where keys are, where that is in doubt.
 
         Raises:
             TierError: it could not be found out.
         """
+        return
 
     def suspect(self) -> None:
-        """Something was not where it should be: ask again before the next answer."""
+        """Something was not where it should be: :meth:`settle` is to ask again."""
         return
 
     async def open(self) -> None:
@@ -78,7 +84,7 @@ class Route(ABC):
         if not commands:
             return []
         with translated():
-            async with self._pipeline() as pipeline:
+            async with self._turns, self._pipeline() as pipeline:
                 for words in commands:
                     pipeline.execute_command(*words)
                 results: list[Any] = await pipeline.execute(raise_on_error=False)
@@ -123,7 +129,7 @@ class OneServer(Route):
         )
         super().__init__(Redis(**place, db=config.db, **_connection_options(config)))
 
-    async def server_of(self, name: bytes) -> Address:
+    def server_of(self, name: bytes) -> Address:
         return self._address
 
 
@@ -144,12 +150,16 @@ class BehindSentinel(Route):
         self._master: Address | None = None
         super().__init__(self._sentinel.master_for(self._service))
 
-    async def server_of(self, name: bytes) -> Address:
+    def server_of(self, name: bytes) -> Address:
+        if self._master is None:
+            raise TierError("the master is not known", retryable=True)
+        return self._master
+
+    async def settle(self) -> None:
         if self._master is None:
             with translated():
                 host, port = await self._sentinel.discover_master(self._service)
             self._master = (host, port)
-        return self._master
 
     def suspect(self) -> None:
         self._master = None
@@ -173,17 +183,21 @@ class Cluster(Route):
         nodes = [ClusterNode(host, port) for host, port in config.seeds]
         super().__init__(RedisCluster(startup_nodes=nodes, **_connection_options(config)))
 
-    @property
-    def servers(self) -> int:
-        return max(1, len(self._client.get_primaries()))
-
-    async def server_of(self, name: bytes) -> Address:
+    def server_of(self, name: bytes) -> Address:
         with translated():
-            await self._refresh()
             node = self._client.get_node_from_key(name)
         if node is None:
             raise TierError("no node of the cluster serves this chunk", retryable=True)
         return node.host, int(node.port)
+
+    async def settle(self) -> None:
+        # While a node is down each batch complains; reading the map is slow.
+        async with self._refreshing:
+            if self._is_stale and self._clock.now_s() >= self._fresh_until_s:
+                self._is_stale = False
+                self._fresh_until_s = self._clock.now_s() + _REFRESH_PAUSE_S
+                with translated():
+                    await self._client.nodes_manager.initialize()
 
     def suspect(self) -> None:
         self._is_stale = True
@@ -199,14 +213,6 @@ class Cluster(Route):
 
     def _pipeline(self) -> Any:
         return self._client.pipeline()
-
-    async def _refresh(self) -> None:
-        # While a node is down each of its chunks complains; reading the map is slow.
-        async with self._refreshing:
-            if self._is_stale and self._clock.now_s() >= self._fresh_until_s:
-                self._is_stale = False
-                self._fresh_until_s = self._clock.now_s() + _REFRESH_PAUSE_S
-                await self._client.nodes_manager.initialize()
 
 
 def open_route(config: RedisTierConfig, clock: Clock) -> Route:

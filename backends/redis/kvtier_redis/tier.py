@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import ClassVar
 
-from kvtier_redis.answers import Kind, command, set_command
+from kvtier_redis.answers import Answer, Kind, command, set_command
 from kvtier_redis.carrier import Carrier
 from kvtier_redis.config import RedisTierConfig
-from kvtier_redis.lanes import Dialler
+from kvtier_redis.dialling import Dialler
 from kvtier_redis.names import Names
 from kvtier_redis.routes import Route, open_route
+from kvtier_redis.wire import Exchange
 from kvtier_sdk import (
     Capability,
     ChunkNotFoundError,
@@ -61,7 +62,13 @@ class RedisTier(SecondaryTierManager):
         dialler = Dialler(self.config, self.context.clock)
         self._route = open_route(self.config, self.context.clock)
         self._opened.push_async_callback(self._route.close)
-        self._carrier = Carrier(self._route, dialler, self.config.connections)
+        self._carrier = Carrier(
+            self._route,
+            dialler,
+            connections=self.config.connections,
+            object_bytes=self.context.object_bytes,
+            clock=self.context.clock,
+        )
         self._opened.callback(self._carrier.close)
         await self._route.open()
         await self._check_servers()
@@ -74,10 +81,24 @@ class RedisTier(SecondaryTierManager):
         return [found == 1 for found in await self._run(keys, "EXISTS")]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        return await self._each(self._store_chunk, batch)
+        ttl_ms = self.config.ttl_ms
+        exchanges = []
+        for transfer in batch:
+            name = self._names.of(transfer.key)
+            exchanges.append(Exchange(name, set_command(name, transfer.buffers, ttl_ms)))
+        await self._carrier.carry(exchanges)
+        return [_error(exchange.outcome) for exchange in exchanges]
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        return await self._each(self._load_chunk, batch)
+        exchanges = []
+        for transfer in batch:
+            name = self._names.of(transfer.key)
+            exchanges.append(Exchange(name, [command(b"GET", name)], transfer.buffers))
+        await self._carrier.carry(exchanges)
+        return [
+            _not_loaded(exchange.outcome, transfer.object_bytes)
+            for exchange, transfer in zip(exchanges, batch, strict=True)
+        ]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         await self._run(keys, "UNLINK")
@@ -128,34 +149,6 @@ class RedisTier(SecondaryTierManager):
         # One that is gone meanwhile has no length.
         return [Entry(key, length) for key, length in zip(keys, lengths, strict=True) if length]
 
-    async def _each(
-        self, move: Callable[[Transfer], Awaitable[None]], batch: Sequence[Transfer]
-    ) -> list[TierError | None]:
-        async def verdict(transfer: Transfer) -> TierError | None:
-            try:
-                await move(transfer)
-            except TierError as error:
-                # Where it came from leads to frames that hold the buffers.
-                return _bare(error)
-            return None
-
-        return await self.context.clock.gather_bounded(
-            [lambda transfer=transfer: verdict(transfer) for transfer in batch],  # type: ignore[misc]
-            limit=self.config.connections * self._route.servers,
-        )
-
-    async def _store_chunk(self, transfer: Transfer) -> None:
-        name = self._names.of(transfer.key)
-        await self._carrier.call(name, set_command(name, transfer.buffers, self.config.ttl_ms))
-
-    async def _load_chunk(self, transfer: Transfer) -> None:
-        name = self._names.of(transfer.key)
-        answer = await self._carrier.call(name, [command(b"GET", name)], transfer.buffers)
-        if answer.kind is Kind.ABSENT:
-            raise ChunkNotFoundError("no such chunk")
-        if answer.kind is not Kind.FILLED:
-            raise CorruptChunkError(f"{answer.text} bytes stored; expected {transfer.object_bytes}")
-
     async def _check_servers(self) -> None:
         """Complain about what can be seen to go wrong later."""
         try:
@@ -181,6 +174,16 @@ class RedisTier(SecondaryTierManager):
             self.context.logger.warning("the manifest was not written: %s", error)
 
 
-def _bare(error: TierError) -> TierError:
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
+def _error(outcome: Answer | TierError | None) -> TierError | None:
+    return outcome if isinstance(outcome, TierError) else None
+
+
+def _not_loaded(outcome: Answer | TierError | None, object_bytes: int) -> TierError | None:
+    """Why a value did not come."""
+    if not isinstance(outcome, Answer):
+        return outcome
+    if outcome.kind is Kind.FILLED:
+        return None
+    if outcome.kind is Kind.ABSENT:
+        return ChunkNotFoundError("no such chunk")
+    return CorruptChunkError(f"{outcome.text} bytes stored; expected {object_bytes}")

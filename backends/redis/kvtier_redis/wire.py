@@ -4,79 +4,118 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import ssl
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
-from kvtier_redis.answers import Answer, AnswerReader, Kind, ProtocolError
-from kvtier_sdk import TierUnavailableError
+from kvtier_redis.answers import Answer, AnswerReader, Kind, ProtocolError, rest_of
+from kvtier_sdk import TierError, TierUnavailableError
 
 # What TLS is given at a time; it holds the encrypted copy of that, and no more.
 _TLS_PIECE_BYTES = 128 * 1024
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Wire(asyncio.BufferedProtocol):
-    """A connection with one request in flight at most.
+@dataclass(slots=True)
+class Exchange:
+    """A request about one key, and what came of it.
+
+    Attributes:
+        name: the server's key.
+        parts: the request, sent one after the other; none of them empty.
+        target: where a value goes that is exactly so long.
+        outcome: the answer, or why there is none; ``None`` before the request was made.
+    """
+
+    name: bytes
+    parts: Sequence[bytes | memoryview]
+    target: Sequence[memoryview] = ()
+    outcome: Answer | TierError | None = None
+
+
+class Wire:
+    """A connection with one request in flight at most, the next one sent as soon as it is over.
 
     Whatever cuts a request short (a cancellation, a broken peer) closes the connection, at once
     and for good: then nothing touches the request's buffers any more.
 
     Args:
+        sock: connected and non-blocking, with TLS where that is spoken; closed with the wire.
         peer: the server, for messages.
     """
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer
-        self._transport: asyncio.Transport | None = None
-        self._descriptor = -1
-        self._reader: AnswerReader | None = None
-        # Its result is None where the connection broke.
-        self._answer: asyncio.Future[Answer | None] | None = None
-        # Waits for room to send; done when there is, or nobody will ever read it.
-        self._room: asyncio.Future[None] | None = None
-        self._paused = False
+        self._loop = asyncio.get_running_loop()
+        self._pipe = _EncryptedPipe(sock) if isinstance(sock, ssl.SSLSocket) else _Pipe(sock)
+        self._reader = AnswerReader()
+        self._spill = [memoryview(bytearray(1))]
         self._fault: str | None = None
-        self._spill = memoryview(bytearray(1))
+        # While requests are carried: those to come, and how many more of them.
+        self._queue: deque[Exchange] = deque()
+        self._left = 0
+        self._finished: asyncio.Future[None] | None = None
+        # The one in flight, and what is still to be sent of it.
+        self._exchange: Exchange | None = None
+        self._unsent: Sequence[bytes | memoryview] = ()
+        self._waits_for_room = False
+        self._loop.add_reader(self._pipe.descriptor, self._receive)
 
     @property
     def is_usable(self) -> bool:
         """Whether a request can be made now."""
-        return self._fault is None and self._answer is None
+        return self._fault is None and self._finished is None
 
     async def call(
         self, parts: Sequence[bytes | memoryview], target: Sequence[memoryview] = ()
     ) -> Answer:
-        """Send a request and receive its answer.
+        """Make one request; :meth:`carry` says what comes of it.
 
         Args:
             parts: the request, sent one after the other.
             target: where a value goes that is exactly so long.
 
         Returns:
-            The answer. After one of another length the connection is closed.
+            The answer.
 
         Raises:
             TierUnavailableError: the connection broke.
+        """
+        exchange = Exchange(b"", parts, target)
+        await self.carry(deque([exchange]), 1)
+        if isinstance(exchange.outcome, Answer):
+            return exchange.outcome
+        raise exchange.outcome or self._lost()
+
+    async def carry(self, queue: deque[Exchange], most: int) -> None:
+        """Make requests, each as soon as the one before it is answered.
+
+        No task runs between two of them: a chunk costs a call to send and one or two to receive.
+
+        Args:
+            queue: what to ask, taken from its left; others may take from it meanwhile.
+            most: how many to make.
+
+        Each that was taken has its outcome then. After an answer of another length, and where the
+        connection breaks, it is closed and takes no more of them.
 
         A cancellation closes the connection; when it is raised nothing touches the buffers.
         """
         if not self.is_usable:
-            raise self._lost()
-        answer = self._answer = asyncio.get_running_loop().create_future()
-        self._reader = AnswerReader(target)
+            return
+        self._queue, self._left = queue, most
+        finished = self._finished = self._loop.create_future()
         try:
-            await self._send(parts)
-            result: Answer | None = await answer
+            self._ask_next()
+            await finished
         except BaseException:
             self.close("a request was given up")
             raise
         finally:
-            self._answer = self._reader = None
-        if result is None:
-            raise self._lost()
-        if result.kind is Kind.OTHER_LENGTH:
-            self.close("a value of another length was on its way")
-        return result
+            self._queue, self._finished = deque(), None
 
     def close(self, reason: str) -> None:
         """Cut the connection now; harmless when it is closed.
@@ -84,105 +123,125 @@ class Wire(asyncio.BufferedProtocol):
         Args:
             reason: what later requests are told.
         """
-        if self._fault is None:
-            self._fault = reason
-        self._wake()
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(None)
-        self._reader = None
-        if self._descriptor >= 0:
-            asyncio.get_running_loop().remove_writer(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-        if self._transport is not None:
-            self._transport.abort()
+        if self._fault is not None:
+            return
+        self._fault = reason
+        self._loop.remove_reader(self._pipe.descriptor)
+        self._loop.remove_writer(self._pipe.descriptor)
+        self._pipe.close()
+        if self._exchange is not None:
+            self._exchange.outcome = self._lost()
+        self._finish()
 
     def _lost(self) -> TierUnavailableError:
         return TierUnavailableError(f"connection to {self.peer} lost: {self._fault}")
 
-    # Sending. A transport may copy what it cannot send at once (asyncio's before Python 3.12 does),
-    # and it holds the buffers after a cancellation. So plain connections are written to directly,
-    # through a second descriptor, since the loop allows nobody at the transport's own.
+    def _ask_next(self) -> None:
+        if not self._queue or self._left == 0:
+            self._finish()
+            return
+        self._left -= 1
+        exchange = self._exchange = self._queue.popleft()
+        self._reader.expect(exchange.target)
+        self._unsent = exchange.parts
+        self._send()
 
-    async def _send(self, parts: Sequence[bytes | memoryview]) -> None:
-        if self._descriptor >= 0:
-            await self._send_views(deque(memoryview(part) for part in parts if len(part)))
+    def _finish(self) -> None:
+        # The buffers go back to whom they belong: nothing here may hold them.
+        self._exchange, self._unsent = None, ()
+        self._reader.expect()
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_result(None)
+
+    def _answered(self, answer: Answer) -> None:
+        assert self._exchange is not None
+        self._exchange.outcome = answer
+        self._exchange = None
+        if answer.kind is Kind.OTHER_LENGTH:
+            self.close("a value of another length was on its way")
+        elif self._unsent:
+            self.close("the server answered before it was asked")
         else:
-            await self._send_encrypted(parts)
+            self._ask_next()
 
-    async def _send_views(self, views: deque[memoryview]) -> None:
-        while views and self._fault is None:
+    # Called by the event loop. A callback that raised would leave the request without an end.
+
+    def _send(self) -> None:
+        while self._unsent:
             try:
-                sent_bytes = os.writev(self._descriptor, views)
-            except BlockingIOError:
-                await self._writable()
-                continue
+                sent_bytes = self._pipe.write(self._unsent)
+            except _NOT_NOW:
+                self._wait_for_room(True)
+                return
             except OSError as error:
                 self.close(error.strerror or str(error))
                 return
-            while views and sent_bytes >= len(views[0]):
-                sent_bytes -= len(views.popleft())
-            if sent_bytes:
-                views[0] = views[0][sent_bytes:]
+            self._unsent = rest_of(self._unsent, sent_bytes)
+        self._wait_for_room(False)
 
-    async def _writable(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._room = loop.create_future()
-        loop.add_writer(self._descriptor, self._wake)
-        try:
-            await self._room
-        finally:
-            self._room = None
-            if self._descriptor >= 0:
-                loop.remove_writer(self._descriptor)
+    def _wait_for_room(self, waits: bool) -> None:
+        if waits and not self._waits_for_room:
+            self._loop.add_writer(self._pipe.descriptor, self._send)
+        elif self._waits_for_room and not waits:
+            self._loop.remove_writer(self._pipe.descriptor)
+        self._waits_for_room = waits
 
-    async def _send_encrypted(self, parts: Sequence[bytes | memoryview]) -> None:
-        for part in parts:
-            for start in range(0, len(part), _TLS_PIECE_BYTES):
-                while self._paused and self._fault is None:
-                    self._room = asyncio.get_running_loop().create_future()
-                    await self._room
-                if self._fault is not None or self._transport is None:
-                    return
-                self._transport.write(part[start : start + _TLS_PIECE_BYTES])
+    def _receive(self) -> None:
+        while self._fault is None:
+            try:
+                count_bytes = self._pipe.read(self._reader.rooms if self._exchange else self._spill)
+                if count_bytes:
+                    self._received(count_bytes)
+                else:
+                    self.close("closed by the server")
+            except _NOT_NOW:
+                return
+            except OSError as error:
+                self.close(error.strerror or str(error))
+            except ProtocolError as error:
+                self.close(f"the server {error}")
+            if not self._pipe.may_hold_more:
+                return
 
-    def _wake(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-
-    # Called by the event loop.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not isinstance: uvloop's is none by inheritance.
-        self._transport = cast(asyncio.Transport, transport)
-        if transport.get_extra_info("ssl_object") is None:
-            self._descriptor = os.dup(transport.get_extra_info("socket").fileno())
-
-    def get_buffer(self, sizehint: int) -> Any:
-        return self._spill if self._reader is None else self._reader.room()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._reader is None or self._answer is None or self._answer.done():
-            self.close("the server sent what nobody had asked for")
-            return
-        try:
-            answer = self._reader.took(nbytes)
-        except ProtocolError as error:
-            self.close(f"the server {error}")
-            return
+    def _received(self, count_bytes: int) -> None:
+        if self._exchange is None:
+            raise ProtocolError("sent what nobody had asked for")
+        answer = self._reader.took(count_bytes)
         if answer is not None:
-            self._reader = None
-            self._answer.set_result(answer)
+            self._answered(answer)
 
-    def pause_writing(self) -> None:
-        self._paused = True
 
-    def resume_writing(self) -> None:
-        self._paused = False
-        self._wake()
+class _Pipe:
+    """The bytes of a socket, in vectors of buffers.
 
-    def eof_received(self) -> bool:
-        return False
+    Attributes:
+        descriptor: what the event loop watches.
+        may_hold_more: whether there may be bytes to read that the event loop does not see.
+    """
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.close(str(exc) if exc is not None else "closed by the server")
+    may_hold_more = False
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self.descriptor = sock.fileno()
+
+    def read(self, rooms: Sequence[Any]) -> int:
+        """Fill what can be filled now; 0 is the end."""
+        return os.readv(self.descriptor, rooms)
+
+    def write(self, views: Sequence[bytes | memoryview]) -> int:
+        """Send what can be sent now."""
+        return os.writev(self.descriptor, views)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _EncryptedPipe(_Pipe):
+    may_hold_more = True
+
+    def read(self, rooms: Sequence[Any]) -> int:
+        return self._socket.recv_into(rooms[0])
+
+    def write(self, views: Sequence[bytes | memoryview]) -> int:
+        return self._socket.send(views[0][:_TLS_PIECE_BYTES])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -36,6 +37,13 @@ async def test_empty_batches(bench, server):
     assert await bench.has(tier) == []
     await tier.delete([])
     await tier.touch([])
+
+
+async def test_any_number_of_calls_at_once(bench, server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, *KEYS[:10])
+    calls = [bench.has(tier, *KEYS[:10]) for _ in range(300)]
+    assert await asyncio.gather(*calls) == [[True] * 10] * 300
 
 
 async def test_keys_of_any_bytes(bench, server):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvtier_redis.answers import Answer, Kind
+from kvtier_redis.dialling import Dialler
 from kvtier_redis.wire import Wire
 from kvtier_sdk import (
     CorruptChunkError,
@@ -29,6 +30,12 @@ async def proxy(server, make_proxy) -> AsyncIterator[object]:
     proxy = make_proxy(server.port)
     yield proxy
     await proxy.close()
+
+
+def connected_wire(port: int) -> Wire:
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setblocking(False)
+    return Wire(sock, "peer")
 
 
 def address_of(view) -> int:
@@ -52,42 +59,34 @@ class Ledger:
         self.direct_bytes = 0
         self.other_bytes = 0
 
-    def note(self, view, count_bytes: int) -> None:
-        at = address_of(view) if len(view) else 0
-        if any(start <= at < end for start, end in self.spans):
-            self.direct_bytes += count_bytes
-        else:
-            self.other_bytes += count_bytes
+    def note(self, views, count_bytes: int) -> None:
+        for view in views:
+            part_bytes = min(count_bytes, len(view))
+            count_bytes -= part_bytes
+            at = address_of(view) if len(view) else 0
+            if any(start <= at < end for start, end in self.spans):
+                self.direct_bytes += part_bytes
+            else:
+                self.other_bytes += part_bytes
 
     def watch(self, monkeypatch) -> None:
-        get_buffer, updated, writev = Wire.get_buffer, Wire.buffer_updated, os.writev
-        rooms = {}
+        for name in ("readv", "writev"):
+            monkeypatch.setattr(os, name, self._noting(getattr(os, name)))
 
-        def noting_room(wire, sizehint):
-            rooms[wire] = get_buffer(wire, sizehint)
-            return rooms[wire]
+    def _noting(self, call):
+        def noting(descriptor, views):
+            moved_bytes = call(descriptor, views)
+            self.note(views, moved_bytes)
+            return moved_bytes
 
-        def noting_bytes(wire, nbytes):
-            self.note(rooms.pop(wire), nbytes)
-            updated(wire, nbytes)
-
-        def noting_sent(descriptor, views):
-            sent_bytes = left_bytes = writev(descriptor, views)
-            for view in views:
-                self.note(view, min(left_bytes, len(view)))
-                left_bytes -= min(left_bytes, len(view))
-            return sent_bytes
-
-        monkeypatch.setattr(Wire, "get_buffer", noting_room)
-        monkeypatch.setattr(Wire, "buffer_updated", noting_bytes)
-        monkeypatch.setattr(os, "writev", noting_sent)
+        return noting
 
 
 @pytest.mark.parametrize("operation", ["store", "load"])
 async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     bench.chunk_bytes = CHUNK_BYTES
     ledger = Ledger()
-    ledger.watch(monkeypatch)  # now: a loop looks its protocol's methods up once
+    ledger.watch(monkeypatch)
     tier = await bench.open(server.url)
     full = [bench.full(key) for key in KEYS[:8]]
     assert await tier.store(full) == [None] * 8
@@ -272,8 +271,7 @@ async def test_somebody_who_speaks_otherwise(answer):
 
     peer = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = peer.sockets[0].getsockname()[1]
-    loop = asyncio.get_running_loop()
-    _, wire = await loop.create_connection(lambda: Wire("peer"), "127.0.0.1", port)
+    wire = connected_wire(port)
     with pytest.raises(TierUnavailableError, match="connection to peer lost: the server sent"):
         await wire.call([b"PING\r\n"])
     assert not wire.is_usable
@@ -285,9 +283,86 @@ async def test_somebody_who_speaks_otherwise(answer):
 
 async def test_a_connection_with_another_length_on_its_way_is_of_no_more_use(server):
     server.ask("SET", "k", b"x" * 1000)
-    loop = asyncio.get_running_loop()
-    _, wire = await loop.create_connection(lambda: Wire("peer"), "127.0.0.1", server.port)
+    wire = connected_wire(server.port)
     answer = await wire.call([b"GET k\r\n"], [memoryview(bytearray(10))])
     assert answer == Answer(Kind.OTHER_LENGTH, "1000")
     # At once: a request that was made before the rest arrives would take it for its answer.
     assert not wire.is_usable
+
+
+async def test_a_server_that_answers_before_it_has_been_asked_in_full():
+    async def serve(reader, writer):
+        await reader.read(100)
+        writer.write(b"-ERR too long\r\n")
+        await asked.wait()
+        writer.transport.abort()
+        left.set()
+
+    asked, left = asyncio.Event(), asyncio.Event()
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
+    wire = connected_wire(peer.sockets[0].getsockname()[1])
+    # More than the sockets between hold.
+    assert await wire.call([b"SET", bytes(32 * 2**20)]) == Answer(Kind.ERROR, "ERR too long")
+    assert not wire.is_usable
+    asked.set()
+    await left.wait()
+    peer.close()
+
+
+@pytest.mark.parametrize("case", ["there", "missing", "longer", "shorter", "stored"])
+async def test_when_a_call_has_returned_no_buffer_is_held(bench, server, case):
+    tier = await bench.open(server.url)
+    lengths = {"longer": 2 * bench.object_bytes, "shorter": 100}
+    for key in KEYS:
+        if case in lengths:
+            server.ask("SET", bench.name(key), b"x" * lengths[case])
+        elif case == "there":
+            await bench.put(tier, key)
+    batch = [bench.full(key) for key in KEYS]
+    memory = [view.obj for transfer in batch for view in transfer.buffers]
+    verdicts = await (tier.store(batch) if case == "stored" else tier.load(batch))
+    assert [verdict is None for verdict in verdicts] == [case in ("there", "stored")] * len(KEYS)
+    batch.clear()
+    for one in memory:
+        one.clear()  # raises where a view of it is left
+
+
+async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):
+    tier = await bench.open(server.url, connections=4)
+    # One is redis-py's, one asks here, and so two are left of four.
+    taken = len(server.ask("CLIENT", "LIST"))
+    server.ask("CONFIG", "SET", "maxclients", taken + 2)
+    assert await bench.put(tier, *KEYS) == [None] * 20
+    assert await bench.loads(tier, *KEYS)
+
+
+async def test_a_server_out_of_reach_is_tried_once_for_each_connection(bench, server, monkeypatch):
+    tier = await bench.open(server.url, connections=3)
+    server.kill()
+    attempts = []
+    dial = Dialler.dial
+
+    async def noting_dial(dialler, address):
+        attempts.append(address)
+        return await dial(dialler, address)
+
+    monkeypatch.setattr(Dialler, "dial", noting_dial)
+    verdicts = await tier.load([bench.empty(key) for key in KEYS])
+    assert [type(verdict) for verdict in verdicts] == [TierUnavailableError] * 20
+    assert len(attempts) == 3
+
+
+async def test_a_small_load_does_not_wait_for_all_of_a_long_store(bench, server):
+    bench.chunk_bytes = 2**20
+    tier = await bench.open(server.url, connections=1)
+    await bench.put(tier, KEYS[0])
+    ended = []
+
+    async def noted(name, call):
+        assert await call
+        ended.append(name)
+
+    await asyncio.gather(
+        noted("store", bench.put(tier, *KEYS[1:])), noted("load", bench.loads(tier, KEYS[0]))
+    )
+    assert ended == ["load", "store"]

@@ -41,6 +41,7 @@ from kvtier_sdk.jobs import (
     JobResult,
     JobTable,
     Operation,
+    ProcessRestarted,
     Report,
     Verdict,
     failure_counts,
@@ -345,6 +346,8 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
                     self._note_event(report.keys, removed=True)
                 case BreakerMoved():
                     self._breaker_moved(report)
+                case ProcessRestarted():
+                    self._stats.restarts += 1
 
     def _conclude(self, result: JobResult) -> None:
         job = self._jobs.conclude(result.job_id)

@@ -337,7 +337,7 @@ class WatchedRunner(InlineRunner):
                 self._note(self._ledger.name, "I/O of job", report.job_id, "has ended")
             elif isinstance(report, ChunksRemoved):
                 self._note(self._ledger.name, "removed", report.keys)
-            else:
+            elif isinstance(report, BreakerMoved):
                 words = report.direction.value, "breaker", report.state.value
                 self._note(self._ledger.name, *words)
         return reports

@@ -1,0 +1,200 @@
+"""The bucket as aiobotocore sees it: who we are, where it is, what it lists, what it deletes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+
+from kvtier_s3.config import S3TierConfig
+from kvtier_s3.faults import Faults, refusal_in
+from kvtier_s3.signing import Credentials
+from kvtier_sdk import ConfigError, TierAuthError
+
+# What one request of S3 deletes at most.
+_DELETE_BATCH = 1000
+# A server may be silent for a while over as many deletions, or over a page of names.
+_PATIENCE_S = 20.0
+_DEFAULT_REGION = "us-east-1"
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the objects of a bucket are.
+
+    Attributes:
+        is_tls: whether TLS is spoken there.
+        host: the server.
+        port: its port.
+        authority: host and port as a request names them.
+        path: what comes before an object's name; begins and ends with a slash.
+        region: the one that requests are signed for.
+    """
+
+    is_tls: bool
+    host: str
+    port: int
+    authority: str
+    path: str
+    region: str
+
+    @classmethod
+    def of(cls, presigned_url: str, name: str) -> Place:
+        """Read it off a URL that botocore has made for an object.
+
+        Args:
+            presigned_url: the URL.
+            name: the object's.
+
+        Returns:
+            The place.
+        """
+        parts = urlsplit(presigned_url)
+        scope = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
+        return cls(
+            parts.scheme == "https",
+            parts.hostname or "",
+            parts.port or _PORTS[parts.scheme],
+            parts.netloc,
+            parts.path.removesuffix(name),
+            scope[-3],
+        )
+
+
+class Bucket:
+    """A bucket, through aiobotocore's client.
+
+    Args:
+        config: the options.
+    """
+
+    #: Where it is; known once it is open.
+    place: Place
+    #: File with the certificates to trust, if options or environment name one.
+    ca_file: str | None
+
+    def __init__(self, config: S3TierConfig) -> None:
+        self._config = config
+        self._opened = AsyncExitStack()
+        self._client: Any = None
+        self._credentials: Any = None
+        self.faults = Faults(config.bucket, config.endpoint or "AWS", config.region or "")
+
+    async def open(self) -> None:
+        """Find credentials and the bucket's place. Nothing is sent to the bucket.
+
+        Raises:
+            ConfigError: an option cannot work.
+            TierAuthError: there are no credentials.
+            TierError: they could not be had from where they are.
+        """
+        config = self._config
+        with self.faults.translated():
+            session = AioSession(profile=config.profile)
+            if config.access_key_id is not None and config.secret_access_key is not None:
+                token = config.session_token
+                session.set_credentials(
+                    config.access_key_id,
+                    config.secret_access_key.get_secret_value(),
+                    None if token is None else token.get_secret_value(),
+                )
+            self.ca_file = config.tls_ca or session.get_config_variable("ca_bundle")
+            region = config.region or session.get_config_variable("region") or _DEFAULT_REGION
+            try:
+                self._client = await self._opened.enter_async_context(
+                    session.create_client(
+                        "s3",
+                        region_name=region,
+                        endpoint_url=config.endpoint,
+                        verify=(self.ca_file or True) if config.tls_verify else False,
+                        config=_client_config(config),
+                    )
+                )
+            except ValueError as error:  # botocore's word for an endpoint that it cannot read
+                raise ConfigError(f"option 'endpoint': {error}") from None
+            self._credentials = await session.get_credentials()
+            if self._credentials is None:
+                raise TierAuthError(
+                    "no credentials: give options 'access_key_id' and 'secret_access_key', or set "
+                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill ~/.aws/credentials"
+                )
+            url = await self._client.generate_presigned_url(
+                "get_object", {"Bucket": config.bucket, "Key": "x"}
+            )
+        self.place = Place.of(url, "x")
+        scheme = "https" if self.place.is_tls else "http"
+        self.faults = Faults(config.bucket, f"{scheme}://{self.place.authority}", self.place.region)
+
+    async def close(self) -> None:
+        """Let go of the client."""
+        await self._opened.aclose()
+
+    async def credentials(self) -> Credentials:
+        """Who signs now; temporary credentials are renewed when that is due.
+
+        Raises:
+            TierAuthError: they could not be renewed.
+        """
+        with self.faults.translated():
+            found = await self._credentials.get_frozen_credentials()
+        return Credentials(found.access_key, found.secret_key, found.token)
+
+    async def listing(self, start: str) -> AsyncIterator[tuple[str, int]]:
+        """Name the objects whose names begin so, page by page.
+
+        Args:
+            start: the beginning.
+
+        Yields:
+            Name and length in bytes.
+
+        Raises:
+            TierError: the bucket could not be listed.
+        """
+        with self.faults.translated():
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._config.bucket, Prefix=start
+            )
+            async for page in pages:
+                for found in page.get("Contents", ()):
+                    yield found["Key"], found["Size"]
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete objects; those that are not there are no error.
+
+        Args:
+            names: theirs.
+
+        Raises:
+            TierError: some could not be deleted.
+        """
+        for start in range(0, len(names), _DELETE_BATCH):
+            objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
+            with self.faults.translated():
+                answer = await self._client.delete_objects(
+                    Bucket=self._config.bucket, Delete={"Objects": objects, "Quiet": True}
+                )
+            for error in answer.get("Errors", ()):
+                raise self.faults.error(
+                    refusal_in({"Error": error, "ResponseMetadata": answer["ResponseMetadata"]})
+                )
+
+
+def _client_config(config: S3TierConfig) -> AioConfig:
+    return AioConfig(
+        signature_version="s3v4",
+        s3={"addressing_style": config.addressing},
+        connect_timeout=config.connect_timeout_s,
+        read_timeout=max(config.read_timeout_s, _PATIENCE_S),
+        # Retries are the runner's, and so is integrity.
+        retries={"total_max_attempts": 1},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        max_pool_connections=4,
+    )

@@ -1,0 +1,177 @@
+"""Options of the S3 tier."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+
+from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
+
+_KEY_BYTES = 32
+
+
+def _endpoint(value: object) -> str:
+    if isinstance(value, str):
+        try:
+            parts = urlsplit(value)
+            if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+                return value.rstrip("/")
+        except ValueError:
+            pass
+    raise ValueError(f"{value!r} is no endpoint; write for example 'https://s3.example.com:9000'")
+
+
+def _prefix(value: object) -> str:
+    if not isinstance(value, str) or any(part in (".", "..") for part in value.split("/")):
+        raise ValueError(f"{value!r} should be text in which no part is '.' or '..'")
+    return value.strip("/")
+
+
+class S3TierConfig(TierConfig):
+    """Options of the S3 tier.
+
+    What is absent of credentials, region and endpoint is looked for where all AWS tools look: in
+    the environment, in ``~/.aws``, at the machine's own service.
+
+    Attributes:
+        bucket: the bucket; it must be there.
+        prefix: what the names of all objects begin with, without slashes at its ends.
+        endpoint: URL of a service that is not AWS's own.
+        region: the bucket's region; ``us-east-1`` where nothing says otherwise.
+        access_key_id: of explicit credentials.
+        secret_access_key: of explicit credentials.
+        session_token: of explicit credentials that are temporary.
+        profile: the profile of ``~/.aws`` to use.
+        addressing: whether the bucket is named in the path or in the host's name; ``auto`` does
+            what fits the endpoint.
+        sse: how the server encrypts objects; as the bucket says where absent.
+        sse_kms_key_id: the key of ``aws:kms``; the account's own where absent.
+        sse_secret_key: a key of the client's own (SSE-C), 32 bytes in base64.
+        conditional_put: whether an object that is there already is left alone, for servers that
+            can (``If-None-Match``).
+        sign_payload: whether the signature covers the payload too, which costs a SHA-256 of it;
+            for servers that want it.
+        connections: connections that carry chunks, one chunk at a time each.
+        connect_timeout_s: a connection that takes longer to be made has failed.
+        read_timeout_s: a connection on which no byte moves for so long has failed.
+        tls_ca: file with the certificates to trust; the system's where absent.
+        tls_verify: whether the server's certificate and name are checked.
+    """
+
+    bucket: str = Field(min_length=1)
+    prefix: Annotated[str, BeforeValidator(_prefix)] = "kvtier"
+    endpoint: Annotated[str | None, BeforeValidator(_endpoint)] = None
+    region: str | None = None
+    access_key_id: str | None = None
+    secret_access_key: SecretStr | None = None
+    session_token: SecretStr | None = None
+    profile: str | None = None
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    sse: Literal["AES256", "aws:kms"] | None = None
+    sse_kms_key_id: str | None = None
+    sse_secret_key: SecretStr | None = None
+    conditional_put: Flag = True
+    sign_payload: Flag = False
+    connections: Count = Field(8, ge=1, le=1024)
+    connect_timeout_s: Seconds = Field(2.0, alias="connect_timeout", gt=0)
+    read_timeout_s: Seconds = Field(3.0, alias="read_timeout", gt=0)
+    tls_ca: str | None = None
+    tls_verify: Flag = True
+
+    _NEEDS: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("access_key_id", "secret_access_key"),
+        ("secret_access_key", "access_key_id"),
+        ("session_token", "access_key_id"),
+    )
+    _EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("profile", "access_key_id"),
+        ("sse", "sse_secret_key"),
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        for option, needed in self._NEEDS:
+            if getattr(self, option) and not getattr(self, needed):
+                raise ValueError(f"option '{option}' is given without '{needed}'")
+        for option, other in self._EXCLUDES:
+            if getattr(self, option) and getattr(self, other):
+                raise ValueError(f"option '{option}' cannot be used beside '{other}'")
+        if self.sse_kms_key_id and self.sse != "aws:kms":
+            raise ValueError("option 'sse_kms_key_id' is given without 'sse' being 'aws:kms'")
+        if self.sse_secret_key is not None:
+            self._check_own_key(self.sse_secret_key.get_secret_value())
+        return self
+
+    def _check_own_key(self, key: str) -> None:
+        try:
+            is_key = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
+        except binascii.Error:
+            is_key = False
+        if not is_key:
+            raise ValueError(
+                f"option 'sse_secret_key' should be {_KEY_BYTES} bytes in base64; "
+                "'openssl rand -base64 32' makes some"
+            )
+        if self.endpoint is not None and self.endpoint.startswith("http:"):
+            raise ValueError("option 'sse_secret_key' cannot be sent to an endpoint without TLS")
+
+    @property
+    def write_headers(self) -> dict[str, str]:
+        """What a request that makes an object says about its encryption."""
+        headers = {
+            "x-amz-server-side-encryption": self.sse,
+            "x-amz-server-side-encryption-aws-kms-key-id": self.sse_kms_key_id,
+        }
+        return {name: value for name, value in headers.items() if value} | self.read_headers
+
+    @property
+    def read_headers(self) -> dict[str, str]:
+        """What a request about an object that is there says about its encryption."""
+        if self.sse_secret_key is None:
+            return {}
+        key = self.sse_secret_key.get_secret_value()
+        digest = hashlib.md5(base64.b64decode(key), usedforsecurity=False).digest()
+        start = "x-amz-server-side-encryption-customer"
+        return {
+            f"{start}-algorithm": "AES256",
+            f"{start}-key": key,
+            f"{start}-key-md5": base64.b64encode(digest).decode(),
+        }
+
+    @classmethod
+    def options_from_url(cls, url: TierURL) -> dict[str, Any]:
+        """Read ``s3://bucket/prefix?region=eu-west-1``.
+
+        Args:
+            url: the parts.
+
+        Returns:
+            Options, not yet validated.
+
+        Raises:
+            ConfigError: a part has no meaning, or is given twice.
+        """
+        if url.port is not None:
+            raise ConfigError(
+                f"{url.scheme}: a bucket has no port; write "
+                f"'{url.scheme}://bucket/prefix?endpoint=http://host:port'"
+            )
+        given: dict[str, Any] = {
+            "bucket": url.host,
+            "prefix": url.path.strip("/") or None,
+            "access_key_id": url.username or None,
+            "secret_access_key": url.password,
+        }
+        options: dict[str, Any] = dict(url.options)
+        for name, value in given.items():
+            if value is None:
+                continue
+            if name in options:
+                raise ConfigError(f"{url.scheme}: option {name!r} is given in the URL twice")
+            options[name] = value
+        return options

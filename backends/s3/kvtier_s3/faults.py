@@ -1,0 +1,301 @@
+"""What servers answer and aiobotocore raises, as the designed errors."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from botocore import exceptions as theirs
+
+from kvtier_s3.answers import Answer
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    ConfigError,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
+
+
+class SettingError(TierError):
+    """A setting cannot work, as the server sees it: a :class:`ConfigError` where it opens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a server answered instead of doing what it was asked to do.
+
+    Attributes:
+        status: HTTP's.
+        code: S3's word for it; that of the status where nothing else was said.
+        message: S3's explanation; may be empty.
+        region: where the bucket is, if the server says so.
+        date: the server's time, if it says so.
+    """
+
+    status: int
+    code: str
+    message: str
+    region: str
+    date: str
+
+
+# An answer to HEAD has no body that could say it.
+_CODES = {
+    301: "PermanentRedirect",
+    307: "TemporaryRedirect",
+    400: "BadRequest",
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    412: "PreconditionFailed",
+    429: "TooManyRequests",
+    501: "NotImplemented",
+    503: "ServiceUnavailable",
+}
+_KINDS: dict[str, type[TierError]] = {
+    "NoSuchKey": ChunkNotFoundError,
+    **dict.fromkeys(
+        (
+            "AccessDenied",
+            "AccountProblem",
+            "AllAccessDisabled",
+            "ExpiredToken",
+            "InvalidAccessKeyId",
+            "InvalidSecurity",
+            "InvalidToken",
+            "NotSignedUp",
+            "RequestTimeTooSkewed",
+            "SignatureDoesNotMatch",
+            "TokenRefreshRequired",
+        ),
+        TierAuthError,
+    ),
+    **dict.fromkeys(
+        ("EntityTooLarge", "InsufficientCapacity", "QuotaExceeded", "XMinioStorageFull"),
+        TierCapacityError,
+    ),
+    # Each of these passes.
+    **dict.fromkeys(
+        (
+            "ConditionalRequestConflict",
+            "IncompleteBody",
+            "InternalError",
+            "OperationAborted",
+            "RequestTimeout",
+            "ServiceUnavailable",
+            "SlowDown",
+            "Throttling",
+            "TooManyRequests",
+        ),
+        TierUnavailableError,
+    ),
+    **dict.fromkeys(
+        (
+            "AuthorizationHeaderMalformed",
+            "IllegalLocationConstraintException",
+            "IncorrectEndpoint",
+            "InvalidBucketName",
+            "NoSuchBucket",
+            "PermanentRedirect",
+            "TemporaryRedirect",
+            "XAmzContentSHA256Mismatch",
+        ),
+        SettingError,
+    ),
+}
+_STATUSES: dict[int, type[TierError]] = {
+    401: TierAuthError,
+    403: TierAuthError,
+    404: SettingError,
+    408: TierUnavailableError,
+    409: TierUnavailableError,
+    429: TierUnavailableError,
+    507: TierCapacityError,
+}
+_ELSEWHERE = frozenset(
+    {
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "IncorrectEndpoint",
+        "PermanentRedirect",
+        "TemporaryRedirect",
+    }
+)
+_CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Exception]], ...] = (
+    (
+        (
+            theirs.ProfileNotFound,
+            theirs.ConfigParseError,
+            theirs.ConfigNotFound,
+            theirs.ParamValidationError,
+            theirs.InvalidRegionError,
+            theirs.EndpointResolutionError,
+            theirs.UnknownEndpointError,
+        ),
+        ConfigError,
+    ),
+    (
+        (
+            theirs.NoCredentialsError,
+            theirs.PartialCredentialsError,
+            theirs.CredentialRetrievalError,
+            theirs.UnauthorizedSSOTokenError,
+            theirs.SSOError,
+            theirs.TokenRetrievalError,
+        ),
+        TierAuthError,
+    ),
+    ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
+    ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
+)
+
+
+def refusal_of(answer: Answer) -> Refusal:
+    """Read what an answer says that is none of a success.
+
+    Args:
+        answer: the answer.
+
+    Returns:
+        What it says.
+    """
+    text = answer.body.decode(errors="replace")
+    return Refusal(
+        answer.status,
+        _element(text, "Code") or _CODES.get(answer.status, str(answer.status)),
+        _element(text, "Message"),
+        _element(text, "Region") or answer.headers.get("x-amz-bucket-region", ""),
+        answer.headers.get("date", ""),
+    )
+
+
+def _element(text: str, name: str) -> str:
+    found = re.search(rf"<{name}>([^<]*)</{name}>", text)
+    return html.unescape(found[1]).strip() if found else ""
+
+
+def refusal_in(response: Mapping[str, Any]) -> Refusal:
+    """Read what botocore made of an answer.
+
+    Args:
+        response: of a ``ClientError``.
+
+    Returns:
+        What it says.
+    """
+    error: Mapping[str, Any] = response.get("Error", {})
+    metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
+    headers: Mapping[str, str] = metadata.get("HTTPHeaders", {})
+    return Refusal(
+        metadata.get("HTTPStatusCode", 0),
+        str(error.get("Code", "")),
+        str(error.get("Message", "")),
+        str(error.get("Region", "") or headers.get("x-amz-bucket-region", "")),
+        headers.get("date", ""),
+    )
+
+
+class Faults:
+    """Says what went wrong in the words of the options.
+
+    Args:
+        bucket: the bucket's name.
+        server: the server, as its URL.
+        region: the region that is set.
+    """
+
+    def __init__(self, bucket: str, server: str, region: str) -> None:
+        self._bucket = bucket
+        self._server = server
+        self._region = region
+
+    def error(self, refusal: Refusal) -> TierError:
+        """What a refusal means.
+
+        Args:
+            refusal: what the server answered.
+
+        Returns:
+            The designed error.
+        """
+        kind = _KINDS.get(refusal.code) or _STATUSES.get(refusal.status)
+        if kind is None:
+            kind = TierUnavailableError if refusal.status >= 500 else TierError
+        if refusal.status == 501:
+            kind = TierError
+        return kind(self._message(refusal))
+
+    def _message(self, refusal: Refusal) -> str:
+        said = f"the server answered {refusal.status} {refusal.code}"
+        if refusal.message and refusal.message != refusal.code:
+            said += f": {refusal.message.rstrip('.')}"
+        advice = self._advice(refusal)
+        return f"{advice} ({said})" if advice else said
+
+    def _advice(self, refusal: Refusal) -> str:
+        code, region = refusal.code, refusal.region
+        if code in _ELSEWHERE and region and region != self._region:
+            return (
+                f"bucket {self._bucket!r} is in region {region!r}, not {self._region!r}; "
+                f"set option 'region' to {region!r}"
+            )
+        if code in _ELSEWHERE:
+            return (
+                f"bucket {self._bucket!r} is not at {self._server} in region {self._region!r}; "
+                "check options 'region' and 'endpoint'"
+            )
+        match code:
+            case "NoSuchBucket":
+                return (
+                    f"bucket {self._bucket!r} does not exist at {self._server}; "
+                    "create it, or check option 'bucket'"
+                )
+            case "InvalidBucketName":
+                return f"{self._bucket!r} is no name for a bucket; check option 'bucket'"
+            case "RequestTimeTooSkewed":
+                time = f", where it is {refusal.date}" if refusal.date else ""
+                return f"this machine's clock is wrong, seen from the server{time}; set it"
+            case "SignatureDoesNotMatch":
+                return "the secret access key does not fit the access key id"
+            case "ExpiredToken":
+                return "the temporary credentials have expired"
+            case "XAmzContentSHA256Mismatch":
+                return "the server wants payloads signed; set option 'sign_payload' to true"
+        return ""
+
+    def translate(self, error: Exception) -> Exception:
+        """What an exception of aiobotocore or of the system means.
+
+        Args:
+            error: the exception.
+
+        Returns:
+            The designed error; one of no known kind is a plain :class:`TierError`.
+        """
+        if isinstance(error, theirs.ClientError):
+            return self.error(refusal_in(error.response))
+        text = str(error) or type(error).__name__
+        return next(
+            (ours(text) for kinds, ours in _CLASSES if isinstance(error, kinds)), TierError(text)
+        )
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raise what aiobotocore and the system raise as the designed errors.
+
+        Raises:
+            TierError: of the fitting class, with the original as its cause.
+            ConfigError: a setting was seen to be wrong before anything was sent.
+        """
+        try:
+            yield
+        except (TierError, ConfigError):
+            raise
+        except (theirs.BotoCoreError, theirs.ClientError, OSError) as error:
+            raise self.translate(error) from error

@@ -1,0 +1,149 @@
+"""A few connections to the server, made when needed, kept while they are sound."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from kvtier_s3.config import S3TierConfig
+from kvtier_s3.wire import Wire
+from kvtier_sdk import Clock, ConfigError, TierTimeoutError, TierUnavailableError
+
+_CLOSED = "the tier was closed"
+
+
+def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
+    """What the options say about TLS.
+
+    Args:
+        config: the options.
+        ca_file: file with the certificates to trust; the system's where absent.
+
+    Returns:
+        The context.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no certificate.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # SSLError is one
+        reason = error.strerror or str(error)
+        raise ConfigError(f"option 'tls_ca': {ca_file} cannot be used: {reason}") from None
+    if not config.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class Dialler:
+    """Makes connections to one server.
+
+    Args:
+        host: its name.
+        port: its port.
+        tls: how to speak TLS, or ``None``.
+        config: the options.
+        clock: bounds the time.
+    """
+
+    def __init__(
+        self, host: str, port: int, tls: ssl.SSLContext | None, config: S3TierConfig, clock: Clock
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._config = config
+        self._clock = clock
+
+    async def dial(self) -> Wire:
+        """Connect.
+
+        Returns:
+            A usable connection.
+
+        Raises:
+            TierError: the server cannot be reached in time.
+        """
+        timeout_s = self._config.connect_timeout_s
+        peer = f"{self._host}:{self._port}"
+        wire = Wire(peer, self._clock, self._config.read_timeout_s)
+        try:
+            async with self._clock.timeout(timeout_s):
+                transport, _ = await asyncio.get_running_loop().create_connection(
+                    lambda: wire, self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError:
+            wire.close("it took too long to be made")
+            raise TierTimeoutError(f"no connection to {peer} within {timeout_s:g} s") from None
+        except ssl.SSLCertVerificationError as error:
+            wire.close("it could not be made")
+            raise TierUnavailableError(
+                f"the certificate of {peer} is not trusted: {error.verify_message}; "
+                "option 'tls_ca' names the certificates to trust",
+                retryable=False,
+            ) from None
+        except OSError as error:
+            wire.close("it could not be made")
+            raise TierUnavailableError(
+                f"no connection to {peer}: {error.strerror or error}"
+            ) from None
+        except BaseException:
+            wire.close("it could not be made")
+            raise
+        # A peer that is gone without a word is noticed, if late.
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return wire
+
+
+class Lanes:
+    """Up to so many connections to one server, lent one request at a time.
+
+    Args:
+        dial: makes a connection.
+        limit: how many there are at once.
+    """
+
+    def __init__(self, dial: Callable[[], Awaitable[Wire]], limit: int) -> None:
+        self._dial = dial
+        self._free = asyncio.Semaphore(limit)
+        # The one that was used last goes first: it is the one least likely to be stale.
+        self._idle: list[Wire] = []
+        self._is_closed = False
+
+    @asynccontextmanager
+    async def lane(self) -> AsyncIterator[Wire]:
+        """Borrow a connection, waiting for one where all are lent.
+
+        Yields:
+            A usable connection, which comes back unless it broke.
+
+        Raises:
+            TierError: none could be made.
+        """
+        async with self._free:
+            wire = self._take() or await self._dial()
+            try:
+                yield wire
+            finally:
+                if self._is_closed:
+                    wire.close(_CLOSED)
+                elif wire.is_usable:
+                    self._idle.append(wire)
+
+    def _take(self) -> Wire | None:
+        while self._idle:
+            wire = self._idle.pop()
+            if wire.is_usable:
+                return wire
+        return None
+
+    def close(self) -> None:
+        """Cut the connections, those that are lent when they come back."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close(_CLOSED)

@@ -1,0 +1,181 @@
+"""Objects in and out of a bucket, over connections of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from kvtier_s3.answers import Answer, AnswerReader, request_head
+from kvtier_s3.bucket import Bucket
+from kvtier_s3.config import S3TierConfig
+from kvtier_s3.faults import refusal_of
+from kvtier_s3.lanes import Dialler, Lanes, tls_context
+from kvtier_s3.signing import EMPTY, UNSIGNED, Signer
+from kvtier_sdk import ChunkNotFoundError, Clock, CorruptChunkError, run_blocking
+
+Buffers = Sequence[bytes | memoryview]
+
+
+class Objects:
+    """Reads and writes objects, each in one request.
+
+    Args:
+        bucket: an open bucket: where, and who.
+        config: the options.
+        clock: time and timers.
+        logger: for what an operator should know.
+
+    Raises:
+        ConfigError: the TLS options cannot work.
+    """
+
+    def __init__(
+        self, bucket: Bucket, config: S3TierConfig, clock: Clock, logger: logging.Logger
+    ) -> None:
+        place = bucket.place
+        tls = tls_context(config, bucket.ca_file) if place.is_tls else None
+        self._bucket = bucket
+        self._clock = clock
+        self._logger = logger
+        self._path = place.path
+        self._signer = Signer(place.authority, place.region)
+        self._lanes = Lanes(
+            Dialler(place.host, place.port, tls, config, clock).dial, config.connections
+        )
+        self._read_headers = config.read_headers
+        self._write_headers = config.write_headers
+        self._signs_payload = config.sign_payload
+        self._is_conditional = config.conditional_put
+
+    def close(self) -> None:
+        """Cut all connections."""
+        self._lanes.close()
+
+    async def check(self, start: str) -> None:
+        """See whether the bucket is there and can be read.
+
+        Args:
+            start: what the names begin with that matter.
+
+        Raises:
+            TierError: it is not.
+        """
+        query = f"list-type=2&max-keys=1&prefix={quote(start, safe='')}"
+        answer = await self._ask("GET", self._path.removesuffix("/") or "/", {}, query=query)
+        if answer.status != 200:
+            raise self._refused(answer)
+
+    async def has(self, name: str) -> bool:
+        """Whether an object is there.
+
+        Args:
+            name: its.
+
+        Returns:
+            Whether it is.
+
+        Raises:
+            TierError: the question could not be answered.
+        """
+        answer = await self._ask("HEAD", self._at(name), self._read_headers)
+        if answer.status == 404:
+            return False
+        if answer.status != 200:
+            raise self._refused(answer)
+        return True
+
+    async def read(self, name: str, target: Sequence[memoryview]) -> None:
+        """Fill buffers from an object.
+
+        Args:
+            name: its.
+            target: as long as the object, together.
+
+        Raises:
+            ChunkNotFoundError: there is no such object.
+            CorruptChunkError: it has another length.
+            TierError: it could not be read.
+
+        After a cancellation nothing touches the buffers.
+        """
+        answer = await self._ask("GET", self._at(name), self._read_headers, target=target)
+        if answer.is_filled:
+            return
+        if answer.status != 200:
+            raise self._refused(answer)
+        raise CorruptChunkError(
+            f"{answer.length_bytes} bytes stored; expected {sum(map(len, target))}"
+        )
+
+    async def write(self, name: str, buffers: Buffers) -> None:
+        """Make an object of buffers, over one that may be there.
+
+        Args:
+            name: its.
+            buffers: its content, one after the other.
+
+        Raises:
+            TierError: it was not written; what was there stays.
+
+        After a cancellation nothing touches the buffers.
+        """
+        answer = await self._put(name, buffers, self._write_headers)
+        if answer.status != 200:
+            raise self._refused(answer)
+
+    async def add(self, name: str, buffers: Buffers) -> None:
+        """Make an object of buffers, unless there is one; else as :meth:`write`."""
+        if not self._is_conditional:
+            await self.write(name, buffers)
+            return
+        answer = await self._put(name, buffers, self._write_headers | {"if-none-match": "*"})
+        if answer.status == 501:
+            self._logger.info("the server knows no conditional put; objects are written over")
+            self._is_conditional = False
+            await self.write(name, buffers)
+        elif answer.status not in (200, 412):
+            raise self._refused(answer)
+
+    async def _put(self, name: str, buffers: Buffers, headers: Mapping[str, str]) -> Answer:
+        hashed = await run_blocking(_sha256, buffers) if self._signs_payload else UNSIGNED
+        return await self._ask("PUT", self._at(name), headers, buffers=buffers, hashed=hashed)
+
+    def _at(self, name: str) -> str:
+        return self._path + quote(name, safe="/-._~")
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        query: str = "",
+        buffers: Buffers = (),
+        hashed: str = EMPTY,
+        target: Sequence[memoryview] = (),
+    ) -> Answer:
+        credentials = await self._bucket.credentials()
+        async with self._lanes.lane() as wire:
+            signed = self._signer.headers(
+                method, path, query, headers, hashed, credentials, self._clock.wall_s()
+            )
+            if method == "PUT":
+                signed["content-length"] = str(sum(map(len, buffers)))
+            head = request_head(method, f"{path}?{query}" if query else path, signed)
+            reader = AnswerReader(target, has_body=method != "HEAD")
+            return await wire.call([head, *buffers], reader)
+
+    def _refused(self, answer: Answer) -> Exception:
+        refusal = refusal_of(answer)
+        if refusal.code == "NoSuchKey":
+            return ChunkNotFoundError("no such chunk")
+        return self._bucket.faults.error(refusal)
+
+
+def _sha256(buffers: Buffers) -> str:
+    digest = hashlib.sha256()
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.hexdigest()

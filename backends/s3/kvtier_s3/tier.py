@@ -1,0 +1,93 @@
+"""The S3 tier: chunks over connections of its own, all else through aiobotocore."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from typing import ClassVar
+
+from kvtier_s3.bucket import Bucket
+from kvtier_s3.config import S3TierConfig
+from kvtier_s3.faults import SettingError
+from kvtier_s3.names import Names
+from kvtier_s3.objects import Objects
+from kvtier_sdk import (
+    Capability,
+    ChunkTierManager,
+    ConfigError,
+    Entry,
+    Locality,
+    Medium,
+    OffloadKey,
+    TierAuthError,
+    TierCapacityError,
+    TierContext,
+    Transfer,
+)
+
+
+class S3Tier(ChunkTierManager):
+    """Chunks as objects of an S3 bucket.
+
+    A chunk's header and payload are one object, written in one request, so that what is there is
+    always whole.
+    """
+
+    config_model = S3TierConfig
+    medium = Medium.STORAGE
+    locality = Locality.REMOTE
+    capabilities = Capability.DELETE | Capability.SCAN
+    contract_version: ClassVar[int] = 1
+    config: S3TierConfig
+
+    # Made by open(), on the loop that they belong to.
+    _bucket: Bucket
+    _objects: Objects
+
+    def __init__(self, config: S3TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self.fan_out = config.connections
+        self._names = Names(config.prefix, context.namespace)
+        self._opened = AsyncExitStack()
+
+    async def open(self) -> None:
+        self._bucket = Bucket(self.config)
+        self._opened.push_async_callback(self._bucket.close)
+        try:
+            await self._bucket.open()
+            context = self.context
+            self._objects = Objects(self._bucket, self.config, context.clock, context.logger)
+            self._opened.callback(self._objects.close)
+            await self._objects.check(self._names.start)
+            await self._write_manifest()
+        except SettingError as error:
+            raise ConfigError(str(error)) from None
+
+    async def close(self) -> None:
+        await self._opened.aclose()
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        return await self._objects.has(self._names.of(key))
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await self._objects.add(self._names.of(transfer.key), transfer.buffers)
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await self._objects.read(self._names.of(transfer.key), transfer.buffers)
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        await self._bucket.delete([self._names.of(key) for key in keys])
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        async for name, object_bytes in self._bucket.listing(self._names.start):
+            key = self._names.key_in(name)
+            if key is not None:
+                yield Entry(key, object_bytes)
+
+    async def _write_manifest(self) -> None:
+        manifest = self.context.namespace.manifest_json().encode()
+        try:
+            await self._objects.write(self._names.manifest, [manifest])
+        except (TierAuthError, TierCapacityError) as error:
+            # What is stored can be loaded all the same.
+            self.context.logger.warning("the manifest was not written: %s", error)

@@ -1,0 +1,105 @@
+"""Options and URLs, and what is wrong with them."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from kvtier_s3 import S3Tier
+from kvtier_sdk import ConfigError, TierSpec, load_backend
+
+KEY = base64.b64encode(bytes(32)).decode()
+
+
+def config(url: str, **options: object):
+    return TierSpec.from_url(url, **options).config
+
+
+def test_the_backend_is_found_by_its_name():
+    assert load_backend("s3") is S3Tier
+
+
+def test_defaults():
+    options = config("s3://kv")
+    assert (options.bucket, options.prefix, options.endpoint) == ("kv", "kvtier", None)
+    assert (options.region, options.access_key_id, options.profile) == (None, None, None)
+    assert (options.addressing, options.sse, options.conditional_put) == ("auto", None, True)
+    assert (options.sign_payload, options.connections, options.tls_verify) == (False, 8, True)
+    assert options.write_headers == options.read_headers == {}
+
+
+def test_everything_in_a_url():
+    options = config(
+        "s3://kv/a/b/?endpoint=https://h:9000/&region=eu-west-1&addressing=virtual"
+        "&access_key_id=id&secret_access_key=s%2Fk%2B&session_token=tok&read_timeout=1500ms"
+    )
+    assert (options.bucket, options.prefix) == ("kv", "a/b")
+    assert (options.endpoint, options.addressing) == ("https://h:9000", "virtual")
+    assert options.secret_access_key.get_secret_value() == "s/k+"
+    assert options.session_token.get_secret_value() == "tok"
+    assert options.read_timeout_s == 1.5
+    assert "s/k+" not in repr(options)
+    assert "tok" not in repr(options).replace("token", "")
+    other = config("s3://id:s%2Fk@kv")
+    assert (other.access_key_id, other.secret_access_key.get_secret_value()) == ("id", "s/k")
+    assert config("s3:", bucket="B_ucket", prefix="").prefix == ""
+
+
+def test_what_is_said_about_encryption():
+    assert config("s3://kv?sse=AES256").write_headers == {"x-amz-server-side-encryption": "AES256"}
+    kms = config("s3://kv?sse=aws:kms&sse_kms_key_id=k")
+    assert kms.write_headers == {
+        "x-amz-server-side-encryption": "aws:kms",
+        "x-amz-server-side-encryption-aws-kms-key-id": "k",
+    }
+    assert kms.read_headers == {}
+    own = config("s3://kv", sse_secret_key=KEY)
+    assert (
+        own.write_headers
+        == own.read_headers
+        == {
+            "x-amz-server-side-encryption-customer-algorithm": "AES256",
+            "x-amz-server-side-encryption-customer-key": KEY,
+            "x-amz-server-side-encryption-customer-key-md5": "cLyPS3KoaSFGi/joRB3OUQ==",
+        }
+    )
+    assert KEY not in repr(own)
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("s3:", r"option 'bucket' is missing"),
+        ("s3:///prefix", r"option 'bucket' is missing"),
+        ("s3://kv:9000", r"a bucket has no port; write 's3://bucket/prefix\?endpoint=http://host"),
+        ("s3://kv/a?prefix=b", r"'prefix' is given in the URL twice"),
+        ("s3://kv?bucket=b", r"'bucket' is given in the URL twice"),
+        ("s3://kv?endpoint=h:9000", r"'h:9000' is no endpoint; write for example 'https://"),
+        ("s3://kv?endpoint=ftp://h", r"option 'endpoint'"),
+        ("s3://kv?endpoint=http://h:x", r"option 'endpoint'"),
+        ("s3://kv/a/../b", r"option 'prefix'"),
+        ("s3://kv?access_key_id=a", r"'access_key_id' is given without 'secret_access_key'"),
+        ("s3://kv?secret_access_key=hunter2", r"'secret_access_key' is given without 'access_key_id'"),
+        ("s3://kv?session_token=hunter2", r"'session_token' is given without 'access_key_id'"),
+        ("s3://id:hunter2@kv?profile=x", r"'profile' cannot be used beside 'access_key_id'"),
+        ("s3://kv?addressing=host", r"option 'addressing' is 'host' but should be 'auto', 'path'"),
+        ("s3://kv?sse=aes", r"option 'sse' is 'aes' but should be 'AES256' or 'aws:kms'"),
+        ("s3://kv?sse_kms_key_id=k", r"'sse_kms_key_id' is given without 'sse' being 'aws:kms'"),
+        ("s3://kv?sse_secret_key=short", r"'sse_secret_key' should be 32 bytes in base64"),
+        (f"s3://kv?sse=AES256&sse_secret_key={KEY}", r"'sse' cannot be used beside"),
+        (f"s3://kv?endpoint=http://h&sse_secret_key={KEY}", r"without TLS"),
+        ("s3://kv?connectons=5", r"did you mean 'connections'"),
+        ("s3://kv?connections=0", r"option 'connections'"),
+        ("s3://kv?read_timeout=5", r"has no unit"),
+    ],
+)
+def test_mistakes_are_explained(url, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        config(url)
+
+
+def test_no_mistake_shows_a_secret():
+    with pytest.raises(ConfigError) as caught:
+        config("s3://kv?secret_access_key=hunter2&session_token=hunter3&sse_secret_key=hunter4")
+    assert "hunter" not in str(caught.value)

@@ -1,0 +1,284 @@
+"""What servers refuse, and why. What rclone does not answer, a scripted server does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvtier_s3.faults import Faults, Refusal
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    ConfigError,
+    CorruptChunkError,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+    TierUnavailableError,
+)
+
+KEYS = [index.to_bytes(20, "big") for index in range(20)]
+
+
+def says(code: str, message: str = "", **more: str) -> str:
+    rest = "".join(f"<{name}>{value}</{name}>" for name, value in more.items())
+    rest = f"<Code>{code}</Code><Message>{message}</Message>{rest}"
+    return f"<?xml version='1.0'?>\n<Error>{rest}</Error>"
+
+
+async def test_a_bucket_that_is_not_there(bench):
+    with pytest.raises(ConfigError) as caught:
+        await bench.open(bench.server.tier_url("elsewhere/x"))
+    assert str(caught.value) == (
+        f"bucket 'elsewhere' does not exist at {bench.server.endpoint}; create it, or check option "
+        "'bucket' (the server answered 404 NoSuchBucket: The specified bucket does not exist)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("access_key_id", "Access Key Id you provided does not exist"),
+        ("secret_access_key", "the secret access key does not fit the access key id"),
+    ],
+)
+async def test_wrong_credentials(bench, option, complaint):
+    with pytest.raises(TierAuthError, match=complaint) as caught:
+        await bench.open(bench.url_of(**{option: "w" * 20}))
+    assert not caught.value.retryable
+    assert "w" * 20 not in str(caught.value)
+
+
+async def test_no_credentials(bench):
+    with pytest.raises(TierAuthError, match="no credentials: give options 'access_key_id'"):
+        await bench.open(f"s3://kv?endpoint={bench.server.endpoint}")
+
+
+async def test_credentials_that_lose_their_rights(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url(), connections=1)
+    refusal = make_reply(403, says("AccessDenied", "Access Denied"))
+    scripted.answers = [refusal, refusal, make_reply(403)]
+    (loaded,) = await tier.load([bench.empty(KEYS[0])])
+    (stored,) = await bench.put(tier, KEYS[0])
+    for verdict in (loaded, stored):
+        assert type(verdict) is TierAuthError
+        assert str(verdict) == "the server answered 403 AccessDenied: Access Denied"
+    with pytest.raises(TierAuthError):
+        await bench.has(tier, KEYS[0])
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert scripted.connections == 1
+
+
+async def test_a_machine_whose_clock_is_wrong(bench, scripted, make_reply):
+    body = says("RequestTimeTooSkewed", "The difference is too large.")
+    scripted.answers = [make_reply(403, body, Date="Sat, 21 Nov 2026 10:00:00 GMT")]
+    with pytest.raises(TierAuthError) as caught:
+        await bench.open(scripted.url())
+    assert str(caught.value).startswith(
+        "this machine's clock is wrong, seen from the server, where it is Sat, 21 Nov 2026 10:00:00"
+    )
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "more", "complaint"),
+    [
+        (
+            400,
+            "AuthorizationHeaderMalformed",
+            {"Region": "eu-west-1"},
+            r"^bucket 'kv' is in region 'eu-west-1', not 'us-east-1'; set option 'region' to "
+            r"'eu-west-1' \(the server answered 400 AuthorizationHeaderMalformed\)$",
+        ),
+        (301, "PermanentRedirect", {}, "check options 'region' and 'endpoint'"),
+        (400, "InvalidBucketName", {}, "'kv' is no name for a bucket"),
+        (400, "XAmzContentSHA256Mismatch", {}, "set option 'sign_payload' to true"),
+    ],
+)
+async def test_settings_that_the_server_knows_better(
+    bench, scripted, make_reply, status, code, more, complaint
+):
+    scripted.answers = [make_reply(status, says(code, **more))]
+    with pytest.raises(ConfigError, match=complaint):
+        await bench.open(scripted.url())
+
+
+async def test_a_region_that_is_told_by_a_header(bench, scripted, make_reply):
+    scripted.answers = [make_reply(301, x_amz_bucket_region="eu-north-1")]
+    with pytest.raises(ConfigError, match="set option 'region' to 'eu-north-1'"):
+        await bench.open(scripted.url())
+
+
+async def test_a_bucket_that_goes_away_is_an_error_of_its_chunks(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url())
+    scripted.answers = [make_reply(404, says("NoSuchBucket"))]
+    (verdict,) = await tier.load([bench.empty(KEYS[0])])
+    assert isinstance(verdict, TierError)
+    assert not isinstance(verdict, ChunkNotFoundError)
+    assert "bucket 'kv' does not exist" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (503, "SlowDown"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (503, ""),
+        (502, ""),
+        (400, "RequestTimeout"),
+        (409, "ConditionalRequestConflict"),
+    ],
+)
+async def test_what_passes_is_worth_another_try(bench, scripted, make_reply, status, code):
+    tier = await bench.open(scripted.url(), connections=1)
+    refusal = make_reply(status, says(code, "Please reduce your request rate.") if code else "")
+    scripted.answers = [refusal, refusal]
+    (loaded,) = await tier.load([bench.empty(KEYS[0])])
+    (stored,) = await bench.put(tier, KEYS[0])
+    for verdict in (loaded, stored):
+        assert type(verdict) is TierUnavailableError
+        assert verdict.retryable
+        assert f"the server answered {status}" in str(verdict)
+
+
+async def test_slow_down_beyond_the_chunks(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url())
+    slow = make_reply(503, says("SlowDown", "Reduce your request rate."))
+    for answer, use in (
+        (slow, lambda: tier.delete(KEYS)),
+        (slow, lambda: anext(tier.scan())),
+        (make_reply(503), lambda: bench.has(tier, KEYS[0])),  # HEAD: no body
+    ):
+        scripted.answers = [answer]
+        with pytest.raises(TierUnavailableError, match="the server answered 503 S"):
+            await use()
+
+
+async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url(), connections=1)
+    scripted.answers = [make_reply(412, says("PreconditionFailed"))]
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert scripted.requests[-1].headers["if-none-match"] == "*"
+    assert scripted.requests[-1].body == bench.content(KEYS[0])
+    # The manifest is written over, whatever is there.
+    assert "if-none-match" not in scripted.requests[1].headers
+
+
+async def test_a_server_without_conditional_put_is_asked_once(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url(), connections=1)
+    before = len(scripted.requests)
+    scripted.answers = [make_reply(501, says("NotImplemented", "A header you provided..."))]
+    assert await bench.put(tier, *KEYS[:3]) == [None] * 3
+    asked = scripted.requests[before:]
+    assert ["if-none-match" in request.headers for request in asked] == [True] + [False] * 3
+    assert {request.body for request in asked[1:]} == {bench.content(key) for key in KEYS[:3]}
+
+
+async def test_credentials_that_may_not_write_serve_what_is_there(
+    bench, scripted, make_reply, caplog
+):
+    scripted.answers = [make_reply(200), make_reply(403, says("AccessDenied", "read only"))]
+    tier = await bench.open(scripted.url(), connections=1)
+    assert "the manifest was not written: the server answered 403 AccessDenied: read only" in (
+        caplog.text
+    )
+    scripted.answers = [make_reply(200, bench.content(KEYS[0]))]
+    assert await bench.loads(tier, KEYS[0])
+
+
+async def test_a_server_that_answers_before_it_has_read_the_chunk(bench, scripted, make_reply):
+    bench.chunk_bytes = 32 * 2**20  # more than the sockets between hold
+    tier = await bench.open(scripted.url(), connections=1)
+    scripted.reads_bodies = False
+    scripted.answers = [make_reply(503, says("SlowDown", "Reduce your request rate."))]
+    source = bench.full(KEYS[0])
+    (verdict,) = await tier.store([source])
+    assert isinstance(verdict, TierUnavailableError)
+    # The connection is not used for another request: what it would begin with is a chunk's rest.
+    scripted.reads_bodies = True
+    before = scripted.connections
+    scripted.answers = [make_reply(200, bench.content(KEYS[0]))]
+    assert await bench.loads(tier, KEYS[0])
+    assert scripted.connections == before + 1
+
+
+@pytest.mark.parametrize(
+    ("length", "sent", "kind"),
+    [
+        (100_064, 50_000, TierUnavailableError),  # cut
+        (100_064, 0, TierUnavailableError),
+        (50_000, 50_000, CorruptChunkError),  # short
+        (100_065, 100_065, CorruptChunkError),  # long
+        (50_000, 100_064, TierUnavailableError),  # longer than it says
+    ],
+)
+async def test_bodies_that_are_not_as_they_should_be(bench, scripted, length, sent, kind):
+    tier = await bench.open(scripted.url(), connections=1)
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n".encode()
+    scripted.answers = [head + b"x" * sent, None]
+    memory = bytearray(b"g" * (bench.object_bytes + 2000))
+    view = memoryview(memory)[1000:-1000]
+    target = type(bench.empty(b""))(KEYS[0], bench.request, view[:64], view[64:])
+    (verdict,) = await tier.load([target])
+    assert type(verdict) is kind
+    assert memory[:1000] == memory[-1000:] == b"g" * 1000
+    assert await bench.put(tier, KEYS[0]) == [None]
+
+
+async def test_what_comes_behind_an_answer_is_none_to_the_next_request(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url(), connections=1)
+    scripted.answers = [make_reply(200, bench.content(KEYS[0])) + make_reply(404)]
+    assert await bench.loads(tier, KEYS[0])
+    scripted.answers = [make_reply(200, bench.content(KEYS[1]))]
+    assert await bench.loads(tier, KEYS[1])
+
+
+async def test_a_connection_that_the_server_ends_is_not_used_again(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url(), connections=1)
+    before = scripted.connections
+    scripted.answers = [make_reply(200, Connection="close"), None]
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.put(tier, KEYS[1]) == [None]
+    assert scripted.connections == before + 1
+
+
+async def test_a_connection_that_idled_too_long_is_replaced(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url(), connections=1)
+    scripted.answers = [make_reply(200), None]  # ends it after the answer, without a word
+    assert await bench.put(tier, KEYS[0]) == [None]
+    await asyncio.sleep(0.05)
+    assert await bench.put(tier, KEYS[1]) == [None]
+
+
+async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url())
+    error = "<Error><Key>k</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+    scripted.answers = [make_reply(200, f"<DeleteResult>{error}</DeleteResult>")]
+    with pytest.raises(TierAuthError, match="AccessDenied: no"):
+        await tier.delete(KEYS)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "retryable"),
+    [
+        (403, "ExpiredToken", TierAuthError, False),
+        (400, "InvalidToken", TierAuthError, False),
+        (401, "Unauthorized", TierAuthError, False),
+        (403, "SomethingNew", TierAuthError, False),
+        (507, "InsufficientStorage", TierCapacityError, False),
+        (403, "QuotaExceeded", TierCapacityError, False),
+        (400, "EntityTooLarge", TierCapacityError, False),
+        (404, "NoSuchKey", ChunkNotFoundError, False),
+        (504, "504", TierUnavailableError, True),
+        (409, "OperationAborted", TierUnavailableError, True),
+        (501, "NotImplemented", TierError, False),
+        (400, "KMS.DisabledException", TierError, False),
+    ],
+)
+def test_every_refusal_has_its_error(status, code, kind, retryable):
+    faults = Faults("kv", "http://h", "us-east-1")
+    error = faults.error(Refusal(status, code, "why", "", ""))
+    assert type(error) is kind
+    assert error.retryable is retryable
+    assert f"{status} {code}: why" in str(error)

@@ -1,0 +1,136 @@
+"""Files: the tier, aiofiles, and plain vectors of reads and writes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import aiofiles
+import aiofiles.os
+
+from ways.tier_way import TierWay
+from ways.way import Subject, Way, Work
+
+
+class Aiofiles(Way):
+    """Each chunk written to another name and renamed, and read back, with aiofiles."""
+
+    name = "aiofiles"
+
+    def __init__(self, work: Work, root: Path) -> None:
+        super().__init__(work)
+        self._root = root
+        self._value = os.urandom(work.object_bytes)
+
+    async def store(self) -> None:
+        async def store(number: int) -> None:
+            path = f"{self._root}/{number:020}"
+            async with aiofiles.open(f"{path}.tmp", "wb") as file:
+                await file.write(self._value)
+            await aiofiles.os.rename(f"{path}.tmp", path)
+
+        await self.work.each(store)
+
+    async def load(self) -> None:
+        async def load(number: int) -> None:
+            async with aiofiles.open(f"{self._root}/{number:020}", "rb") as file:
+                await file.read()
+
+        await self.work.each(load)
+
+
+class PlainFiles(Way):
+    """The limit: ``pwritev`` and a rename, ``preadv``, past the page cache where that goes.
+
+    Args:
+        work: what to move.
+        root: where to.
+        direct_io: the tier's option.
+        start: what the files' names begin with.
+    """
+
+    name = "preadv/pwritev"
+
+    def __init__(self, work: Work, root: Path, *, direct_io: str, start: str = "") -> None:
+        super().__init__(work)
+        self._direct = 0 if direct_io == "off" else os.O_DIRECT
+        self._names = [f"{root}/{start}{number:020}" for number in range(work.keys)]
+        self._memory = [work.buffers() for _ in range(work.at_a_time)]
+
+    async def store(self) -> None:
+        self._each(self._store)
+
+    async def load(self) -> None:
+        self._each(self._load)
+
+    def _each(self, move: Callable[[str, list[memoryview]], None]) -> None:
+        rest = iter(self._names)
+
+        def lane(buffers: list[memoryview]) -> None:
+            for name in rest:
+                move(name, buffers)
+
+        with ThreadPoolExecutor(len(self._memory)) as threads:
+            list(threads.map(lane, self._memory))
+
+    def _store(self, name: str, buffers: list[memoryview]) -> None:
+        fd = self._open(f"{name}.tmp", os.O_WRONLY | os.O_CREAT)
+        os.pwritev(fd, buffers, 0)
+        os.close(fd)
+        os.rename(f"{name}.tmp", name)
+
+    def _load(self, name: str, buffers: list[memoryview]) -> None:
+        fd = self._open(name, os.O_RDONLY)
+        os.preadv(fd, buffers, 0)
+        os.close(fd)
+
+    def _open(self, name: str, flags: int) -> int:
+        fd = os.open(name, flags, 0o600)
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETFL, self._direct)
+        except OSError:
+            fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+        return fd
+
+
+class FileSubject(Subject):
+    """A directory.
+
+    Args:
+        root: below which it is made; where temporary files are if it is ``None``.
+    """
+
+    name = "file"
+    limit = PlainFiles.name
+    # The tier's alignment.
+    header_bytes = 4096
+
+    def __init__(self, root: Path | None) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="kvtier-bench-", dir=root))
+
+    def __enter__(self) -> FileSubject:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        shutil.rmtree(self._directory)
+
+    def clear(self) -> None:
+        for entry in self._directory.iterdir():
+            shutil.rmtree(entry)
+
+    def ways(self, work: Work) -> Sequence[Way]:
+        tier_root, aiofiles_root, plain_root = (
+            self._directory / name for name in ("tier", "aiofiles", "plain")
+        )
+        aiofiles_root.mkdir()
+        plain_root.mkdir()
+        return [
+            TierWay(work, type="file", root=str(tier_root), min_free=0),
+            Aiofiles(work, aiofiles_root),
+            PlainFiles(work, plain_root, direct_io="auto"),
+        ]

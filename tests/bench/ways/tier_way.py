@@ -1,0 +1,96 @@
+"""kvtier's own way: a tier, called as its runner calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from kvtier_sdk import (
+    Namespace,
+    RequestContext,
+    SecondaryTierManager,
+    SystemClock,
+    TierContext,
+    TierSpec,
+    Transfer,
+)
+from ways.way import Way, Work
+
+_REQUEST = RequestContext("bench")
+
+
+class TierWay(Way):
+    """A tier of any backend, given a few batches at a time.
+
+    Args:
+        work: what to move.
+        options: the tier's entry.
+        key_start: what its keys begin with, where others use the store at the same time.
+        may_evict: whether a chunk may be gone again, or find no room.
+    """
+
+    name = "kvtier"
+    _tier: SecondaryTierManager
+
+    def __init__(
+        self, work: Work, *, key_start: bytes = b"", may_evict: bool = False, **options: object
+    ) -> None:
+        super().__init__(work)
+        self._options = options
+        self._key_start = key_start
+        self._may_evict = may_evict
+        # Slots for all that is under way, as in a host pool.
+        self._slots = [
+            [work.buffers() for _ in range(work.batch_chunks)] for _ in range(work.at_a_time)
+        ]
+
+    async def open(self) -> None:
+        spec = TierSpec.from_options(self._options)
+        context = TierContext(
+            name=spec.name,
+            namespace=Namespace({"bench": 1}),
+            chunk_bytes=self.work.chunk_bytes,
+            header_bytes=self.work.header_bytes,
+            payload_bytes=self.work.chunk_bytes,
+            clock=SystemClock(),
+            logger=logging.getLogger("bench"),
+            report_removed=lambda keys: None,
+        )
+        self._tier = spec.tier_class(spec.config, context)
+        await self._tier.open()
+
+    async def close(self) -> None:
+        await self._tier.close()
+
+    async def store(self) -> None:
+        await self._move(self._tier.store)
+
+    async def load(self) -> None:
+        await self._move(self._tier.load)
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        step = self.work.batch_chunks
+        for start in range(0, self.work.chunks, step):
+            yield [
+                self._key_start + b"%020d" % (index % self.work.keys)
+                for index in range(start, min(start + step, self.work.chunks))
+            ]
+
+    async def _move(
+        self, call: Callable[[Sequence[Transfer]], Awaitable[Sequence[object]]]
+    ) -> None:
+        batches = self._batches()
+
+        async def lane(slots: list[list[memoryview]]) -> None:
+            for keys in batches:
+                verdicts = await call(
+                    [
+                        Transfer(key, _REQUEST, header, payload)
+                        for key, (header, payload) in zip(keys, slots, strict=False)
+                    ]
+                )
+                if any(verdicts) and not self._may_evict:
+                    raise SystemExit(f"failed: {verdicts}")
+
+        await asyncio.gather(*map(lane, self._slots))

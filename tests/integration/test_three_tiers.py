@@ -1,0 +1,170 @@
+"""A production trace through all tiers at once, on real servers, which die and come back.
+
+The trace is the file that ``KVTIER_TRACE`` names, or one beside the project, or generated chats, of
+which the first ``KVTIER_TRACE_REQUESTS`` are played; ``make test-trace`` plays ten times as many.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stores import Folder, RedisStore, Store
+
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
+
+CHUNK_BYTES = 4096
+#: Fewer than the trace asks for again: what it hits comes from the tiers.
+SLOTS = 500
+REQUESTS = int(os.environ.get("KVTIER_TRACE_REQUESTS", "400"))
+BESIDE = Path(__file__).parents[3] / "shared" / "traces" / "conversation-4k.jsonl"
+TRACE = Path(os.environ["KVTIER_TRACE"]) if "KVTIER_TRACE" in os.environ else BESIDE
+SERVERS = {"redis": RedisStore}
+_PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def workload() -> list[ReplayRequest]:
+    if TRACE.exists() or "KVTIER_TRACE" in os.environ:
+        return read_trace(TRACE)[:REQUESTS]
+    return chat_workload(REQUESTS, 0)
+
+
+@pytest.fixture(scope="module")
+def trace(workload: list[ReplayRequest], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workload as a file of the traces' format: a chunk's id is its number."""
+    numbers: dict[bytes, int] = {}
+    lines = [
+        json.dumps({"hash_ids": [numbers.setdefault(key, len(numbers)) for key in request.keys]})
+        for request in workload
+    ]
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[dict[str, Store]]:
+    """One of each kind, empty, by name."""
+    made: dict[str, Store] = {"file": Folder(tmp_path / "kv", CHUNK_BYTES)}
+    for name, server in SERVERS.items():
+        made[name] = server(tmp_path / name, CHUNK_BYTES)
+    yield made
+    for name in SERVERS:
+        made[name].kill()
+
+
+def distinct_chunks(workload: Sequence[ReplayRequest]) -> int:
+    return len({key for request in workload for key in request.keys})
+
+
+def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
+    """What a cache that forgets nothing hits: each prompt's longest prefix seen before."""
+    seen: set[bytes] = set()
+    hits = 0
+    for request in workload:
+        for key in request.keys:
+            if key not in seen:
+                break
+            hits += 1
+        seen.update(request.keys)
+    return hits
+
+
+def play(trace: Path, *stores: Store) -> dict[str, Any]:
+    """The command line, in a process of its own; what it reports, tiers by name."""
+    command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", "replay", "--json"]
+    command += ["--trace", str(trace), "--chunk-bytes", str(CHUNK_BYTES), "--slots", str(SLOTS)]
+    for store in stores:
+        command += ["--tier", store.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    report["tiers"] = {tier["name"]: tier for tier in report["tiers"]}
+    return report
+
+
+def test_tiers_hit_what_an_unlimited_cache_hits_and_a_new_client_everything(
+    workload: list[ReplayRequest], trace: Path, stores: dict[str, Store]
+) -> None:
+    chunks, distinct = sum(len(request.keys) for request in workload), distinct_chunks(workload)
+    first = play(trace, *stores.values())
+    assert first["hit_blocks"] == unlimited_hits(workload)
+    for name, store in stores.items():
+        assert first["tiers"][name]["stored_blocks"] == store.chunks() == distinct
+    # A new client finds all of it; and each tier alone serves all of it.
+    again = [play(trace, *stores.values()), *(play(trace, store) for store in stores.values())]
+    assert [report["hit_blocks"] for report in again] == [chunks] * len(again)
+    for report in [first, *again]:
+        assert (report["wrong_bytes"], report["dropped"], report["failures"]) == (0, 0, {})
+        assert not any(report["left_over"].values()), report["left_over"]
+
+
+class Reopened(logging.Handler):
+    """Sees in a tier's log that it takes stores again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "writes are taken again" in record.getMessage():
+            self.seen.set()
+
+
+@pytest.fixture
+def reopened(request: pytest.FixtureRequest) -> Iterator[Reopened]:
+    """Of the tier that the test's parameter ``killed`` names."""
+    logger = logging.getLogger(f"kvtier.tier.{request.node.callspec.params['killed']}")
+    handler, level = Reopened(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("killed", SERVERS)
+def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
+    workload: list[ReplayRequest], stores: dict[str, Store], reopened: Reopened, killed: str
+) -> None:
+    # It is asked first, so that as much as can be depends on it.
+    victim, others = stores[killed], [stores[name] for name in stores if name != killed]
+    entries = [
+        {"url": victim.url, "probe_interval": 0.1, "max_probe_interval": 0.1},
+        *({"url": store.url} for store in others),
+    ]
+    config = TieringConfig.from_dict({"slots": SLOTS, "chunk_bytes": CHUNK_BYTES, "tiers": entries})
+    survived = []
+
+    def disturb(done: int) -> None:
+        if done == len(workload) // 3:
+            victim.kill()
+        elif done == 2 * len(workload) // 3:
+            victim.start()
+            survived.append(victim.chunks())
+            assert reopened.seen.wait(_PATIENCE_S), "the tier is not used again"
+
+    report = replay(workload, config, on_progress=disturb)
+    assert report.hit_chunks == unlimited_hits(workload)
+    assert report.wrong_bytes == 0
+    assert not any(report.left_over.values()), report.left_over
+    tiers = {tier.name: tier for tier in report.tiers}
+    distinct = distinct_chunks(workload)
+    assert tiers[killed].stored_chunks < distinct
+    assert tiers[killed].failures
+    for store in others:
+        tier = tiers[store.name]
+        assert tier.stored_chunks == store.chunks() == distinct
+        assert not (tier.failures or tier.dropped)
+    # What it was given since it came back is there.
+    assert victim.chunks() > survived[0]

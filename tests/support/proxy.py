@@ -1,0 +1,98 @@
+"""A proxy that stands between a client and a server, to hold or to cut what passes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+_PIECE_BYTES = 16 * 1024
+
+
+class Proxy:
+    """Passes bytes on to a server of the loopback, in both directions, while it is told to.
+
+    Args:
+        port: the server's.
+        scheme: of the URL to connect to.
+    """
+
+    def __init__(self, port: int, scheme: str) -> None:
+        self._to_port = port
+        self._scheme = scheme
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+        self._listener: asyncio.Server | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+        self.connections = 0
+        #: Bytes that may still pass to the client and to the server; ``None`` for any number.
+        self.left_bytes: dict[str, int | None] = {"client": None, "server": None}
+        #: What happens then: "hold" until :meth:`release`, or "cut" both connections.
+        self.then = "hold"
+        self.spent = asyncio.Event()
+
+    async def start(self) -> str:
+        """Listen; returns the URL to connect to."""
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._listener.sockets[0].getsockname()[1]
+        return f"{self._scheme}://127.0.0.1:{port}"
+
+    def release(self) -> None:
+        """Let everything pass from now on."""
+        self.left_bytes = {"client": None, "server": None}
+        self._open.set()
+
+    def limit(self, side: str, count_bytes: int, then: str) -> None:
+        """Let so many bytes pass to one side, then hold or cut."""
+        self.left_bytes[side] = count_bytes
+        self.then = then
+        self.spent.clear()
+        self._open.clear()
+
+    async def close(self) -> None:
+        self._open.set()
+        if self._listener is not None:
+            self._listener.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            there = await asyncio.open_connection("127.0.0.1", self._to_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = [writer, there[1]]
+        self._writers += pair
+        for side, source, sink in (("server", reader, there[1]), ("client", there[0], writer)):
+            task = asyncio.create_task(self._pump(side, source, sink, pair))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(
+        self,
+        side: str,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        pair: list[asyncio.StreamWriter],
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await source.read(_PIECE_BYTES):
+                left_bytes = self.left_bytes[side]
+                if left_bytes is not None:
+                    sink.write(piece[:left_bytes])
+                    piece = piece[left_bytes:]
+                    self.left_bytes[side] = left_bytes - min(left_bytes, _PIECE_BYTES)
+                    if piece:
+                        self.spent.set()
+                        if self.then == "cut":
+                            break
+                        await self._open.wait()
+                sink.write(piece)
+                await sink.drain()
+        for writer in pair:
+            writer.close()
