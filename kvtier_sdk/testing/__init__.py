@@ -37,7 +37,6 @@ from kvtier_sdk.testing.conformance.lifecycle import (
 from kvtier_sdk.testing.conformance.liveness import check_the_loop_is_never_blocked
 from kvtier_sdk.testing.conformance.optional import (
     check_a_full_tier_refuses_or_makes_room,
-    check_capabilities_are_implemented,
     check_delete_forgets,
     check_scan_lists_what_is_stored,
     check_touch_changes_nothing,
@@ -108,7 +107,6 @@ __all__ = [
     "check_bad_settings_fail_in_open",
     "check_big_batches",
     "check_buffers_at_any_address",
-    "check_capabilities_are_implemented",
     "check_chunks_of_any_length",
     "check_chunks_outlive_the_instance",
     "check_close_ends",

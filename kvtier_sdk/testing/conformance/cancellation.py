@@ -25,10 +25,9 @@ _Move = Callable[[Probe, Sequence[LentBuffers]], Awaitable[object]]
 async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
     """A call that is cancelled ends, soon."""
     async with subject.opened() as probe:
-        for key in subject.new_keys(2):
-            await probe.put([key])
-            for move in (_store, _load):
-                async for _, ended in _cancelled(probe, key, move):
+        for move in (_store, _load):
+            for version in (0, None):
+                async for _, ended in _cancelled(probe, _new_key(probe, version), move):
                     if not ended:
                         raise Breach(
                             f"a{move.__name__.replace('_', ' ')} that was cancelled had not ended "
@@ -40,18 +39,14 @@ async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
 async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject) -> None:
     """When a cancelled load has ended, nothing writes into its buffers any more."""
     async with subject.opened() as probe:
-        key = await probe.put_one()
-        if key is None:
-            return
-        foreign = probe.content(key, _FOREIGN)
         watched = []
-        async for lent, ended in _cancelled(probe, key, _load):
+        async for lent, ended in _cancelled(probe, _new_key(probe, 0), _load):
             if not ended:
                 return
-            lent.fill(foreign)
+            lent.fill(probe.content(lent.key, _FOREIGN))
             watched.append(lent)
         await subject.clock.sleep(subject.settle_s)
-        if any(lent.content != foreign for lent in watched):
+        if any(lent.content != probe.content(lent.key, _FOREIGN) for lent in watched):
             raise Breach("a buffer was written to after the cancelled load had ended")
 
 
@@ -59,23 +54,17 @@ async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject) -> No
 async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject) -> None:
     """What changes in a buffer when its cancelled store has ended is never stored."""
     async with subject.opened() as probe:
-        keys = []
-        for kept in (True, False):
-            (key,) = subject.new_keys(1)
-            if kept:
-                await probe.put([key])
-            keys.append(key)
-            async for lent, ended in _cancelled(probe, key, _store):
+        watched = []
+        for version in (0, None):
+            async for lent, ended in _cancelled(probe, _new_key(probe, version), _store):
                 if not ended:
                     return
-                lent.fill(probe.content(key, _FOREIGN))
+                lent.fill(probe.content(lent.key, _FOREIGN))
+                watched.append(lent.key)
         await subject.clock.sleep(subject.settle_s)
-        for key in keys:
+        for key in watched:
             found = await probe.get(key)
-            if not isinstance(found, bytes):
-                continue
-            pieces = zip(pieces_of(found), pieces_of(probe.content(key, _FOREIGN)), strict=True)
-            if any(one == other for one, other in pieces):
+            if isinstance(found, bytes) and _holds_some(found, probe.content(key, _FOREIGN)):
                 raise Breach("what was put into a buffer after its store was cancelled is stored")
 
 
@@ -83,16 +72,24 @@ async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject) -> No
 async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
     """A store that is cancelled midway leaves a whole object under its key, or none."""
     async with subject.opened() as probe:
-        (fresh,) = subject.new_keys(1)
-        async for _, ended in _cancelled(probe, fresh, _store):
-            if not ended:
-                return
-            await probe.expect(fresh, 1, may_miss=True)
-        key = await probe.put_one()
-        if key is None:
-            return
-        async for _, _ended in _cancelled(probe, key, _store):
-            await probe.expect(key, 0, 1, may_miss=True)
+        for version in (0, None):
+            async for lent, ended in _cancelled(probe, _new_key(probe, version), _store):
+                if not ended:
+                    return
+                versions = (1,) if version is None else (0, 1)
+                await probe.expect(lent.key, *versions, may_miss=True)
+
+
+def _new_key(probe: Probe, version: int | None) -> Callable[[], Awaitable[OffloadKey]]:
+    """Makes keys under which a version is stored, or nothing."""
+
+    async def make() -> OffloadKey:
+        (key,) = probe.subject.new_keys(1)
+        if version is not None:
+            await probe.put([key], version)
+        return key
+
+    return make
 
 
 async def _store(probe: Probe, batch: Sequence[LentBuffers]) -> object:
@@ -104,16 +101,16 @@ async def _load(probe: Probe, batch: Sequence[LentBuffers]) -> object:
 
 
 async def _cancelled(
-    probe: Probe, key: OffloadKey, move: _Move
+    probe: Probe, new_key: Callable[[], Awaitable[OffloadKey]], move: _Move
 ) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Start a call again and again and cancel it, each time a little later.
+    """Start a call again and again, on another key, and cancel it, each time a little later.
 
     Yields:
         The buffers of each, which begin as version 1, and whether the call has ended.
     """
     clock = probe.subject.clock
     for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((0, s) for s in _DELAYS_S)]:
-        lent = probe.full(key, version=1)
+        lent = probe.full(await new_key(), version=1)
         task = probe.start(_call(move, probe, lent), "to be cancelled")
         # Before its first step a task is only thrown away.
         await asyncio.sleep(0)
@@ -131,3 +128,8 @@ async def _cancelled(
 
 async def _call(move: _Move, probe: Probe, lent: LentBuffers) -> None:
     await move(probe, [lent])
+
+
+def _holds_some(found: bytes, content: bytes) -> bool:
+    pieces = zip(pieces_of(found), pieces_of(content), strict=True)
+    return any(one == other for one, other in pieces)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError, TierError
 from kvtier_sdk.testing.conformance.probe import is_miss, told
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
@@ -10,17 +9,6 @@ from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability
 
 _MORE_THAN_FIT = 100
-
-
-@check(says="which of the optional coroutines are implemented.")
-async def check_capabilities_are_implemented(subject: TierSubject) -> None:
-    """What is declared is implemented."""
-    tier = subject.tier_class
-    for capability in Capability:
-        method = (capability.name or "").lower()
-        declared, base = capability in tier.capabilities, getattr(SecondaryTierManager, method)
-        if declared and getattr(tier, method) is base:
-            raise Breach(f"{capability.name} is declared, and {method} is not implemented")
 
 
 @check(Capability.DELETE, says="Forget chunks; those that are not there are no error.")

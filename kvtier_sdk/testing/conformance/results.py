@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvtier_sdk.errors import TierError
-from kvtier_sdk.testing.conformance.probe import told
+from kvtier_sdk.testing.conformance.probe import is_miss, told
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability
@@ -42,7 +41,7 @@ async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> Non
     """Each result stands where its chunk stands in the batch."""
     async with subject.opened() as probe:
         stored = await probe.put(subject.new_keys(3))
-        absent = subject.new_keys(2)
+        absent = subject.new_keys(1)
         batch = stored[:1] + absent + stored[1:]
         expected = [key in stored for key in batch]
         answers = await probe.lookup(batch)
@@ -97,13 +96,11 @@ async def check_big_batches(subject: TierSubject) -> None:
         stored = await probe.put(subject.new_keys(1))
         keys = [*subject.new_keys(_BIG_BATCH - 1), *stored]
         answers = await probe.lookup(keys)
-        if stored and not answers[-1]:
+        if stored and not any(answers):
             raise Breach(f"of {len(keys)} chunks asked for at once, the one that is there is not")
-        for verdict in await probe.load([probe.empty(key) for key in keys[:-1]]):
-            if verdict is None:
-                raise Breach("a chunk that was never stored was loaded")
-        if Capability.DELETE in subject.tier_class.capabilities:
-            await probe.bounded(probe.tier.delete(keys), "delete")
+        for verdict in await probe.load([probe.empty(key) for key in keys]):
+            if verdict is not None and not is_miss(verdict):
+                raise Breach(f"loading {len(keys)} chunks at once: {told(verdict)}")
 
 
 @check(Hook.WRITE_RAW, says="Only TierError and its subclasses are raised")
@@ -115,9 +112,6 @@ async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
             if key is None:
                 continue
             await subject.call(Hook.WRITE_RAW, key, content)
-            found = await probe.get(key)
-            if not isinstance(found, TierError) and found not in (content, probe.content(key)):
-                raise Breach(
-                    f"the store was made to hold {content[:20]!r}, and load brought something else"
-                )
+            # What else is wrong with the answers is the business of other checks.
+            await probe.get(key)
             await probe.lookup([key])

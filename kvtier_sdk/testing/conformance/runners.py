@@ -17,8 +17,8 @@ from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.tiering.runners import make_runner
 from kvtier_sdk.types import OffloadKey
 
-_SLOTS = 8
-_CHUNKS = 4
+_CHUNKS = 3
+_SLOTS = 2 * _CHUNKS
 _DEADLINES = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
 _BUILT = "A tier is built from its options alone, in this process or in one of its own."
 
