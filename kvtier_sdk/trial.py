@@ -72,7 +72,7 @@ class TierTrial:
 
 
 def try_tiers(
-    config: TieringConfig, *, chunk_bytes: int, timeout_s: float = 10.0, clock: Clock | None = None
+    config: TieringConfig, *, chunk_bytes: int, timeout_s: float = 30.0, clock: Clock | None = None
 ) -> Iterator[TierTrial]:
     """Connect to each tier, and have it store, find, load and remove a chunk of nobody's.
 

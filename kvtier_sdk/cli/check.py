@@ -81,7 +81,7 @@ def check_command(
     ] = None,
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="What each step with a tier may take.")
-    ] = "10s",
+    ] = "30s",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
     ] = False,

@@ -47,7 +47,7 @@ GUEST: dict[str, Any] = {
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", "check"]
     return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [*command, *arguments], capture_output=True, text=True, timeout=300, check=False
     )
 
 

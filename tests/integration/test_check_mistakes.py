@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.redis_server import Server
+from support.s3_server import SECRET_ACCESS_KEY, S3Server
 from support.small_shm import run_with_shm
 
 #: Name, what the file says, what is said about it.
@@ -93,6 +94,16 @@ MISTAKES = [
         "the same options",
     ),
     (
+        "a bucket that is not there",
+        """
+        slots = 4
+        tiers = ["s3://kvcache/chunks?{s3}"]
+        """,
+        "tier 's3': bucket 'kvcache' does not exist at http://{endpoint}; create it, or check "
+        "option 'bucket' (the server answered 404 NoSuchBucket: The specified bucket does not "
+        "exist)",
+    ),
+    (
         "a capacity below one chunk",
         """
         slots = 4
@@ -132,10 +143,10 @@ def check(file: Path, *arguments: str, site: Path | None = None) -> tuple[int, d
     """Exit status and findings."""
     command = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", "check"]
     done = subprocess.run(
-        [*command, "--json", *arguments, str(file)],
+        [*command, "--json", "--timeout", "120s", *arguments, str(file)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={**os.environ, "PYTHONPATH": str(site or "")},
     )
@@ -161,21 +172,34 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server with another bucket."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
 )
 def test_a_mistake_is_told_in_one_message(
-    text: str, expected: str, tmp_path: Path, faulty_site: Path, guarded: Server
+    text: str, expected: str, tmp_path: Path, faulty_site: Path, guarded: Server, s3: S3Server
 ) -> None:
     (tmp_path / "kv.toml").write_text(
-        textwrap.dedent(text).replace("{tmp}", str(tmp_path)).replace("{port}", str(guarded.port))
+        textwrap.dedent(text)
+        .replace("{tmp}", str(tmp_path))
+        .replace("{port}", str(guarded.port))
+        .replace("{s3}", s3.tier_url().partition("?")[2])
     )
-    installed = "broken, file, memory, newer, redis, stranger"
+    installed = "broken, file, memory, newer, redis, s3, stranger"
     expected = expected.replace("{tmp}", str(tmp_path)).replace("{installed}", installed)
+    expected = expected.replace("http://{endpoint}", s3.endpoint)
     status, findings = check(tmp_path / "kv.toml", site=faulty_site)
     assert told(findings, tmp_path) == expected
     assert status == (2 if IN_THE_TEXT.match(expected) else 1)
-    assert "hunter2" not in json.dumps(findings)
+    shown = json.dumps(findings)
+    assert "hunter2" not in shown
+    assert SECRET_ACCESS_KEY not in shown
 
 
 def test_a_pool_larger_than_shared_memory_is_told(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def complaint(*tiers: str) -> str:
         (("memory:", "file:///a", "file:///a/b?name=n"), "tiers[2]", "where 'file' (tiers[1])"),
         (("file:///", "file:///a?name=n"), "tiers[1]", "inside file:///"),
         (("file:///a?fsync=true", "file:///a/?name=n"), "tiers[1]", "other options (fsync)"),
+        (("s3://b/p", "s3://b/p/q?name=n"), "tiers[1]", "keeps its chunks in s3:///b/p/q, inside"),
         (("redis://h:1/0", "redis://h:1?ttl=1h&name=n"), "tiers[1]", "other options (ttl)"),
     ],
 )
@@ -51,6 +52,8 @@ def test_a_clash_names_the_later_tier(tiers: tuple[str, ...], path: str, said: s
         ("redis://h:1/0", "redis://h:1/1?name=n"),
         ("redis://h:1/0", "redis://h:2/0?name=n"),
         ("redis://h:1/0?prefix=a", "redis://h:1/0?prefix=a/b&name=n"),
+        ("s3://b/p", "s3://b/pq?name=n"),
+        ("s3://b/p", "s3://b/p/q?name=n&endpoint=http://h:1"),
         ("redis+unix:///run/a", "redis+unix:///run/a/b?name=n"),
     ],
 )
