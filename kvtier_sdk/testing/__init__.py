@@ -1,6 +1,6 @@
-"""Tools for testing tiers and managers: the conformance kit, a virtual clock, a runner by hand.
+"""Tools for testing tiers and managers: the conformance kit, faults, a virtual clock.
 
-What needs pytest is loaded when it is asked for; the rest does without.
+What needs pytest or hypothesis is loaded when it is asked for; the rest does without.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -77,10 +77,12 @@ from kvtier_sdk.testing.conformance.runners import (
     check_it_runs_in_a_thread,
 )
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
+from kvtier_sdk.testing.faulty import Fault, FaultKind, FaultPlan, FaultyTier, faulty
 from kvtier_sdk.testing.inline_runner import InlineRunner
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
+    from kvtier_sdk.testing.conformance.machine import tier_state_machine
     from kvtier_sdk.testing.conformance.suite import TierConformance
 
 __all__ = [
@@ -88,6 +90,10 @@ __all__ = [
     "Check",
     "CheckSkipped",
     "ConformanceError",
+    "Fault",
+    "FaultKind",
+    "FaultPlan",
+    "FaultyTier",
     "Hook",
     "InlineRunner",
     "TierConformance",
@@ -138,10 +144,15 @@ __all__ = [
     "check_touch_changes_nothing",
     "check_usage_counts_what_is_stored",
     "check_what_is_stored_comes_back",
+    "faulty",
+    "tier_state_machine",
 ]
 
 # Name to the module that has it.
-_NEEDS_EXTRA = {"TierConformance": "kvtier_sdk.testing.conformance.suite"}
+_NEEDS_EXTRA = {
+    "TierConformance": "kvtier_sdk.testing.conformance.suite",
+    "tier_state_machine": "kvtier_sdk.testing.conformance.machine",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -54,7 +54,7 @@ async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> Non
             raise Breach(f"asked for chunks of which {expected} are there, load said {loaded}")
 
 
-@check(says="A TierError says why that one chunk was not.")
+@check(says="a TierError says why that one chunk was not.")
 async def check_one_failure_fails_alone(subject: TierSubject) -> None:
     """A chunk that cannot be loaded does not take the others of its batch with it."""
     async with subject.opened() as probe:

@@ -7,9 +7,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.runner.thread_runner import end_event_loop
+from kvtier_sdk.testing.conformance.machine import tier_state_machine
 from kvtier_sdk.testing.conformance.rules import CHECKS, Check, CheckSkipped, Hook
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
 from kvtier_sdk.types import OffloadKey
@@ -38,6 +41,7 @@ class TierConformance:
         patience_s: after which a call counts as one that never ends.
         blocking_s: after which a loop that does not turn counts as blocked.
         settle_s: how long to wait for what should not happen.
+        sequences: how many sequences of calls are compared with a dictionary.
     """
 
     chunk_bytes: ClassVar[int] = TierSubject.chunk_bytes
@@ -45,6 +49,7 @@ class TierConformance:
     patience_s: ClassVar[float] = TierSubject.patience_s
     blocking_s: ClassVar[float] = TierSubject.blocking_s
     settle_s: ClassVar[float] = TierSubject.settle_s
+    sequences: ClassVar[int] = 20
 
     @pytest.fixture
     def tier(self) -> TierLike:
@@ -128,6 +133,13 @@ class TierConformance:
             settle_s=self.settle_s,
             namespace=self.namespace,
             **given,
+        )
+
+    def test_any_sequence_of_calls(self, subject: TierSubject) -> None:
+        """Whatever is called in whatever order, a load brings what was stored, or nothing."""
+        run_state_machine_as_test(
+            tier_state_machine(lambda: subject),
+            settings=settings(max_examples=self.sequences, stateful_step_count=20, deadline=None),
         )
 
 
