@@ -1,4 +1,4 @@
-"""Tiers as authors write them. mypy complains where a comment says so, and nowhere else."""
+"""Tiers as authors write them. mypy complains where ``E`` and a code say so, and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvtier_sdk import (
     RequestContext,
     SecondaryTierManager,
     TierConfig,
+    TierContext,
     TierError,
     Transfer,
     Usage,
@@ -59,54 +60,54 @@ class RightChunks(ChunkTierManager):
 
 
 class NotAsync(Right):
-    def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> list[bool]:  # refused: override
+    def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:  # E: override
         return []
 
 
 class NoRequest(Right):
-    async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:  # refused: override
+    async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:  # E: override
         return []
 
 
 class OneVerdict(Right):
-    async def store(self, batch: Sequence[Transfer]) -> TierError | None:  # refused: override
+    async def store(self, batch: Sequence[Transfer]) -> TierError | None:  # E: override
         return None
 
 
 class NarrowBatch(Right):
-    async def load(self, batch: list[Transfer]) -> Sequence[TierError | None]:  # refused: override
+    async def load(self, batch: list[Transfer]) -> Sequence[TierError | None]:  # E: override
         return []
 
 
 class BooleanVerdicts(Right):
-    async def load(self, batch: Sequence[Transfer]) -> list[bool]:  # refused: override
+    async def load(self, batch: Sequence[Transfer]) -> list[bool]:  # E: override
         return []
 
 
 class ListedScan(Right):
-    async def scan(self) -> list[Entry]:  # refused: override
+    async def scan(self) -> list[Entry]:  # E: override
         return []
 
 
 class TextKeys(RightChunks):
-    async def contains_chunk(self, key: str) -> bool:  # refused: override
+    async def contains_chunk(self, key: str) -> bool:  # E: override
         return False
 
 
 class TextVersion(RightChunks):
-    contract_version = "1"  # refused: assignment
+    contract_version = "1"  # E: assignment
 
 
 class DictConfig(RightChunks):
-    config_model = dict  # refused: assignment
+    config_model = dict  # E: assignment
 
 
 class Forgetful(EvictionPolicy):
-    def on_access(self, key: OffloadKey, now_s: float) -> None:  # refused: override
+    def on_access(self, key: OffloadKey, now_s: float) -> None:  # E: override
         return None
 
 
-def unfinished(config: TierConfig) -> None:
+def unfinished(config: TierConfig, context: TierContext) -> None:
     class NoLoad(ChunkTierManager):
         contract_version = 1
 
@@ -116,4 +117,4 @@ def unfinished(config: TierConfig) -> None:
         async def store_chunk(self, transfer: Transfer) -> None:
             return None
 
-    NoLoad(config, None)  # type: ignore[arg-type]  # refused: abstract
+    NoLoad(config, context)  # E: abstract
