@@ -128,3 +128,28 @@ asyncio.run(check_what_is_stored_comes_back(TierSubject("memory:")))
 print("passed")
 """
     assert run_without(["pytest", "hypothesis"], code) == "passed\n"
+
+
+PAGE = (Path(kvtier_sdk.__file__).parents[1] / "docs" / "conformance.md").read_text()
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_check_has_its_row_on_the_page(check: Check) -> None:
+    needs = [
+        getattr(need, "name" if isinstance(need.value, int) else "value") for need in check.needs
+    ]
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{check.name}` |")]
+    assert row.startswith(f"| `{check.name}` | {check.rule} |")
+    assert all(f"`{need}`" in row for need in needs)
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+def test_a_block_of_the_page_runs(block: str) -> None:
+    exec(compile(block, "docs/conformance.md", "exec"), {"__name__": "page"})
+
+
+def test_the_page_names_every_hook_and_setting() -> None:
+    suite = testing.TierConformance
+    settings = [name for name in suite.__annotations__ if not name.startswith("_")]
+    for name in [*settings, *(hook.value for hook in testing.Hook)]:
+        assert f"`{name}" in PAGE

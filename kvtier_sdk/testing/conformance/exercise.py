@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.runner.thread_runner import end_event_loop
@@ -16,6 +16,7 @@ from kvtier_sdk.types import Capability
 
 #: So many times the settling time is waited for what should go away.
 _SETTLINGS = 20
+_POLL_S = 0.002
 
 
 async def use(probe: Probe) -> None:
@@ -51,16 +52,24 @@ async def on_a_loop_of_its_own(subject: TierSubject, body: Callable[[], Awaitabl
         body: what runs there.
     """
 
+    raised: list[BaseException] = []
+
     def run() -> None:
         loop = subject.clock.new_event_loop()
         try:
             loop.run_until_complete(_awaited(body))
+        except BaseException as error:
+            raised.append(error)
         finally:
             end_event_loop(loop, subject.clock)
 
-    # A thread that is gone at the end: one of the running loop's own would look like a leak.
-    with ThreadPoolExecutor(1) as thread:
-        await asyncio.get_running_loop().run_in_executor(thread, run)
+    # Not one of the threads for blocking calls, which stay until this loop is closed.
+    thread = threading.Thread(target=run, name="loop of its own", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        await subject.clock.sleep(_POLL_S)
+    if raised:
+        raise raised.pop()
 
 
 async def vanishes(subject: TierSubject, left: Callable[[], list[str]]) -> list[str]:
