@@ -53,6 +53,7 @@ class Child:
         self._link = link
         self._writing = threading.Lock()
         self._runner: ThreadRunner | None = None
+        self._ending = False
 
     def serve(self) -> None:
         """Do what is asked until the engine says so, or is gone. Ends the process."""
@@ -113,8 +114,11 @@ class Child:
         try:
             runner.start()
         except BaseException as error:
-            self._refuse(error)
-        self.send(frame(Kind.OPENED, b""))
+            # One that was broken off is no refusal: the main thread is closing the tier.
+            if not self._ending:
+                self._refuse(error)
+        else:
+            self.send(frame(Kind.OPENED, b""))
 
     def _refuse(self, error: BaseException) -> None:
         self.send(plain_frame(Kind.REFUSED, write_error(error)))
@@ -126,6 +130,7 @@ class Child:
         self.send(plain_frame(Kind.DRAIN, ended))
 
     def _end(self, timeout_s: float) -> None:
+        self._ending = True
         if self._runner is not None:
             self._runner.close(timeout_s)
             self._send_reports()

@@ -59,6 +59,7 @@ class ScriptedConfig(MemoryTierConfig):
     on_open: str = ""
     on_lookup: str = ""
     on_load: str = ""
+    close_s: float = 0.0
     secret_key: SecretStr = SecretStr("")
 
 
@@ -83,6 +84,7 @@ class ScriptedTier(MemoryTier):
         return await super().load(batch)
 
     async def close(self) -> None:
+        await asyncio.sleep(self.config.close_s)
         self._note("closed")
 
     def _note(self, what: str) -> None:

@@ -139,7 +139,7 @@ def test_a_tier_that_does_not_open_is_told_and_closed(
 def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make_rig(on_open="hang")
+    rig = make_rig(on_open="hang", close_s=0.1)
 
     def interrupt() -> None:
         rig.wait_past("hanging")
