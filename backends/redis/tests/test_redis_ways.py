@@ -141,7 +141,8 @@ def sentinel_group(make_server):
     sentinel = make_server(
         sentinel=f"sentinel monitor kv 127.0.0.1 {master.port} 1\n"
         "sentinel auth-pass kv secret\n"
-        "sentinel down-after-milliseconds kv 300\n"
+        # On a busy machine a master is silent for longer than a test would wait for its end.
+        "sentinel down-after-milliseconds kv 60000\n"
         "sentinel failover-timeout kv 2000\n"
         "requirepass guarded"
     )
@@ -168,6 +169,7 @@ async def test_sentinel_and_a_failover(bench, sentinel_group):
     assert group.master.ask("EXISTS", bench.name(KEYS[0])) == 1
     group.master.ask("WAIT", 1, 5000)
     group.master.kill()
+    group.sentinel.ask("SENTINEL", "SET", "kv", "down-after-milliseconds", 300)
 
     async def both_ways() -> bool:
         return await bench.put(tier, KEYS[9]) == [None] and await bench.loads(tier, KEYS[9])
@@ -189,12 +191,7 @@ async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
 @pytest.fixture
 def start_cluster(make_server):
     def start(count: int, replicas: int = 0):
-        servers = [
-            make_server(
-                "--cluster-enabled", "yes", "--cluster-node-timeout", "500", *AT_ONCE
-            ).start()
-            for _ in range(count)
-        ]
+        servers = [make_server("--cluster-enabled", "yes", *AT_ONCE).start() for _ in range(count)]
         nodes = [f"127.0.0.1:{server.port}" for server in servers]
         command = ["redis-cli", "--cluster", "create", *nodes, "--cluster-yes"]
         subprocess.run(
@@ -269,6 +266,8 @@ async def test_a_node_that_is_failed_over(bench, start_cluster):
     tier = await bench.open(f"{servers[1].url}?cluster=yes")
     assert await bench.put(tier, *KEYS) == [None] * 120
     servers[0].kill()
+    for server in servers[1:]:
+        server.ask("CONFIG", "SET", "cluster-node-timeout", 500)
 
     async def all_back() -> bool:
         verdicts = await bench.put(tier, *KEYS)
