@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -26,6 +26,9 @@ from kvtier_sdk.types import (
 
 #: The version of :class:`SecondaryTierManager` that this release speaks.
 CONTRACT_VERSION = 1
+
+#: The releases of kvtier-sdk that speak each version of it, in pip's words.
+CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,10 @@ class SecondaryTierManager(ABC):
     - *Storing a key twice is harmless*; the last complete object or the first stays.
     - *An outage is a* :class:`TierUnavailableError`, never ``False`` from :meth:`lookup`.
     - Only :class:`TierError` and its subclasses are raised (:func:`kvtier_sdk.map_exceptions`).
+    - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
+      nowhere else.
+    - *A tier is built from its options alone*, in this process or in one of its own.
+    - *A closed tier leaves nothing behind*: no task, thread, file descriptor or buffer.
 
     Attributes:
         config_model: the class of this tier's options.
@@ -170,7 +177,10 @@ class SecondaryTierManager(ABC):
         """
 
     async def close(self) -> None:
-        """Let go of everything. Called once, also after :meth:`open` has failed."""
+        """Let go of everything, in bounded time, also after :meth:`open` has failed.
+
+        Calls that are under way end, with a result or an error. A second call does nothing.
+        """
         return
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:

@@ -1,6 +1,169 @@
-"""Tools for testing tiers and managers: a virtual clock and a runner that is stepped by hand."""
+"""Tools for testing tiers and managers: the conformance kit, faults, a virtual clock.
 
+What needs pytest or hypothesis is loaded when it is asked for; the rest does without.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from kvtier_sdk.testing.conformance.cancellation import (
+    check_a_cancelled_call_ends,
+    check_a_cancelled_load_writes_nothing_more,
+    check_a_cancelled_store_leaves_no_part,
+    check_a_cancelled_store_reads_nothing_more,
+)
+from kvtier_sdk.testing.conformance.concurrency import (
+    check_concurrent_stores_leave_one_whole_object,
+    check_no_partly_written_object_is_visible,
+)
+from kvtier_sdk.testing.conformance.isolation import (
+    check_groups_are_apart,
+    check_keys_of_any_bytes,
+    check_namespaces_are_apart,
+    check_similar_keys_are_apart,
+)
+from kvtier_sdk.testing.conformance.leaks import (
+    check_no_buffer_is_kept,
+    check_no_descriptor_is_left,
+    check_no_task_is_left,
+    check_no_thread_is_left,
+)
+from kvtier_sdk.testing.conformance.lifecycle import (
+    check_bad_settings_fail_in_open,
+    check_chunks_outlive_the_instance,
+    check_close_ends,
+    check_close_ends_what_runs,
+    check_closing_twice_is_harmless,
+)
+from kvtier_sdk.testing.conformance.liveness import check_the_loop_is_never_blocked
+from kvtier_sdk.testing.conformance.optional import (
+    check_a_full_tier_refuses_or_makes_room,
+    check_delete_forgets,
+    check_scan_lists_what_is_stored,
+    check_touch_changes_nothing,
+    check_usage_counts_what_is_stored,
+)
+from kvtier_sdk.testing.conformance.outage import (
+    check_a_tier_comes_back_after_an_outage,
+    check_an_outage_is_no_miss,
+)
+from kvtier_sdk.testing.conformance.presence import (
+    check_absent_is_not_found,
+    check_another_length_is_corrupt,
+    check_buffers_at_any_address,
+    check_chunks_of_any_length,
+    check_lookup_tells_stored_from_absent,
+    check_store_leaves_its_buffers_alone,
+    check_storing_twice_is_harmless,
+    check_what_is_stored_comes_back,
+)
+from kvtier_sdk.testing.conformance.results import (
+    check_an_empty_batch_is_no_results,
+    check_big_batches,
+    check_duplicates_in_a_batch,
+    check_one_failure_fails_alone,
+    check_only_tier_errors_are_raised,
+    check_results_have_the_length_of_the_batch,
+    check_results_have_the_order_of_the_batch,
+)
+from kvtier_sdk.testing.conformance.rules import (
+    CHECKS,
+    Check,
+    CheckSkipped,
+    ConformanceError,
+    Hook,
+)
+from kvtier_sdk.testing.conformance.runners import (
+    check_it_runs_in_a_process,
+    check_it_runs_in_a_thread,
+)
+from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
+from kvtier_sdk.testing.faulty import Fault, FaultKind, FaultPlan, FaultyTier, faulty
 from kvtier_sdk.testing.inline_runner import InlineRunner
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 
-__all__ = ["InlineRunner", "VirtualClock"]
+if TYPE_CHECKING:
+    from kvtier_sdk.testing.conformance.machine import tier_state_machine
+    from kvtier_sdk.testing.conformance.suite import TierConformance
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "CheckSkipped",
+    "ConformanceError",
+    "Fault",
+    "FaultKind",
+    "FaultPlan",
+    "FaultyTier",
+    "Hook",
+    "InlineRunner",
+    "TierConformance",
+    "TierLike",
+    "TierSubject",
+    "VirtualClock",
+    "check_a_cancelled_call_ends",
+    "check_a_cancelled_load_writes_nothing_more",
+    "check_a_cancelled_store_leaves_no_part",
+    "check_a_cancelled_store_reads_nothing_more",
+    "check_a_full_tier_refuses_or_makes_room",
+    "check_a_tier_comes_back_after_an_outage",
+    "check_absent_is_not_found",
+    "check_an_empty_batch_is_no_results",
+    "check_an_outage_is_no_miss",
+    "check_another_length_is_corrupt",
+    "check_bad_settings_fail_in_open",
+    "check_big_batches",
+    "check_buffers_at_any_address",
+    "check_chunks_of_any_length",
+    "check_chunks_outlive_the_instance",
+    "check_close_ends",
+    "check_close_ends_what_runs",
+    "check_closing_twice_is_harmless",
+    "check_concurrent_stores_leave_one_whole_object",
+    "check_delete_forgets",
+    "check_duplicates_in_a_batch",
+    "check_groups_are_apart",
+    "check_it_runs_in_a_process",
+    "check_it_runs_in_a_thread",
+    "check_keys_of_any_bytes",
+    "check_lookup_tells_stored_from_absent",
+    "check_namespaces_are_apart",
+    "check_no_buffer_is_kept",
+    "check_no_descriptor_is_left",
+    "check_no_partly_written_object_is_visible",
+    "check_no_task_is_left",
+    "check_no_thread_is_left",
+    "check_one_failure_fails_alone",
+    "check_only_tier_errors_are_raised",
+    "check_results_have_the_length_of_the_batch",
+    "check_results_have_the_order_of_the_batch",
+    "check_scan_lists_what_is_stored",
+    "check_similar_keys_are_apart",
+    "check_store_leaves_its_buffers_alone",
+    "check_storing_twice_is_harmless",
+    "check_the_loop_is_never_blocked",
+    "check_touch_changes_nothing",
+    "check_usage_counts_what_is_stored",
+    "check_what_is_stored_comes_back",
+    "faulty",
+    "tier_state_machine",
+]
+
+# Name to the module that has it.
+_NEEDS_EXTRA = {
+    "TierConformance": "kvtier_sdk.testing.conformance.suite",
+    "tier_state_machine": "kvtier_sdk.testing.conformance.machine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_EXTRA:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        return getattr(import_module(_NEEDS_EXTRA[name]), name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{__name__}.{name} needs {error.name}: pip install 'kvtier-sdk[testing]'",
+            name=error.name,
+        ) from error

@@ -48,11 +48,22 @@ class InlineRunner:
         self._event_loop.run_until_complete(self._clock.sleep(duration_s))
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel what is queued and wait for what runs; whether all of it ended in time."""
+        """Cancel what is queued and wait for what runs.
+
+        Args:
+            timeout_s: how long, on the clock.
+
+        Returns:
+            Whether all of it ended in time.
+        """
         return self._event_loop.run_until_complete(self._tier_loop.drain(timeout_s))
 
     def close(self, timeout_s: float) -> None:
-        """Drain, close the tier, and close the event loop."""
+        """Drain, close the tier, and close the event loop.
+
+        Args:
+            timeout_s: for draining.
+        """
         self.drain(timeout_s)
         self._event_loop.run_until_complete(self._tier_loop.close())
         end_event_loop(self._event_loop, self._clock)

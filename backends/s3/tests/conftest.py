@@ -184,6 +184,12 @@ async def bench(server: S3Server) -> AsyncIterator[S3Bench]:
 
 
 @pytest.fixture
+def make_bench() -> type[S3Bench]:
+    """:class:`S3Bench`, for tests that cannot import it."""
+    return S3Bench
+
+
+@pytest.fixture
 async def proxy(server: S3Server) -> AsyncIterator[Proxy]:
     proxy = Proxy(server.port, "http")
     yield proxy

@@ -1,0 +1,38 @@
+"""The file tier keeps the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtier_sdk.testing import TierConformance
+
+
+class TestFileTier(TierConformance):
+    @pytest.fixture(params=["off", "auto"])
+    def tier(self, tmp_path, request):
+        self.root = tmp_path / "kv"
+        return self._entry(direct_io=request.param)
+
+    def read_raw(self, key):
+        return self._file(key).read_bytes() if self._file(key).exists() else None
+
+    def write_raw(self, key, data):
+        self._file(key).write_bytes(data)
+
+    def bad_settings(self):
+        return {
+            "a root that is a file": self._entry(root=str(Path(__file__))),
+            "capacity below one chunk": self._entry(capacity="4KiB"),
+        }
+
+    def small_tier(self, object_bytes):
+        return self._entry(root=f"{self.root}-small", capacity=10 * object_bytes)
+
+    def _entry(self, **options):
+        return {"type": "file", "root": str(self.root), "min_free": 0, **options}
+
+    def _file(self, key):
+        directory = self.root / self.namespace.fingerprint
+        return next(directory.glob(f"*/{key.hex()}.kv"), directory / "absent")

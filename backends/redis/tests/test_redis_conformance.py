@@ -1,0 +1,44 @@
+"""The Redis tier keeps the contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtier_sdk.testing import TierConformance
+
+
+class TestRedisTier(TierConformance):
+    @pytest.fixture
+    def tier(self, make_server, server):
+        self.make_server = make_server
+        self.server = server
+        return server.url
+
+    def read_raw(self, key):
+        return self.server.ask("GET", self._name(key))
+
+    def write_raw(self, key, data):
+        self.server.ask("SET", self._name(key), data)
+
+    def break_connection(self):
+        self.server.kill()
+
+    def restore_connection(self):
+        self.server.start()
+
+    def bad_settings(self):
+        stopped = self.make_server()
+        guarded = self.make_server("--requirepass", "secret")
+        guarded.client_options["password"] = "secret"
+        return {
+            "nobody listens": stopped.url,
+            "no password": guarded.start().url,
+            "no such database": f"{self.server.url}/4711",
+        }
+
+    def small_tier(self, object_bytes):
+        full = self.make_server("--maxmemory", str(2**20 + 40 * object_bytes))
+        return full.start().url
+
+    def _name(self, key):
+        return f"kvtier{{}}{self.namespace.fingerprint}:".encode() + key

@@ -1,0 +1,93 @@
+"""One tier's life with a little of everything in it, for checks that look at what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+
+from kvtier_sdk.errors import TierError
+from kvtier_sdk.runner.thread_runner import end_event_loop
+from kvtier_sdk.testing.conformance.probe import Probe
+from kvtier_sdk.testing.conformance.rules import Breach
+from kvtier_sdk.testing.conformance.subject import TierSubject
+from kvtier_sdk.types import Capability
+
+#: So many times the settling time is waited for what should go away.
+_SETTLINGS = 20
+_POLL_S = 0.002
+
+
+async def use(probe: Probe) -> None:
+    """Store, find, load, miss, and cancel; how each goes is the business of other checks."""
+    keys = probe.subject.new_keys(3)
+    with contextlib.suppress(Breach, TierError):
+        await probe.store([probe.full(key) for key in keys[:2]])
+        await probe.lookup(keys)
+        await probe.load([probe.empty(key) for key in keys])
+        for operation in ("store", "load"):
+            lent = probe.full(keys[0])
+            task = probe.start(getattr(probe.tier, operation)([lent.transfer]), operation)
+            await asyncio.sleep(0)
+            task.cancel()
+            await probe.ends(task)
+        if Capability.SCAN in probe.tier.capabilities:
+            await probe.scan()
+        if Capability.USAGE in probe.tier.capabilities:
+            await probe.bounded(probe.tier.usage(), "usage")
+
+
+async def live(subject: TierSubject) -> None:
+    """Open an instance, use it, close it."""
+    async with subject.opened() as probe:
+        await use(probe)
+
+
+async def on_a_loop_of_its_own(subject: TierSubject, body: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine function on a new event loop in another thread, to the loop's end.
+
+    Args:
+        subject: whose clock makes the loop.
+        body: what runs there.
+    """
+
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        loop = subject.clock.new_event_loop()
+        try:
+            loop.run_until_complete(_awaited(body))
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            end_event_loop(loop, subject.clock)
+
+    # Not one of the threads for blocking calls, which stay until this loop is closed.
+    thread = threading.Thread(target=run, name="loop of its own", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        await subject.clock.sleep(_POLL_S)
+    if raised:
+        raise raised.pop()
+
+
+async def vanishes(subject: TierSubject, left: Callable[[], list[str]]) -> list[str]:
+    """Wait a little until nothing is left.
+
+    Args:
+        subject: how long it takes to settle.
+        left: describes what there is still.
+
+    Returns:
+        What is left in the end.
+    """
+    for _ in range(_SETTLINGS):
+        if not left():
+            return []
+        await subject.clock.sleep(subject.settle_s)
+    return left()
+
+
+async def _awaited(body: Callable[[], Awaitable[None]]) -> None:
+    await body()

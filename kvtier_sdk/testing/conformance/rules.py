@@ -1,0 +1,140 @@
+"""What a check is: one rule of the contract, what the contract says of it, and what it needs."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.types import Capability, Medium
+
+if TYPE_CHECKING:
+    from kvtier_sdk.testing.conformance.subject import TierSubject
+
+
+class ConformanceError(AssertionError):
+    """A tier breaks a rule. The message names rule and breach, and cites the contract.
+
+    Attributes:
+        check: name of the check that failed.
+        rule: the rule in one line.
+    """
+
+    def __init__(self, check: str, rule: str, breach: str, says: str) -> None:
+        super().__init__(f'{rule}\n  found: {breach}\n  contract: "{says}"\n  check: {check}')
+        self.check = check
+        self.rule = rule
+
+
+class CheckSkipped(unittest.SkipTest):
+    """A check does not apply, for what the tier does not declare or its author does not give.
+
+    Test frameworks take it for a skip and print the reason.
+    """
+
+
+class Breach(Exception):  # noqa: N818  # what it becomes has the suffix
+    """Raised inside of a check; it becomes a :class:`ConformanceError` of that check."""
+
+
+class Hook(Enum):
+    """What an author may give a check besides the tier."""
+
+    READ_RAW = "read_raw"
+    WRITE_RAW = "write_raw"
+    BREAK_CONNECTION = "break_connection"
+    RESTORE_CONNECTION = "restore_connection"
+    BAD_SETTINGS = "bad_settings"
+    SMALL_TIER = "small_tier"
+
+
+#: What a check cannot do without.
+Need: TypeAlias = Capability | Hook | Medium
+
+#: What every check function looks like.
+CheckFunction: TypeAlias = Callable[["TierSubject"], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One rule, and the coroutine that holds a tier to it.
+
+    Attributes:
+        name: of the function.
+        rule: what a tier has to do, in one line.
+        says: the sentence of the contract that asks for it.
+        needs: capabilities, hooks or medium without which it is skipped.
+        run: the coroutine function.
+    """
+
+    name: str
+    rule: str
+    says: str
+    needs: tuple[Need, ...]
+    run: CheckFunction
+
+
+_checks: dict[str, Check] = {}
+
+#: Every check by name.
+CHECKS: Mapping[str, Check] = MappingProxyType(_checks)
+
+
+def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
+    """Make a coroutine function a check; the first line of its docstring is the rule.
+
+    Args:
+        needs: without which it is skipped.
+        says: a sentence of the contract's docstrings, word for word.
+
+    Returns:
+        A decorator.
+    """
+
+    def decorate(body: CheckFunction) -> CheckFunction:
+        name = body.__name__
+        rule = (body.__doc__ or "").partition("\n")[0]
+
+        async def run(subject: TierSubject) -> None:
+            for reason in _missing(subject, needs):
+                raise CheckSkipped(reason)
+            try:
+                await body(subject)
+            except Breach as breach:
+                raise ConformanceError(name, rule, str(breach), says) from breach.__cause__
+            except KVTierError as error:
+                what = f"the tier is well, and yet raised {type(error).__name__}: {error}"
+                raise ConformanceError(name, rule, what, says) from error
+
+        run.__name__ = run.__qualname__ = name
+        run.__module__ = body.__module__
+        run.__doc__ = f"{body.__doc__}{_ARGUMENTS}"
+        _checks[name] = Check(name, rule, says, needs, run)
+        return run
+
+    return decorate
+
+
+_ARGUMENTS = """
+
+    Args:
+        subject: the tier under test.
+
+    Raises:
+        ConformanceError: the tier breaks the rule.
+        CheckSkipped: the check does not apply to the tier.
+    """
+
+
+def _missing(subject: TierSubject, needs: tuple[Need, ...]) -> Iterator[str]:
+    for need in needs:
+        if isinstance(need, Capability) and need not in subject.tier_class.capabilities:
+            yield f"capability {need.name} is not declared"
+        elif isinstance(need, Medium) and need is not subject.tier_class.medium:
+            yield f"medium {subject.tier_class.medium.name} is declared, not {need.name}"
+        elif isinstance(need, Hook) and not subject.has(need):
+            yield f"no hook: {need.value}"

@@ -1,0 +1,207 @@
+"""The tier under test: how to make it, and what its author can do to it from outside."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.config import RunnerOptions
+from kvtier_sdk.contract import SecondaryTierManager, TierContext
+from kvtier_sdk.frame import header_bytes, round_up
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.testing.conformance.probe import Probe
+from kvtier_sdk.testing.conformance.rules import Hook
+from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.types import OffloadKey, make_offload_key
+
+#: A tier as a test names it: a URL, an entry of options, a validated one, or a class.
+TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
+
+_DEFAULTS = RunnerOptions.model_validate({})
+
+
+def tier_spec(tier: TierLike) -> TierSpec:
+    """The validated entry of a tier.
+
+    Args:
+        tier: a URL, an entry of options, a validated one, or a class that does without options.
+
+    Returns:
+        The entry.
+
+    Raises:
+        ConfigError: an option is wrong.
+        BackendError: the backend cannot be found or loaded.
+    """
+    if isinstance(tier, TierSpec):
+        return tier
+    if isinstance(tier, str):
+        return TierSpec.from_url(tier)
+    if isinstance(tier, Mapping):
+        return TierSpec.from_options(tier)
+    return TierSpec("under-test", "under-test", tier, tier.config_model(), _DEFAULTS)
+
+
+@dataclass
+class TierSubject:
+    """A tier to be checked. Each hook may be a plain function or a coroutine function.
+
+    The tier must have room for eight chunks. A subject can go through any number of checks: each
+    uses keys of its own.
+
+    Attributes:
+        tier: a URL, an entry of options, a validated one, or a class that does without options.
+        read_raw: what is stored under a key in the subject's namespace, past the tier; ``None``
+            where nothing is.
+        write_raw: replace what is stored under a key, which was stored before, past the tier.
+        break_connection: make the store unreachable, as an outage would.
+        restore_connection: end that.
+        bad_settings: what is wrong with a tier, to that tier; opening each must fail.
+        small_tier: makes a tier that has room for few chunks, from the length of an object in
+            bytes.
+        keeps_chunks: ``False`` for a tier that may refuse every store for want of room.
+        chunk_bytes: length of a payload.
+        patience_s: after which a call counts as one that never ends.
+        blocking_s: after which a loop that does not turn counts as blocked.
+        settle_s: how long to wait for what should not happen.
+        namespace: of the chunks; each subject has one of its own.
+        clock: time and tasks.
+    """
+
+    tier: TierLike
+    read_raw: Callable[[OffloadKey], bytes | Awaitable[bytes | None] | None] | None = None
+    write_raw: Callable[[OffloadKey, bytes], Awaitable[None] | None] | None = None
+    break_connection: Callable[[], Awaitable[None] | None] | None = None
+    restore_connection: Callable[[], Awaitable[None] | None] | None = None
+    bad_settings: Mapping[str, TierLike] | None = None
+    small_tier: Callable[[int], TierLike] | None = None
+    keeps_chunks: bool = True
+    chunk_bytes: int = 4096
+    patience_s: float = 30.0
+    blocking_s: float = 1.0
+    settle_s: float = 0.1
+    namespace: Namespace = field(default_factory=lambda: TierSubject.new_namespace())
+    clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        self.spec = tier_spec(self.tier)
+        self._salt = uuid.uuid4().bytes
+        self._numbers = itertools.count()
+
+    @staticmethod
+    def new_namespace() -> Namespace:
+        """A namespace that no other subject has."""
+        return Namespace({"model": "conformance", "run": uuid.uuid4().hex})
+
+    @property
+    def tier_class(self) -> type[SecondaryTierManager]:
+        """The backend."""
+        return self.spec.tier_class
+
+    def has(self, hook: Hook) -> bool:
+        """Whether the author gives a hook.
+
+        Args:
+            hook: which.
+        """
+        return getattr(self, hook.value) is not None
+
+    async def call(self, hook: Hook, *args: Any) -> Any:
+        """Call a hook that the author gives.
+
+        Args:
+            hook: which.
+            args: passed on.
+
+        Returns:
+            What it returns.
+        """
+        result = getattr(self, hook.value)(*args)
+        return await result if inspect.isawaitable(result) else result
+
+    def context(
+        self,
+        spec: TierSpec | None = None,
+        *,
+        namespace: Namespace | None = None,
+        chunk_bytes: int | None = None,
+        report_removed: Callable[[Iterable[OffloadKey]], None] | None = None,
+    ) -> TierContext:
+        """Surroundings for a tier.
+
+        Args:
+            spec: the tier; the subject's where absent.
+            namespace: of its chunks; the subject's where absent.
+            chunk_bytes: length of a payload; the subject's where absent.
+            report_removed: takes what the tier reports as removed.
+
+        Returns:
+            The surroundings.
+        """
+        spec = spec or self.spec
+        alignment = spec.tier_class.alignment
+        chunk_bytes = chunk_bytes or self.chunk_bytes
+        return TierContext(
+            name=spec.name,
+            namespace=namespace or self.namespace,
+            chunk_bytes=chunk_bytes,
+            header_bytes=header_bytes(alignment),
+            payload_bytes=round_up(chunk_bytes, alignment),
+            clock=self.clock,
+            logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
+            report_removed=report_removed or (lambda keys: None),
+        )
+
+    def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:
+        """An instance that is not open.
+
+        Args:
+            spec: the tier; the subject's where absent.
+            context: as for :meth:`context`.
+
+        Returns:
+            The instance.
+        """
+        spec = spec or self.spec
+        return spec.tier_class(spec.config, self.context(spec, **context))
+
+    @asynccontextmanager
+    async def opened(self, spec: TierSpec | None = None, **context: Any) -> AsyncIterator[Probe]:
+        """An open instance, closed at the end.
+
+        Args:
+            spec: the tier; the subject's where absent.
+            context: as for :meth:`context`.
+
+        Yields:
+            The instance, to be called through.
+        """
+        probe = Probe(self, self.make(spec, **context))
+        try:
+            await probe.open()
+            yield probe
+        finally:
+            await probe.clean_up()
+
+    def new_keys(self, count: int) -> list[OffloadKey]:
+        """Keys that no check has used.
+
+        Args:
+            count: how many.
+
+        Returns:
+            Keys of 36 bytes.
+        """
+        return [make_offload_key(self.new_hash()) for _ in range(count)]
+
+    def new_hash(self) -> bytes:
+        """A chain hash that no check has used: 32 bytes."""
+        return hashlib.sha256(self._salt + next(self._numbers).to_bytes(8, "big")).digest()

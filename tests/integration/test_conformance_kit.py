@@ -1,0 +1,126 @@
+"""The kit rejects each broken tier by the check that its fault belongs to, and no odd one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvtier_sdk.testing import (
+    CHECKS,
+    Check,
+    CheckSkipped,
+    ConformanceError,
+    TierSubject,
+    VirtualClock,
+    broken,
+    tier_state_machine,
+)
+from kvtier_sdk.testing.broken import BROKEN_TIERS, BrokenTier
+from kvtier_sdk.testing.conformance.suite import run_check
+from kvtier_sdk.testing.odd import ODD_TIERS, OddTier
+from kvtier_sdk.testing.shelf import ShelfTier, shelf_subject
+
+#: How long a broken tier is waited for where its fault is that it never ends. A tier that is well
+#: never takes so long, however busy the machine.
+_PATIENCE_S = 2.0
+_ENDLESS = {
+    "check_a_cancelled_call_ends",
+    "check_a_tier_comes_back_after_an_outage",
+    "check_close_ends",
+    "check_close_ends_what_runs",
+}
+
+
+def outcome(check: Check, subject: TierSubject) -> ConformanceError | CheckSkipped | None:
+    try:
+        run_check(check, subject)
+    except (ConformanceError, CheckSkipped) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_the_tier_that_the_others_are_made_from_is_well(check: Check) -> None:
+    assert outcome(check, shelf_subject(ShelfTier)) is None
+
+
+@pytest.mark.parametrize("tier", BROKEN_TIERS, ids=lambda tier: tier.__name__)
+def test_a_broken_tier_fails_its_own_check_and_no_other(tier: type[BrokenTier]) -> None:
+    patience = {"patience_s": _PATIENCE_S} if tier.fails in _ENDLESS else {}
+    outcomes = {
+        name: outcome(check, shelf_subject(tier, **patience)) for name, check in CHECKS.items()
+    }
+    failed = {name: str(error) for name, error in outcomes.items() if error is not None}
+    assert list(failed) == [tier.fails], failed
+    check = CHECKS[tier.fails]
+    assert check.rule in failed[tier.fails]
+    assert f'contract: "{check.says}"' in failed[tier.fails]
+
+
+@pytest.mark.parametrize("tier", ODD_TIERS, ids=lambda tier: tier.__name__)
+def test_an_odd_tier_passes_every_check(tier: type[OddTier]) -> None:
+    outcomes = {
+        name: outcome(check, shelf_subject(tier, **tier.settings)) for name, check in CHECKS.items()
+    }
+    assert {
+        name: str(error) for name, error in outcomes.items() if isinstance(error, ConformanceError)
+    } == {}
+    skipped = {str(error) for error in outcomes.values() if isinstance(error, CheckSkipped)}
+    undeclared = ~tier.capabilities
+    assert skipped == {f"capability {one.name} is not declared" for one in undeclared}
+
+
+def test_every_check_but_one_has_a_tier_that_fails_it() -> None:
+    # What fails in a thread fails in a process too.
+    assert CHECKS.keys() - {tier.fails for tier in BROKEN_TIERS} == {"check_it_runs_in_a_thread"}
+
+
+#: What went wrong in systems like this one and is a backend's doing, and a tier with that bug.
+INCIDENTS = {
+    "a chunk's file is truncated and consumed, or retried for ever": broken.TakesShortForWhole,
+    "the first keys of a failed batch are returned as loaded": broken.AbsentIsSuccess,
+    "the second key of a batch fails, and so does the first": broken.OneFailureFailsAll,
+    "a store raises what nobody expects, and the worker dies": broken.RaisesForeignError,
+    "a call that is cancelled never ends, and its memory stays taken": broken.OutlivesCancellation,
+    "a late load writes into a slot that was given to another chunk": broken.WritesLate,
+    "one stalled tier stalls all that share its loop": broken.BlocksTheLoop,
+    "one root, then another dtype: wrong bytes are served": broken.IgnoresTheNamespace,
+    "a short write or a crash before the rename leaves part of a file": broken.LeavesAPart,
+    "two processes store one key under one temporary name": broken.LosesConcurrentStores,
+    "a server recovers, and the tier stays off": broken.StaysAway,
+    "one of the two keys of a chunk is replaced: an inconsistent read": broken.KeepsHeaderApart,
+    "a process restarts beside a full store, and empties it": broken.ForgetsInClose,
+    "a value longer than the slot: the receiver reads on, and is lost": broken.HangsOnAnotherLength,
+}
+
+
+@pytest.mark.parametrize("incident", INCIDENTS)
+def test_a_tier_with_the_bug_of_an_incident_fails_the_kit(incident: str) -> None:
+    tier = INCIDENTS[incident]
+    patience = {"patience_s": _PATIENCE_S} if tier.fails in _ENDLESS else {}
+    error = outcome(CHECKS[tier.fails], shelf_subject(tier, **patience))
+    assert isinstance(error, ConformanceError)
+
+
+@pytest.mark.parametrize("tier", [broken.MixesABatchUp, broken.LeavesAPart])
+def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
+    machine = tier_state_machine(lambda: shelf_subject(tier, clock=VirtualClock()))
+    with pytest.raises(ConformanceError, match="a load succeeded, but"):
+        run_state_machine_as_test(
+            machine,
+            # Found is enough; the shortest way to it is not looked for.
+            settings=settings(
+                max_examples=500, deadline=None, database=None, phases=[Phase.generate]
+            ),
+        )
+
+
+def test_a_tier_that_fails_in_a_thread_is_told_so() -> None:
+    error = outcome(CHECKS["check_it_runs_in_a_thread"], shelf_subject(broken.SwallowsOutages))
+    assert error is None
+    subject = shelf_subject(ShelfTier)
+    subject.break_connection()  # type: ignore[misc]
+    error = outcome(CHECKS["check_it_runs_in_a_thread"], subject)
+    assert isinstance(error, ConformanceError)
+    assert "with runner 'thread': TierUnavailableError: " in str(error)
