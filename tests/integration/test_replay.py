@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.unlimited import unlimited_hit_rate
 
 from kvtier_sdk.replay import chat_workload, read_trace
 
@@ -37,19 +38,6 @@ def replay(*arguments: str, status: int = 0, **environment: str) -> dict[str, An
     assert done.returncode == status, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
-
-
-def unlimited_hit_rate(workload: list[Any]) -> float:
-    """What a cache that forgets nothing hits: each prompt's longest prefix seen before."""
-    seen: set[bytes] = set()
-    hits = 0
-    for request in workload:
-        for key in request.keys:
-            if key not in seen:
-                break
-            hits += 1
-        seen.update(request.keys)
-    return hits / sum(len(request.keys) for request in workload)
 
 
 def files(root: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.stores import Folder, RedisStore, S3Store, Store
+from support.unlimited import unlimited_hits
 
 from kvtier_sdk import TieringConfig
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
@@ -66,19 +67,6 @@ def stores(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 def distinct_chunks(workload: Sequence[ReplayRequest]) -> int:
     return len({key for request in workload for key in request.keys})
-
-
-def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
-    """What a cache that forgets nothing hits: each prompt's longest prefix seen before."""
-    seen: set[bytes] = set()
-    hits = 0
-    for request in workload:
-        for key in request.keys:
-            if key not in seen:
-                break
-            hits += 1
-        seen.update(request.keys)
-    return hits
 
 
 def play(trace: Path, *stores: Store) -> dict[str, Any]:

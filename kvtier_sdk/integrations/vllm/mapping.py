@@ -114,7 +114,7 @@ def descriptor_of(view: memoryview) -> int | None:
             if stretch.start <= address < stretch.end:
                 begins = stretch.start == address and not stretch.offset
                 found = stretch.is_shared and begins
-                return _open_descriptor(stretch.file, view.nbytes) if found else None
+                return _open_descriptor(stretch.file) if found else None
     return None
 
 
@@ -136,13 +136,13 @@ class _Stretch(NamedTuple):
         return cls(start, end, permissions.endswith("s"), int(offset, 16), file)
 
 
-def _open_descriptor(file: tuple[int, int], size_bytes: int) -> int | None:
+def _open_descriptor(file: tuple[int, int]) -> int | None:
     for name in os.listdir("/proc/self/fd"):
         # Other threads open and close files meanwhile: only a copy of one's own stays what it is.
         with contextlib.suppress(OSError):
             copy = os.dup(int(name))
             status = os.fstat(copy)
-            if (status.st_dev, status.st_ino) == file and status.st_size >= size_bytes:
+            if (status.st_dev, status.st_ino) == file:
                 return copy
             os.close(copy)
     return None

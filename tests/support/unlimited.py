@@ -1,0 +1,25 @@
+"""The cache that everything is measured against: it forgets nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtier_sdk.replay import ReplayRequest
+
+
+def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
+    """How many chunks it hits: of each prompt the longest prefix seen before."""
+    seen: set[bytes] = set()
+    hits = 0
+    for request in workload:
+        for key in request.keys:
+            if key not in seen:
+                break
+            hits += 1
+        seen.update(request.keys)
+    return hits
+
+
+def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
+    """The same as a share of all chunks."""
+    return unlimited_hits(workload) / sum(len(request.keys) for request in workload)
