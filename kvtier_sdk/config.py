@@ -49,19 +49,22 @@ class StrictModel(BaseModel):
             if is_secret(name) or _holds_secret(field.annotation)
         }
 
-    def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
+    def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """The options that were given, as plain data that can be read again.
 
         Args:
             secrets: whether to give them away; else they are ``"***"``.
+            defaults: whether to name those too that were not given.
 
         Returns:
-            Option name to value, quantities in bytes and seconds; defaults are left out.
+            Option name to value, quantities in bytes and seconds.
         """
-        given = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        given = self.model_dump(mode="json", by_alias=True, exclude_unset=not defaults)
         for option, name in zip(self.option_names(), type(self).model_fields, strict=True):
             value = getattr(self, name)
             if option not in given:
+                continue
+            if value is None:
                 continue
             if not secrets:
                 hidden = option in self.secret_names()
@@ -181,6 +184,18 @@ class TierConfig(StrictModel):
                 f"{url.scheme}: takes no host and no path; write '{url.scheme}:?option=value'"
             )
         return dict(url.options)
+
+    def location(self) -> str | None:
+        """Where the chunks are kept, as a URL whose path leads there: ``file:///data/kv``.
+
+        Tiers of one manager may not be inside each other's place, and two in one place must have
+        the same options.
+
+        Returns:
+            The place, as every tier that shares it would write it; ``None``, the default, where
+            a tier shares its place with none.
+        """
+        return None
 
 
 class RunnerOptions(StrictModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -26,6 +26,9 @@ from kvtier_sdk.types import (
 
 #: The version of :class:`SecondaryTierManager` that this release speaks.
 CONTRACT_VERSION = 1
+
+#: The releases of kvtier-sdk that speak each version of it, in pip's words.
+CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Operation(Enum):
     LOAD = "load"
     STORE = "store"
     TOUCH = "touch"
+    DELETE = "delete"
     PURGE = "purge"
 
 

@@ -65,7 +65,8 @@ class MemoryTier(SecondaryTierManager):
         if capacity is not None and capacity < self.context.object_bytes:
             raise ConfigError(
                 f"capacity {format_bytes(capacity)} is below one chunk with its header "
-                f"({format_bytes(self.context.object_bytes)})"
+                f"({format_bytes(self.context.object_bytes)}); raise option 'capacity' "
+                "to at least that"
             )
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:

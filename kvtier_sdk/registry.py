@@ -6,13 +6,22 @@ by name is loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import (
+    EntryPoint,
+    PackageNotFoundError,
+    entry_points,
+    requires,
+    version,
+)
 from typing import TypeVar, cast
 
-from kvtier_sdk.config import TierConfig, nearest
+from kvtier_sdk.config import TierConfig, closest, nearest
 from kvtier_sdk.contract import (
+    CONTRACT_RELEASES,
     CONTRACT_VERSION,
     EvictionPolicy,
     SecondaryTierManager,
@@ -32,6 +41,13 @@ BACKENDS_GROUP = "kvtier.backends"
 POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
+
+#: The packages that this project publishes, by the names and schemes that they bring.
+_PUBLISHED = {
+    "file": "kvtier-file",
+    **dict.fromkeys(("redis", "rediss", "redis+unix"), "kvtier-redis"),
+    "s3": "kvtier-s3",
+}
 
 T = TypeVar("T")
 
@@ -92,14 +108,32 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
     """
     found = _find_backend(name)
     if not found:
-        names = {info.name for info in available_backends()}
-        raise UnknownBackendError(f"no backend {name!r}; {nearest(name, names, 'installed')}")
+        raise unknown_backend(name)
     backend = _load(found, "backend")
     info = _describe(found[0])
     fault = _fault_of(backend, info)
     if fault is not None:
         raise BackendLoadError(f"{_title('backend', info)}: {fault}")
     return cast(type[SecondaryTierManager], backend)
+
+
+def unknown_backend(name: str) -> UnknownBackendError:
+    """The error for a name that no installed backend has.
+
+    Args:
+        name: what was asked for.
+
+    Returns:
+        An error that says what to install, or which name may have been meant.
+    """
+    names = {info.name for info in available_backends()}
+    published = _PUBLISHED.get(name)
+    advice = ""
+    if published is not None:
+        advice = f"pip install {published}; "
+    elif closest(name, names) is None:
+        advice = "install the package that brings it; "
+    return UnknownBackendError(f"no backend {name!r}; {advice}{nearest(name, names, 'installed')}")
 
 
 def backend_name(name: str) -> str:
@@ -116,6 +150,21 @@ def backend_name(name: str) -> str:
         return found[0].name if found else name
     owners = [own for own in entry_points(group=BACKENDS_GROUP) if own.value == found[0].value]
     return owners[0].name if owners else name
+
+
+def url_schemes(info: BackendInfo) -> list[str]:
+    """The schemes of the URLs that stand for a backend, without an import.
+
+    Args:
+        info: the backend.
+
+    Returns:
+        Its name, as a scheme is written, then its further ones.
+    """
+    further = (
+        found.name for found in entry_points(group=URL_SCHEMES_GROUP) if found.value == info.target
+    )
+    return [info.name.replace("_", "-"), *sorted(further)]
 
 
 def load_policy(name: str) -> type[EvictionPolicy]:
@@ -173,12 +222,9 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     """Why a backend cannot be used, if so."""
     if not (isinstance(backend, type) and issubclass(backend, SecondaryTierManager)):
         return f"{info.target} is not a subclass of kvtier_sdk.SecondaryTierManager"
-    version = getattr(backend, "contract_version", None)
-    if version != CONTRACT_VERSION:
-        return (
-            f"it declares contract_version {version!r}; this release of kvtier-sdk speaks "
-            f"{CONTRACT_VERSION}. Install releases that fit each other"
-        )
+    age = _age_of(getattr(backend, "contract_version", None), info)
+    if age is not None:
+        return age
     missing = sorted(backend.__abstractmethods__)
     if missing:
         return f"{info.target} does not implement {', '.join(missing)}"
@@ -190,6 +236,41 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     model = backend.config_model
     if not (isinstance(model, type) and issubclass(model, TierConfig)):
         return f"{info.target}.config_model is not a subclass of kvtier_sdk.TierConfig"
+    return None
+
+
+def _age_of(declared: object, info: BackendInfo) -> str | None:
+    """What to install where a backend was written for another contract, if so."""
+    if declared == CONTRACT_VERSION:
+        return None
+    ours = f"kvtier-sdk {version('kvtier-sdk')} speaks {CONTRACT_VERSION}"
+    fitting = f"kvtier-sdk{CONTRACT_RELEASES[CONTRACT_VERSION]}"
+    if not isinstance(declared, int):
+        return (
+            f"it declares no contract_version; {ours}. Install a {info.distribution} for {fitting}"
+        )
+    releases = CONTRACT_RELEASES.get(declared)
+    if releases is not None:
+        return (
+            f"it declares contract_version {declared}, which kvtier-sdk{releases} speaks; {ours}. "
+            f"Install a later {info.distribution}, or kvtier-sdk{releases}"
+        )
+    wanted = _sdk_wanted_by(info.distribution)
+    return (
+        f"it declares contract_version {declared}; {ours}. "
+        f"Install {wanted or 'a later kvtier-sdk'}, or a {info.distribution} for {fitting}"
+    )
+
+
+def _sdk_wanted_by(distribution: str) -> str | None:
+    """The kvtier-sdk that a package says it needs, where it says more than the name."""
+    with suppress(PackageNotFoundError):
+        for wanted in requires(distribution) or []:
+            found = re.match(
+                r"kvtier[-_.]sdk\s*(?:\[[^]]*])?\s*\(?([^;()]+)", wanted, re.IGNORECASE
+            )
+            if found is not None and found[1].strip():
+                return f"kvtier-sdk{found[1].strip()}"
     return None
 
 
@@ -226,7 +307,8 @@ def _load(found: Sequence[EntryPoint], kind: str) -> object:
     except Exception as error:  # whatever a stranger's module does at import
         info = _describe(found[0])
         raise BackendLoadError(
-            f"{_title(kind, info)} cannot be imported: {type(error).__name__}: {error}"
+            f"{_title(kind, info)} cannot be imported: {type(error).__name__}: {error}; "
+            f"install what it lacks, or another release of {info.distribution}"
         ) from error
 
 

@@ -115,17 +115,18 @@ class TierSpec:
             runner=validate_options(RunnerOptions, common, where=where, path=path),
         )
 
-    def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
-        """The entry as plain data that :meth:`from_options` reads; defaults are left out.
+    def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
+        """The entry as plain data that :meth:`from_options` reads.
 
         Args:
             secrets: whether to give them away; else they are ``"***"``.
+            defaults: whether to name those too that were not given.
 
         Returns:
             ``type``, ``name`` and flat options, quantities in bytes and seconds.
         """
-        config = self.config.to_dict(secrets=secrets)
-        runner = self.runner.to_dict(secrets=secrets)
+        config = self.config.to_dict(secrets=secrets, defaults=defaults)
+        runner = self.runner.to_dict(secrets=secrets, defaults=defaults)
         return {"type": self.backend, "name": self.name, **config, **runner}
 
 

@@ -11,6 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli.backends import backends_command
+from kvtier_sdk.cli.check import check_command
+from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.config_file import read_options
 from kvtier_sdk.errors import ConfigError, KVTierError
@@ -39,6 +42,11 @@ def _root(
     ] = False,
 ) -> None:
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+
+
+app.command("backends")(backends_command)
+app.command("check")(check_command)
+app.command("new-backend")(new_backend_command)
 
 
 #: What a replay takes where neither the command line nor the file says anything.

@@ -53,6 +53,7 @@ _DIRECTIONS = {
     Operation.LOAD: Direction.READ,
     Operation.TOUCH: Direction.READ,
     Operation.STORE: Direction.WRITE,
+    Operation.DELETE: Direction.WRITE,
     Operation.PURGE: Direction.WRITE,
 }
 
@@ -289,6 +290,7 @@ class TierLoop:
         work = {
             Operation.LOOKUP: self._lookup,
             Operation.TOUCH: self._touch,
+            Operation.DELETE: self._delete,
             Operation.LOAD: self._transfer,
             Operation.STORE: self._transfer,
             Operation.PURGE: self._purge,
@@ -418,13 +420,10 @@ class TierLoop:
             return
 
     async def _touch(self, run: _Run, batch: range) -> None:
-        error: TierError | None = None
-        try:
-            await self._call.touch(run.job.keys)
-        except TierError as raised:
-            error = raised
-        for index in batch:
-            self._settle(run, index, error)
+        await self._settle_all(run, batch, self._call.touch(run.job.keys))
+
+    async def _delete(self, run: _Run, batch: range) -> None:
+        await self._settle_all(run, batch, self._call.delete(run.job.keys))
 
     async def _purge(self, run: _Run, batch: range) -> None:
         """Delete every chunk, also those whose stores are under way."""
@@ -432,12 +431,17 @@ class TierLoop:
         while self._running[Operation.STORE]:
             self._progress.clear()
             await self._progress.wait()
+        await self._settle_all(run, batch, self._call.delete_all())
+
+    async def _settle_all(self, run: _Run, batch: range, call: Awaitable[None]) -> None:
+        """Await a call that answers for all its chunks in one."""
+        error: TierError | None = None
         try:
-            await self._call.delete_all()
-        except TierError as error:
-            self._settle(run, batch[0], error)
-        else:
-            self._settle(run, batch[0], None)
+            await call
+        except TierError as raised:
+            error = raised
+        for index in batch:
+            self._settle(run, index, error)
 
     async def _transfer(self, run: _Run, batch: range) -> None:
         """Move a batch, trying again what may succeed, and note each chunk's verdict."""

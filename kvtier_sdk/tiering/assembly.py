@@ -50,6 +50,27 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
         pool.close()
 
 
+def check_pool(
+    config: TieringConfig, *, chunk_bytes: int, directory: str | None = None
+) -> PoolLayout:
+    """Say whether there is room for the host pool that is configured, without making it.
+
+    Args:
+        config: says how big it is.
+        chunk_bytes: payload of a chunk.
+        directory: where an engine shares it under a name, ``/dev/shm``; ``None`` where none does.
+
+    Returns:
+        Its layout.
+
+    Raises:
+        ConfigError: not one chunk fits, or the memory is not there.
+    """
+    layout = PoolLayout(_slots(config, chunk_bytes), chunk_bytes)
+    HostPool.check(layout, directory=directory)
+    return layout
+
+
 @contextmanager
 def open_manager(
     pool: HostPool,

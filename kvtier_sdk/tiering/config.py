@@ -16,6 +16,7 @@ from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.masking import masked
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.registry import load_policy, load_store_policy
+from kvtier_sdk.tier_places import place_clashes
 from kvtier_sdk.tier_spec import TierSpec, backend_option
 from kvtier_sdk.units import Bytes, BytesOrShare, Count, Flag, Seconds, Share
 
@@ -102,19 +103,22 @@ class TieringConfig(StrictModel):
         """
         return cls.from_dict(read_options(Path(path)), where=str(path))
 
-    def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
+    def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """The options that were given, as plain data that :meth:`from_dict` reads.
 
         Args:
             secrets: whether to give them away; else they are ``"***"``.
+            defaults: whether to name those too that were not given.
 
         Returns:
-            Option name to value, quantities in bytes and seconds; defaults are left out.
+            Option name to value, quantities in bytes and seconds.
         """
         plain = self.model_copy(update={"tiers": ()})
-        given = super(TieringConfig, plain).to_dict(secrets=secrets)
+        given = super(TieringConfig, plain).to_dict(secrets=secrets, defaults=defaults)
         if self.tiers:
-            given["tiers"] = [spec.to_dict(secrets=secrets) for spec in self.tiers]
+            given["tiers"] = [
+                spec.to_dict(secrets=secrets, defaults=defaults) for spec in self.tiers
+            ]
         return given
 
     def bind(self, namespace: Namespace) -> Namespace:
@@ -203,7 +207,7 @@ def _read_tiers(entries: object, where: str, mistakes: _Mistakes) -> list[TierSp
         mistakes.add(f"{where}: option 'tiers' should be a list, not {kind_of(entries)}")
         return []
     owners = {PRIMARY: "the host pool"}
-    specs = []
+    specs: dict[str, TierSpec] = {}
     for index, entry in enumerate(entries):
         path = option_path("tiers", index)
         spec = _read_tier(entry, where, path, mistakes)
@@ -215,8 +219,10 @@ def _read_tiers(entries: object, where: str, mistakes: _Mistakes) -> list[TierSp
                 f"{owners[spec.name]}; name one of them, for example '{spec.name}-2'"
             )
         owners.setdefault(spec.name, path)
-        specs.append(spec)
-    return specs
+        specs[path] = spec
+    for path, fault in place_clashes(specs):
+        mistakes.add(f"{where}: option {path!r}: {specs[path].name!r} {fault}")
+    return list(specs.values())
 
 
 def _read_tier(entry: object, where: str, path: str, mistakes: _Mistakes) -> TierSpec | None:

@@ -1,4 +1,4 @@
-"""Packages of third parties, built and installed as a stranger would."""
+"""Both runners in turn; packages of third parties, built and installed as a stranger would."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.author import ROOT, build_wheel
+from support.runners import RUNNERS
 
 #: A whole tier, as its author would write it.
 MINE = '''
@@ -48,6 +50,17 @@ class MineTier(ChunkTierManager):
         transfer.payload[:] = stored[split:]
 '''
 
+#: The least that can be loaded.
+TIER = """
+from kvtier_sdk import ChunkTierManager
+
+class Tier(ChunkTierManager):
+    contract_version = {version}
+    async def contains_chunk(self, key): return False
+    async def store_chunk(self, transfer): pass
+    async def load_chunk(self, transfer): pass
+"""
+
 PYPROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -66,6 +79,13 @@ packages = ["{package}"]
 """
 
 Install = Callable[..., Path]
+
+
+@pytest.fixture(params=RUNNERS)
+def runner(request: pytest.FixtureRequest) -> str:
+    """What runs the tier, each of them in turn."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -107,3 +127,32 @@ def install_package(tmp_path_factory: pytest.TempPathFactory) -> Install:
 def third_party_site(install_package: Install) -> Path:
     """A directory for PYTHONPATH that holds ``kvtier-mine`` 1.2.3 with the backend ``mine``."""
     return install_package("kvtier-mine", "1.2.3", {"tier": MINE}, {"mine": "tier:MineTier"})
+
+
+@pytest.fixture(scope="session")
+def duplicate_site(install_package: Install) -> Path:
+    return install_package(
+        "kvtier-mine-too", "0.4.0", {"tier": TIER.format(version=1)}, {"mine": "tier:Tier"}
+    )
+
+
+@pytest.fixture(scope="session")
+def faulty_site(install_package: Install) -> Path:
+    return install_package(
+        "kvtier-faulty",
+        "0.0.7",
+        {
+            "broken": "raise RuntimeError('no such driver')",
+            "stranger": "class Tier: contract_version = 1",
+            "newer": TIER.format(version=2),
+        },
+        {"broken": "broken:Tier", "stranger": "stranger:Tier", "newer": "newer:Tier"},
+    )
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel of kvtier-sdk."""
+    directory = tmp_path_factory.mktemp("wheels")
+    build_wheel(ROOT, directory)
+    return directory

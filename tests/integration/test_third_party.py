@@ -6,23 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-Install = Callable[..., Path]
-
-TIER = """
-from kvtier_sdk import ChunkTierManager
-
-class Tier(ChunkTierManager):
-    contract_version = {version}
-    async def contains_chunk(self, key): return False
-    async def store_chunk(self, transfer): pass
-    async def load_chunk(self, transfer): pass
-"""
 
 ROUND_TRIP = """
 import asyncio, logging
@@ -50,27 +37,6 @@ async def main():
 
 result = asyncio.run(main())
 """
-
-
-@pytest.fixture(scope="session")
-def duplicate_site(install_package: Install) -> Path:
-    return install_package(
-        "kvtier-mine-too", "0.4.0", {"tier": TIER.format(version=1)}, {"mine": "tier:Tier"}
-    )
-
-
-@pytest.fixture(scope="session")
-def faulty_site(install_package: Install) -> Path:
-    return install_package(
-        "kvtier-faulty",
-        "0.0.7",
-        {
-            "broken": "raise RuntimeError('no such driver')",
-            "stranger": "class Tier: contract_version = 1",
-            "newer": TIER.format(version=2),
-        },
-        {"broken": "broken:Tier", "stranger": "stranger:Tier", "newer": "newer:Tier"},
-    )
 
 
 def run(code: str, *sites: Path) -> Any:

@@ -7,15 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import pytest
-from pydantic import BeforeValidator
-from pydantic.fields import FieldInfo
 
-from kvtier_sdk import METRICS, RunnerOptions, TieringConfig, load_backend, units
+from kvtier_sdk import METRICS, RunnerOptions, TieringConfig, load_backend
 from kvtier_sdk.config import StrictModel
 from kvtier_sdk.integrations.vllm.options import EngineOptions, GuestOptions
+from kvtier_sdk.option_docs import OptionInfo, describe_options
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "configuration.md"
@@ -26,19 +25,10 @@ DOCUMENTED = {
     "memory": (PAGE, load_backend("memory").config_model),
     "file": (PAGE, load_backend("file").config_model),
     "redis": (PAGE, load_backend("redis").config_model),
+    "s3": (PAGE, load_backend("s3").config_model),
     "GuestOptions": (VLLM_PAGE, GuestOptions),
     "EngineOptions": (VLLM_PAGE, EngineOptions),
 }
-PARSERS = {
-    units.parse_bytes: "size",
-    units.parse_bytes_or_share: "size or share",
-    units.parse_seconds: "duration",
-    units.parse_share: "share",
-    units.parse_count: "number",
-    units.parse_flag: "flag",
-}
-KINDS = {"str": "text", "Path": "text", "Mapping": "table", "tuple": "list", "SecretStr": "text"}
-
 Row = tuple[str, str, str]
 
 
@@ -51,41 +41,22 @@ def rows(text: str, name: str) -> list[Row]:
     return [(option.strip("`"), kind, default) for option, kind, default, _ in cells]
 
 
-def kind_of(annotation: Any, metadata: list[Any]) -> str:
-    """How the page calls a field's type."""
-    for part in [*metadata, *getattr(annotation, "__metadata__", ())]:
-        if isinstance(part, BeforeValidator) and part.func in PARSERS:
-            return PARSERS[part.func]  # type: ignore[index]
-    if get_origin(annotation) is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
-    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-    if kinds and get_origin(annotation) not in (tuple, dict):
-        origin = getattr(get_origin(annotation), "__name__", "")
-        if origin not in KINDS:
-            return kind_of(kinds[0], [])
-    name = getattr(get_origin(annotation) or annotation, "__name__", str(annotation))
-    return KINDS[name]
+def written(option: OptionInfo) -> Row:
+    """How the page writes an option."""
+    kind = ", ".join(f"`{choice}`" for choice in option.choices) or option.kind
+    return option.name, kind, "needed" if option.required else default(option.default)
 
 
-def default_of(field: FieldInfo) -> str:
-    """How the page writes a field's default."""
-    if field.is_required():
-        return "needed"
-    default = field.get_default(call_default_factory=True)
-    if default is None:
+def default(value: Any) -> str:
+    if value is None:
         return ""
-    if isinstance(default, str):
-        return f"`{default}`"
-    if isinstance(default, tuple):
-        default = list(default)
-    return f"{default:g}" if isinstance(default, float) else json.dumps(default)
+    if isinstance(value, str):
+        return f"`{value}`"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
 def expected(model: type[StrictModel]) -> list[Row]:
-    return [
-        (option, kind_of(field.annotation, field.metadata), default_of(field))
-        for option, field in zip(model.option_names(), model.model_fields.values(), strict=True)
-    ]
+    return [written(option) for option in describe_options(model)]
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

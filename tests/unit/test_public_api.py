@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -53,6 +54,32 @@ def unnamed_parameters(function: Callable[..., Any], prose: str) -> list[str]:
     ]
 
 
+def unnamed_attributes(owner: type) -> list[str]:
+    """The annotated attributes of a class that neither its docstring nor a base's explains."""
+    bases = [base for base in owner.__mro__ if base.__module__.startswith("kvtier_sdk")]
+    prose = "\n".join(vars(base).get("__doc__") or "" for base in bases)
+    names = {name for base in bases for name in inspect.get_annotations(base)}
+    if dataclasses.is_dataclass(owner):
+        # A metric says in itself what it is.
+        names -= {field.name for field in dataclasses.fields(owner) if field.metadata}
+    return sorted(
+        name
+        for name in names
+        if not name.startswith("_")
+        and name != "model_config"
+        and not re.search(rf"\b{name}\b", prose)
+    )
+
+
+def is_explained(name: str, source: str) -> bool:
+    """Whether a comment ``#:`` stands above the group of lines that a constant is set in."""
+    found = re.search(rf"^{name}\b[^=\n]*=", source, re.MULTILINE)
+    if found is None:
+        return False
+    above = re.split(r"\n\n", source[: found.start()])[-1]
+    return "#:" in above
+
+
 CALLABLES = list(public_callables())
 
 
@@ -99,6 +126,46 @@ def test_a_public_property_is_explained(name: str) -> None:
             module = getattr(found.fget, "__module__", "")
             if module.startswith("kvtier_sdk"):
                 assert inspect.getdoc(found), f"{name}.{attribute} has no docstring"
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_a_public_attribute_is_explained(name: str) -> None:
+    assert unnamed_attributes(CLASSES[name]) == []
+
+
+def test_a_public_constant_is_explained() -> None:
+    """By a comment ``#:`` above it, or above the first of a group."""
+    sources = [path.read_text() for path in Path(kvtier_sdk.__file__).parent.glob("*.py")]
+    constants = [name for name in PUBLIC if name not in {*CLASSES, *(c[0] for c in CALLABLES)}]
+    assert {"CONTRACT_VERSION", "METRICS", "Bytes"} <= set(constants)
+    assert [name for name in constants if not any(is_explained(name, of) for of in sources)] == []
+
+
+def test_a_constant_without_a_comment_is_caught() -> None:
+    source = "#: Explained.\nA = 1\nB: int = 2\n\nC = 3\n# Not so.\nD = 4\n"
+    assert [is_explained(name, source) for name in "ABCD"] == [True, True, False, False]
+
+
+def test_an_attribute_without_a_word_is_caught() -> None:
+    class Base:
+        """One.
+
+        Attributes:
+            known: said here.
+        """
+
+        known: int = 1
+
+    class Derived(Base):
+        """Another, with ``told``."""
+
+        known = 2
+        told: str
+        forgotten: int
+        _own: int
+
+    Derived.__module__ = Base.__module__ = "kvtier_sdk.test"
+    assert unnamed_attributes(Derived) == ["forgotten"]
 
 
 def test_the_methods_of_the_contract_are_among_those_checked() -> None:

@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from kvtier_sdk import (
+    CONTRACT_VERSION,
     BackendLoadError,
     ConfigError,
     DuplicateBackendError,
@@ -15,9 +18,11 @@ from kvtier_sdk import (
     MemoryTier,
     TierSpec,
     UnknownBackendError,
+    __version__,
     available_backends,
     load_backend,
     load_policy,
+    registry,
 )
 from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.registry import backend_name
@@ -61,6 +66,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         target: str = "Tier",
         group: str = "kvtier.backends",
         schemes: Sequence[str] = (),
+        needs: Sequence[str] = (),
     ) -> str:
         module = f"kvtier_unit_test_{tmp_path.name.replace('-', '_')}_{next(numbers)}"
         site = tmp_path / module
@@ -69,6 +75,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (site / f"{module}.py").write_text(source)
         (metadata / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+            + "".join(f"Requires-Dist: {need}\n" for need in needs)
         )
         lines = [f"[{group}]", f"{name} = {module}:{target}"]
         if schemes:
@@ -175,10 +182,10 @@ def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
         ("", "AttributeError"),
         ("Tier = 5", "is not a subclass of kvtier_sdk.SecondaryTierManager"),
         ("class Tier: contract_version = 1", "is not a subclass of"),
-        (TIER.format(version=2), "declares contract_version 2; this release of kvtier-sdk speaks"),
-        (GOOD.replace("contract_version = 1", ""), "declares contract_version None"),
+        (TIER.format(version=2), "declares contract_version 2; kvtier-sdk 0.1.0 speaks 1. Install"),
+        (GOOD.replace("contract_version = 1", ""), "declares no contract_version"),
         (INCOMPLETE, "Tier does not implement contains_chunk, load_chunk"),
-        ("from kvtier_sdk import ChunkTierManager as Tier", "declares contract_version None"),
+        ("from kvtier_sdk import ChunkTierManager as Tier", "declares no contract_version"),
         (ANNOUNCING, "Tier announces DELETE but does not implement delete"),
         (GOOD + "    config_model = dict", "Tier.config_model is not a subclass of"),
     ],
@@ -191,6 +198,46 @@ def test_a_backend_that_cannot_be_used_is_named_with_its_version(
         load_backend("mine")
     assert str(caught.value).startswith("backend 'mine' of kvtier-mine 0.0.7")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("needs", "install_this"),
+    [
+        ([], "a later kvtier-sdk"),
+        (["numpy>=1", "kvtier-sdk"], "a later kvtier-sdk"),
+        (["kvtier-sdk>=0.7,<0.9"], "kvtier-sdk>=0.7,<0.9"),
+        (["Kvtier_SDK[cli] (>=0.7) ; python_version > '3'"], "kvtier-sdk>=0.7"),
+    ],
+)
+def test_a_backend_from_a_later_age_says_which_releases_fit(
+    install: Install, needs: list[str], install_this: str
+) -> None:
+    install("kvtier-mine", "9", TIER.format(version=2), needs=needs)
+    with pytest.raises(BackendLoadError) as caught:
+        load_backend("mine")
+    assert str(caught.value) == (
+        "backend 'mine' of kvtier-mine 9: it declares contract_version 2; kvtier-sdk 0.1.0 speaks "
+        f"1. Install {install_this}, or a kvtier-mine for kvtier-sdk>=0.1,<0.2"
+    )
+
+
+def test_a_backend_from_an_earlier_age_says_which_releases_fit(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "CONTRACT_VERSION", 2)
+    monkeypatch.setattr(registry, "CONTRACT_RELEASES", {1: ">=0.1,<0.2", 2: ">=0.2,<0.4"})
+    install("kvtier-mine", "0.3", GOOD)
+    with pytest.raises(BackendLoadError) as caught:
+        load_backend("mine")
+    assert str(caught.value) == (
+        "backend 'mine' of kvtier-mine 0.3: it declares contract_version 1, which "
+        "kvtier-sdk>=0.1,<0.2 speaks; kvtier-sdk 0.1.0 speaks 2. Install a later kvtier-mine, or "
+        "kvtier-sdk>=0.1,<0.2"
+    )
+
+
+def test_this_release_is_among_those_that_speak_its_contract() -> None:
+    assert Version(__version__) in SpecifierSet(registry.CONTRACT_RELEASES[CONTRACT_VERSION])
 
 
 def test_the_reason_of_a_failed_import_is_kept_as_the_cause(install: Install) -> None:

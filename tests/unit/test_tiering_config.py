@@ -438,11 +438,16 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     else:
         options["pool_bytes"] = draw(st.one_of(sizes, shares))
     entries = draw(st.lists(tiers, max_size=3))
-    options["tiers"] = [
-        f"{entry}&name=t{index}" if isinstance(entry, str) else {**entry, "name": f"t{index}"}
-        for index, entry in enumerate(entries)
-    ]
+    options["tiers"] = [_apart(entry, index) for index, entry in enumerate(entries)]
     return options
+
+
+def _apart(entry: Any, index: int) -> Any:
+    """A tier with a name and a place of its own."""
+    if isinstance(entry, str):
+        return f"{entry}&name=t{index}"
+    root = {"root": f"{entry['root']}{index}"} if "root" in entry else {}
+    return {**entry, **root, "name": f"t{index}"}
 
 
 @settings(max_examples=30)

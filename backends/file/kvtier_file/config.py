@@ -78,3 +78,7 @@ class FileTierConfig(TierConfig):
                 raise ConfigError(f"{url.scheme}: option 'root' is given beside the URL's path")
             options["root"] = url.path
         return options
+
+    def location(self) -> str:
+        """The root, without symlinks."""
+        return f"file://{os.path.realpath(self.root)}"

@@ -59,5 +59,8 @@ def open_error(error: OSError, root: Path) -> KVTierError:
         A :class:`ConfigError` where another root would help, else as :func:`tier_error`.
     """
     if error.errno in _REFUSED | ABSENT | {errno.EEXIST}:
-        return ConfigError(f"tier root '{root}' is not writable: {os.strerror(error.errno)}")
+        return ConfigError(
+            f"tier root '{root}' is not writable: {os.strerror(error.errno)}; choose another "
+            "root, or let this user write there"
+        )
     return tier_error(error, root, "writable")

@@ -48,7 +48,8 @@ class FileTier(SecondaryTierManager):
         if capacity_bytes is not None and capacity_bytes < object_bytes:
             raise ConfigError(
                 f"capacity {format_bytes(capacity_bytes)} is below one chunk with its header "
-                f"({format_bytes(object_bytes)})"
+                f"({format_bytes(object_bytes)}); raise option 'capacity' "
+                "to at least that"
             )
         await run_blocking(self._store.open)
 

@@ -81,7 +81,10 @@ async def test_a_root_below_a_file(bench, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:
         await bench.open()
-    assert str(caught.value) == f"tier root '{bench.root}' is not writable: Not a directory"
+    assert str(caught.value) == (
+        f"tier root '{bench.root}' is not writable: Not a directory; choose another root, or let "
+        "this user write there"
+    )
 
 
 async def test_a_root_that_is_a_file(bench):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Self
+from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
@@ -186,3 +187,8 @@ class RedisTierConfig(TierConfig):
                 raise ConfigError(f"{url.scheme}: option {name!r} is given in the URL twice")
             options[name] = value
         return options
+
+    def location(self) -> str:
+        """The server, the database, and what all names in it begin with."""
+        server = quote(self.socket, "") if self.socket else f"{self.host}:{self.port}"
+        return f"redis://{server}/{self.db}/{quote(self.prefix, '')}"

@@ -98,6 +98,9 @@ def client_error(error: Exception) -> TierError:
     Returns:
         The designed error; one of no known kind is a plain :class:`TierError`.
     """
+    if type(error) is theirs.ConnectionError and isinstance(error.__cause__, theirs.RedisError):
+        # On a Unix socket redis-py wraps what the server answered to the first commands.
+        error = error.__cause__
     if isinstance(error, theirs.AskError):  # MOVED too
         return answer_error("MOVED")
     for kinds, ours in _CLASSES:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 from typing import Annotated, Any, ClassVar, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
@@ -175,3 +175,7 @@ class S3TierConfig(TierConfig):
                 raise ConfigError(f"{url.scheme}: option {name!r} is given in the URL twice")
             options[name] = value
         return options
+
+    def location(self) -> str:
+        """The service, the bucket, and what the names of all objects begin with."""
+        return f"s3://{quote(self.endpoint or '', '')}/{self.bucket}/{self.prefix}"

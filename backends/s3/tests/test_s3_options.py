@@ -80,7 +80,10 @@ def test_what_is_said_about_encryption():
         ("s3://kv?endpoint=http://h:x", r"option 'endpoint'"),
         ("s3://kv/a/../b", r"option 'prefix'"),
         ("s3://kv?access_key_id=a", r"'access_key_id' is given without 'secret_access_key'"),
-        ("s3://kv?secret_access_key=hunter2", r"'secret_access_key' is given without 'access_key_id'"),
+        (
+            "s3://kv?secret_access_key=hunter2",
+            r"'secret_access_key' is given without 'access_key_id'",
+        ),
         ("s3://kv?session_token=hunter2", r"'session_token' is given without 'access_key_id'"),
         ("s3://id:hunter2@kv?profile=x", r"'profile' cannot be used beside 'access_key_id'"),
         ("s3://kv?addressing=host", r"option 'addressing' is 'host' but should be 'auto', 'path'"),

@@ -13,6 +13,7 @@ from pydantic import Field
 from kvtier_sdk.config import StrictModel, nearest, option_path, validate_options
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
+from kvtier_sdk.tier_places import place_clashes
 from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.tiering import TieringConfig
 from kvtier_sdk.units import Flag, Seconds
@@ -91,12 +92,15 @@ class GuestEntry:
         ]
         path = next((path for path, entry in ours if entry == options), _TIERS)
         read = cls._read(options, path)
-        names = Counter(cls._read(entry, path).tier.name for path, entry in ours)
+        tiers = {path: cls._read(entry, path).tier for path, entry in ours}
+        names = Counter(tier.name for tier in tiers.values())
         if names[read.tier.name] > 1:
             raise ConfigError(
                 f"{_WHERE}: option '{path}.name': two tiers are named {read.tier.name!r}; name "
                 f"one of them, for example '{read.tier.name}-2'"
             )
+        for at, fault in place_clashes(tiers):
+            raise ConfigError(f"{_WHERE}: option {at!r}: {tiers[at].name!r} {fault}")
         return read
 
     @classmethod
@@ -162,7 +166,7 @@ class HostOptions:
         try:
             tiering = TieringConfig.from_dict(config, where=_WHERE)
         except ConfigError as error:
-            raise ConfigError(_in_their_names(str(error))) from error
+            raise ConfigError(in_vllms_names(str(error))) from error
         return cls(tiering, validate_options(EngineOptions, engine, where=_WHERE))
 
 
@@ -187,8 +191,8 @@ def _check_names(options: Iterable[str], known: Sequence[str]) -> None:
         raise ConfigError("\n".join(mistakes))
 
 
-def _in_their_names(message: str) -> str:
-    """A complaint with its options called as they were written."""
+def in_vllms_names(message: str) -> str:
+    """A complaint about a :class:`TieringConfig` with its options called as vLLM's users do."""
     for ours, theirs in _ENGINE_NAMES.items():
         message = re.sub(rf"'{ours}\b", f"'{theirs}", message)
     return message

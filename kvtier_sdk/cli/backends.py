@@ -1,0 +1,144 @@
+"""``kvtier backends``: what is installed, and what it can be told."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvtier_sdk.config import RunnerOptions
+from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
+from kvtier_sdk.errors import BackendError
+from kvtier_sdk.option_docs import OptionInfo, describe_options
+from kvtier_sdk.registry import (
+    BackendInfo,
+    available_backends,
+    load_backend,
+    unknown_backend,
+    url_schemes,
+)
+from kvtier_sdk.types import Capability
+from kvtier_sdk.units import format_bytes
+
+
+def backends_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Show these; all that are installed by default."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
+    ] = False,
+) -> None:
+    """List the installed backends: whose they are, what they can do, and their options.
+
+    A backend that cannot be loaded is listed with the reason, and the exit status is 1.
+    """
+    described = [_describe(info) for info in _wanted(names or [])]
+    if as_json:
+        common = [asdict(option) for option in describe_options(RunnerOptions)]
+        print(
+            json.dumps(
+                {
+                    "contract_version": CONTRACT_VERSION,
+                    "backends": described,
+                    "options_of_every_tier": common,
+                }
+            )
+        )
+    else:
+        _show(described)
+    if any(backend["fault"] for backend in described):
+        raise typer.Exit(1)
+
+
+def _wanted(names: Sequence[str]) -> list[BackendInfo]:
+    installed = available_backends()
+    known = {info.name for info in installed}
+    for name in names:
+        if name not in known:
+            raise unknown_backend(name)
+    return [info for info in installed if not names or info.name in names]
+
+
+def _describe(info: BackendInfo) -> dict[str, Any]:
+    """One backend as plain data; the part that needs its class is left out where it is none."""
+    described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
+    try:
+        tier_class = load_backend(info.name)
+    except BackendError as error:
+        return described | {"fault": str(error)}
+    return described | _describe_class(tier_class)
+
+
+def _describe_class(tier_class: type[SecondaryTierManager]) -> dict[str, Any]:
+    return {
+        "summary": (inspect.getdoc(tier_class) or "").partition("\n\n")[0].replace("\n", " "),
+        "contract_version": tier_class.contract_version,
+        "medium": tier_class.medium.value,
+        "locality": tier_class.locality.value,
+        "alignment": tier_class.alignment,
+        "capabilities": [
+            (capability.name or "").lower()
+            for capability in Capability
+            if capability in tier_class.capabilities
+        ],
+        "options": [asdict(option) for option in describe_options(tier_class.config_model)],
+    }
+
+
+def _show(described: Sequence[Mapping[str, Any]]) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for backend in described:
+        console.print(f"{backend['name']}  {backend['distribution']} {backend['version']}")
+        if backend["fault"]:
+            console.print(f"  cannot be used: {backend['fault']}\n")
+            continue
+        capabilities = ", ".join(backend["capabilities"]) or "nothing beyond the contract"
+        schemes = ", ".join(f"{scheme}:" for scheme in backend["url_schemes"])
+        console.print(f"  {backend['summary']}")
+        console.print(
+            f"  contract {backend['contract_version']}; {backend['medium'].lower()}, "
+            f"{backend['locality'].lower()}; can: {capabilities}; URL: {schemes}"
+        )
+        _show_options(console, [OptionInfo(**option) for option in backend["options"]])
+    console.print("every tier")
+    _show_options(console, describe_options(RunnerOptions))
+
+
+def _show_options(console: Console, options: Sequence[OptionInfo]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("  option", no_wrap=True)
+    table.add_column("type", no_wrap=True)
+    table.add_column("default", no_wrap=True)
+    table.add_column("")
+    for option in options:
+        kind = "|".join(option.choices) or option.kind
+        table.add_row(f"  {option.name}", kind, written_default(option), option.meaning)
+    if options:
+        console.print(table, soft_wrap=False)
+    console.print()
+
+
+def written_default(option: OptionInfo) -> str:
+    """An option's default with its unit, for people."""
+    if option.required:
+        return "needed"
+    if option.default is None:
+        return "-"
+    match option.kind, option.default:
+        case ("share" | "size or share", float(share)):
+            return f"{100 * share:g}%"
+        case ("size" | "size or share", int(size_bytes)):
+            return format_bytes(size_bytes)
+        case ("duration", int(value) | float(value)):
+            return f"{value:g} s"
+        case (_, bool() | list() | dict() as value):
+            return json.dumps(value)
+    return str(option.default)

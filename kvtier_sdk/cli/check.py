@@ -1,0 +1,184 @@
+"""``kvtier check``: is a configuration right, and do its tiers work?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvtier_sdk.config_file import read_options
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.integrations.vllm.options import in_vllms_names
+from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
+from kvtier_sdk.tiering import TieringConfig
+from kvtier_sdk.tiering.assembly import check_pool
+from kvtier_sdk.trial import TierTrial, try_tiers
+from kvtier_sdk.units import format_bytes, parse_bytes, parse_seconds
+
+_CHUNK_BYTES = 64 * 1024
+#: Where vLLM's processes share the host pool.
+_SHARED_MEMORY = "/dev/shm"
+_DRY_RUN_FAILED, _MISTAKEN = 1, 2
+
+
+@dataclass(slots=True)
+class _Findings:
+    """All that there is to say about a file.
+
+    Attributes:
+        file: which.
+        mistakes: what is wrong with its text, a line each.
+        configuration: what is in effect, defaults included and secrets masked.
+        pool_fault: why the host pool cannot be made.
+        tiers: the dry run's.
+        remarks: what is worth knowing of the whole.
+    """
+
+    file: str
+    mistakes: list[str] = field(default_factory=list)
+    configuration: Mapping[str, Any] | None = None
+    pool_fault: str | None = None
+    tiers: list[TierTrial] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        if self.mistakes:
+            return _MISTAKEN
+        failed = self.pool_fault or any(trial.fault for trial in self.tiers)
+        return _DRY_RUN_FAILED if failed else 0
+
+
+def check_command(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A configuration in TOML, JSON or YAML, or a JSON file that holds what vLLM's "
+            "--kv-transfer-config is given.",
+        ),
+    ],
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run/--no-dry-run",
+            help="Whether to look for room for the host pool, connect to each tier, and write, "
+            "find, read, compare and remove a chunk that belongs to nobody.",
+        ),
+    ] = True,
+    chunk_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            show_default="the configured one, else 64KiB",
+            help="Size of that chunk; an engine knows its own.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="What each step with a tier may take.")
+    ] = "30s",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
+    ] = False,
+) -> None:
+    """Check a configuration, show what is in effect, and try its tiers out.
+
+    No secret is shown. The exit status is 0 if all is well, 1 if a tier or the host pool does
+    not work, 2 if the configuration is wrong.
+    """
+    size_bytes = None if chunk_bytes is None else _option("--chunk-bytes", parse_bytes, chunk_bytes)
+    timeout_s = _option("--timeout", parse_seconds, timeout)
+    if size_bytes == 0 or timeout_s == 0:
+        raise ConfigError("--chunk-bytes and --timeout should be more than 0")
+    findings = _check(config, size_bytes, timeout_s if dry_run else None)
+    if as_json:
+        print(json.dumps({"ok": findings.status == 0, **asdict(findings)}))
+    else:
+        _show(findings)
+    raise typer.Exit(findings.status)
+
+
+def _option(flag: str, parse: Any, text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+
+
+def _check(file: Path, size_bytes: int | None, timeout_s: float | None) -> _Findings:
+    findings = _Findings(str(file))
+    try:
+        options = read_options(file)
+        of_vllm = is_transfer_config(options)
+        read = read_transfer_config if of_vllm else TieringConfig.from_dict
+        config = read(options, where=str(file))
+    except ConfigError as error:
+        findings.mistakes = str(error).splitlines()
+        return findings
+    findings.configuration = config.to_dict(defaults=True)
+    if timeout_s is None:
+        return findings
+    size_bytes = size_bytes or config.chunk_bytes
+    if size_bytes is None:
+        size_bytes = _CHUNK_BYTES
+        findings.remarks.append(
+            f"tried with chunks of {format_bytes(size_bytes)}: the configuration does not say how "
+            "big they are (--chunk-bytes)"
+        )
+    try:
+        check_pool(config, chunk_bytes=size_bytes, directory=_SHARED_MEMORY if of_vllm else None)
+    except ConfigError as error:
+        findings.pool_fault = in_vllms_names(str(error)) if of_vllm else str(error)
+    findings.tiers = list(try_tiers(config, chunk_bytes=size_bytes, timeout_s=timeout_s))
+    return findings
+
+
+def _show(findings: _Findings) -> None:
+    for mistake in findings.mistakes:
+        print(mistake)
+    if findings.configuration is not None:
+        _show_configuration(findings.configuration)
+    if findings.pool_fault:
+        print(f"host pool: FAILED\n  {findings.pool_fault}")
+    for trial in findings.tiers:
+        _show_trial(trial)
+    for remark in findings.remarks:
+        print(f"note: {remark}")
+    print(f"{findings.file}: {_VERDICTS[findings.status]}")
+
+
+_VERDICTS = {0: "ok", _DRY_RUN_FAILED: "does not work as it is", _MISTAKEN: "is wrong"}
+
+
+def _show_configuration(configuration: Mapping[str, Any]) -> None:
+    """The options in effect, as TOML; those without a value are left out."""
+    _show_options({name: value for name, value in configuration.items() if name != "tiers"})
+    for tier in configuration.get("tiers", ()):
+        print("\n[[tiers]]")
+        _show_options(tier)
+    print()
+
+
+def _show_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            inner = ", ".join(f"{json.dumps(key)} = {json.dumps(of)}" for key, of in value.items())
+            print(f"{name} = {{{inner}}}")
+        elif value is not None:
+            print(f"{name} = {json.dumps(value)}")
+
+
+def _show_trial(trial: TierTrial) -> None:
+    steps = ", ".join(f"{name} {1e3 * taken_s:.1f} ms" for name, taken_s in trial.steps_s.items())
+    print(f"tier {trial.name!r}: {'FAILED' if trial.fault else 'ok'}{steps and f' ({steps})'}")
+    if trial.fault:
+        print(f"  {trial.fault}")
+    if trial.advice:
+        print(f"  what to do: {trial.advice}")
+    for remark in trial.remarks:
+        print(f"  note: {remark}")

@@ -1,0 +1,129 @@
+"""``kvtier new-backend``: a package that is a tier already, to be made into another."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtier_sdk.contract import CONTRACT_RELEASES, CONTRACT_VERSION
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.registry import available_backends, url_schemes
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
+_LONGEST = 30
+#: What a backend cannot be called, and why.
+_RESERVED = {
+    "kvtier": "it stands for every backend in a tier's 'type'",
+    "sdk": "kvtier-sdk is this package",
+}
+#: Template to the file that is made of it.
+_FILES = {
+    "Makefile.in": "Makefile",
+    "README.md.in": "README.md",
+    "conformance.py.in": "tests/test_conformance.py",
+    "gitignore.in": ".gitignore",
+    "package.py.in": "@PACKAGE@/__init__.py",
+    "pyproject.toml.in": "pyproject.toml",
+    "tier.py.in": "@PACKAGE@/tier.py",
+    "workflow.yml.in": ".github/workflows/tests.yml",
+}
+
+
+def new_backend_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="What the backend is chosen by: small letters and digits, with '-' or '_' "
+            "between. The package is kvtier-NAME.",
+        ),
+    ],
+    directory: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIRECTORY",
+            show_default="the current one",
+            help="Where to make the directory kvtier-NAME.",
+        ),
+    ] = Path(),
+) -> None:
+    """Write a package with a new backend, which keeps the contract as it is.
+
+    It is a tier that keeps chunks as files, with the conformance kit as its tests, a Makefile
+    and a workflow for CI. Put your store in the place of the files; 'make test' says what the
+    contract makes of it.
+    """
+    _check_name(name)
+    words = _words(name)
+    project = directory / words["DISTRIBUTION"]
+    if project.exists() or project.is_symlink():
+        raise ConfigError(f"{project} is there already; choose another NAME or --directory")
+    try:
+        _write(project, words)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or project}: {error.strerror}") from error
+    print(f"{project}: a backend {name!r} that works. The store is in {words['PACKAGE']}/tier.py.")
+    print(f"    cd {shlex.quote(str(project))} && make test")
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+        raise ConfigError(
+            f"NAME {name!r}: should be up to {_LONGEST} small letters and digits, with '-' or "
+            "'_' between and a letter first, for example 'my-store'"
+        )
+    if name.startswith(("kvtier-", "kvtier_")):
+        raise ConfigError(f"NAME {name!r}: leave out 'kvtier-'; the package gets it by itself")
+    if name in _RESERVED:
+        raise ConfigError(f"NAME {name!r} is taken: {_RESERVED[name]}")
+    for info in available_backends():
+        if _scheme(name) in map(_scheme, [info.name, *url_schemes(info)]):
+            raise ConfigError(
+                f"NAME {name!r} is taken: {info.distribution} {info.version} brings the backend "
+                f"{info.name!r}"
+            )
+    try:
+        installed = version(_words(name)["DISTRIBUTION"])
+    except PackageNotFoundError:
+        return
+    raise ConfigError(f"NAME {name!r} is taken: kvtier-{_scheme(name)} {installed} is installed")
+
+
+def _scheme(name: str) -> str:
+    """A name as a URL and a package write it."""
+    return name.replace("_", "-")
+
+
+def _words(name: str) -> Mapping[str, str]:
+    """What stands in a template between two ``@``, to what is put there."""
+    scheme = _scheme(name)
+    return {
+        "NAME": name,
+        "SCHEME": scheme,
+        "DISTRIBUTION": f"kvtier-{scheme}",
+        "PACKAGE": f"kvtier_{scheme.replace('-', '_')}",
+        "CLASS": "".join(part.capitalize() for part in scheme.split("-")),
+        "CONTRACT": str(CONTRACT_VERSION),
+        "SDK": CONTRACT_RELEASES[CONTRACT_VERSION],
+    }
+
+
+def _write(project: Path, words: Mapping[str, str]) -> None:
+    templates = files("kvtier_sdk.cli") / "templates"
+    for template, target in _FILES.items():
+        path = project / _filled(target, words)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = (templates / template).read_text(encoding="utf-8")
+        path.write_text(_filled(text, words), encoding="utf-8")
+    (project / words["PACKAGE"] / "py.typed").touch()
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    return re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], text)

@@ -1,0 +1,92 @@
+"""``kvtier backends``: what is installed is listed, what is broken with its reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def kvtier(*arguments: str, sites: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sites))}
+    command = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+
+
+def backends(*arguments: str, status: int = 0, sites: tuple[Path, ...] = ()) -> dict[str, Any]:
+    done = kvtier("backends", "--json", *arguments, sites=sites)
+    assert (done.returncode, done.stderr) == (status, "")
+    listed: dict[str, Any] = json.loads(done.stdout)
+    return listed
+
+
+def test_what_is_installed_is_listed() -> None:
+    listed = backends()
+    assert {"file", "memory", "redis"} <= {backend["name"] for backend in listed["backends"]}
+    assert listed["contract_version"] == 1
+    assert "load_deadline" in [option["name"] for option in listed["options_of_every_tier"]]
+
+
+def test_a_backend_tells_its_package_abilities_and_options() -> None:
+    (redis,) = backends("redis")["backends"]
+    options = {option.pop("name"): option for option in redis.pop("options")}
+    assert redis == {
+        "name": "redis",
+        "distribution": "kvtier-redis",
+        "version": "0.1.0",
+        "target": "kvtier_redis:RedisTier",
+        "url_schemes": ["redis", "redis+unix", "rediss"],
+        "fault": None,
+        "summary": "Chunks as values of a Redis or Valkey server, a master behind Sentinel, or "
+        "a Cluster.",
+        "contract_version": 1,
+        "medium": "STORAGE",
+        "locality": "REMOTE",
+        "alignment": 1,
+        "capabilities": ["delete", "touch", "scan", "usage"],
+    }
+    assert options["connect_timeout"]["unit"] == "seconds"
+    assert options["connect_timeout"]["default"] == 2.0
+    assert options["password"]["secret"]
+
+
+def test_the_text_says_the_same(third_party_site: Path) -> None:
+    done = kvtier("backends", "mine", "file", sites=(third_party_site,))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "mine kvtier-mine 1.2.3" in lines
+    assert "contract 1; storage, local; can: nothing beyond the contract; URL: mine:" in lines
+    assert "path text /dev/null" in lines
+    assert any(line.startswith("min_free size or share 5% free space") for line in lines)
+    assert any(line.startswith("load_deadline duration 5 s a load that") for line in lines)
+    assert not any(line.startswith("memory ") for line in lines)
+
+
+def test_one_that_cannot_be_loaded_is_listed_with_its_reason(faulty_site: Path) -> None:
+    listed = backends(status=1, sites=(faulty_site,))["backends"]
+    faults = {backend["name"]: backend["fault"] for backend in listed if backend["fault"]}
+    assert set(faults) == {"broken", "stranger", "newer"}
+    assert "kvtier-faulty 0.0.7 cannot be imported: RuntimeError" in faults["broken"]
+    done = kvtier("backends", sites=(faulty_site,))
+    assert done.returncode == 1
+    assert f"  cannot be used: {faults['broken']}\n" in done.stdout
+    assert "memory  kvtier-sdk" in done.stdout
+
+
+def test_a_name_of_two_packages_is_listed_twice(
+    third_party_site: Path, duplicate_site: Path
+) -> None:
+    listed = backends("mine", status=1, sites=(third_party_site, duplicate_site))["backends"]
+    assert [backend["distribution"] for backend in listed] == ["kvtier-mine", "kvtier-mine-too"]
+    assert all("uninstall one of them" in backend["fault"] for backend in listed)
+
+
+def test_a_name_that_is_not_installed_is_an_error() -> None:
+    done = kvtier("backends", "fiel")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("kvtier: no backend 'fiel'; did you mean 'file'?")

@@ -1,0 +1,135 @@
+"""``kvtier new-backend``: what it writes works as it is, and what it refuses it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.author import ROOT, run, stranger
+
+from kvtier_sdk import CONTRACT_VERSION, __version__
+
+LONGEST = "abcdefghijklmno-pqrstuvwxyz012"
+
+
+def new_backend(*words: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvtier_sdk.cli", "new-backend", *words]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def written(name: str, directory: Path) -> Path:
+    done = new_backend(name, directory=directory)
+    assert (done.returncode, done.stderr) == (0, "")
+    (project,) = directory.iterdir()
+    return project
+
+
+def test_a_newcomer_needs_no_edit(wheels: Path, tmp_path: Path) -> None:
+    kvtier = f"{sys.executable} -m kvtier_sdk.cli"
+    text = f"{kvtier} new-backend demo && cd kvtier-demo && make test"
+    printed = run(text, tmp_path, stranger(wheels))
+    assert re.search(r"^\d+ passed", printed, re.MULTILINE), printed
+    skipped = re.findall(r"^SKIPPED.*?: (.*)$", printed, re.MULTILINE)
+    assert all(re.match(r"no hook|capability \w+ is not declared", why) for why in skipped)
+    listed = run(
+        [
+            str(tmp_path / "kvtier-demo/.venv/bin/python"),
+            "-c",
+            "import kvtier_sdk as kv; "
+            "print([info.name for info in kv.available_backends()], kv.load_backend('demo'))",
+        ],
+        tmp_path,
+        stranger(wheels),
+    )
+    assert listed == "['demo', 'memory'] <class 'kvtier_demo.tier.DemoTier'>\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution", "package", "tier"),
+    [
+        ("demo", "kvtier-demo", "kvtier_demo", "DemoTier"),
+        ("my_store2", "kvtier-my-store2", "kvtier_my_store2", "MyStore2Tier"),
+        (LONGEST, f"kvtier-{LONGEST}", f"kvtier_{LONGEST.replace('-', '_')}", ""),
+    ],
+)
+def test_the_package_is_called_after_the_backend(
+    tmp_path: Path, name: str, distribution: str, package: str, tier: str
+) -> None:
+    project = written(name, tmp_path)
+    metadata = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert (project.name, metadata["name"]) == (distribution, distribution)
+    (target,) = metadata["entry-points"]["kvtier.backends"].values()
+    assert target.startswith(f"{package}:{tier}")
+    (needed,) = metadata["dependencies"]
+    assert needed == "kvtier-sdk>=0.1,<0.2"
+    assert __version__.startswith("0.1.")
+    assert f"contract_version = {CONTRACT_VERSION}\n" in (project / package / "tier.py").read_text()
+    assert (project / package / "py.typed").exists()
+    for path in project.rglob("*"):
+        assert path.is_dir() or not re.search("@[A-Z]+@", path.read_text())
+
+
+@pytest.mark.parametrize("name", ["demo", LONGEST])
+def test_what_is_written_passes_its_own_checks(tmp_path: Path, name: str) -> None:
+    project = written(name, tmp_path)
+    ruff = str(Path(sys.executable).with_name("ruff"))
+    run([ruff, "check", "."], project)
+    run([ruff, "format", "--check", "."], project)
+    run([sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")], project)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Demo", "small letters and digits"),
+        ("2go", "a letter first"),
+        ("a--b", "between"),
+        ("../demo", "small letters"),
+        ("", "small letters"),
+        (f"{LONGEST}3", "up to 30 small letters"),
+        ("kvtier-demo", "leave out 'kvtier-'"),
+        ("kvtier", "is taken: it stands for every backend"),
+        ("sdk", "is taken: kvtier-sdk is this package"),
+        ("file", "is taken: kvtier-file 0.1.0 brings the backend 'file'"),
+        ("rediss", "is taken: kvtier-redis 0.1.0 brings the backend 'redis'"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    done = new_backend(name, directory=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"kvtier: NAME {name!r}")
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "kvtier-demo").mkdir()
+    done = new_backend("demo", directory=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "kvtier: kvtier-demo is there already; choose another NAME or --directory\n"
+    )
+    assert list((tmp_path / "kvtier-demo").iterdir()) == []
+
+
+def test_it_is_written_where_it_is_told(tmp_path: Path) -> None:
+    done = new_backend("demo", "--directory", "far/away", directory=tmp_path)
+    assert done.returncode == 0
+    assert "cd far/away/kvtier-demo && make test" in done.stdout
+    assert (tmp_path / "far/away/kvtier-demo/Makefile").exists()
+    done = new_backend("demo", "--directory", "/proc/nowhere", directory=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("kvtier: /proc/nowhere")
+
+
+def test_the_templates_are_in_the_wheel(wheels: Path) -> None:
+    (wheel,) = wheels.glob("kvtier_sdk-*.whl")
+    place = "kvtier_sdk/cli/templates"
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith(place)}
+    assert packed == {f"{place}/{path.name}" for path in (ROOT / place).iterdir()}

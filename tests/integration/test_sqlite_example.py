@@ -1,0 +1,62 @@
+"""The example of a third party's backend: small, whole, and run from its wheel."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.author import ROOT, build_wheel, run, stranger
+
+EXAMPLE = ROOT / "examples" / "kvtier-sqlite"
+
+
+@pytest.fixture(scope="module")
+def kvtier(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Run a module of an environment that has the wheels, and neither tree."""
+    directory = tmp_path_factory.mktemp("sqlite")
+    wheel = build_wheel(EXAMPLE, wheels)
+    venv.create(directory / "env")
+    python = str(directory / "env" / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    wanted = f"kvtier-sqlite[test] @ file://{wheel}"
+    run([*pip, "--find-links", str(wheels), wanted, "kvtier-sdk[cli]"], directory)
+    shutil.copytree(EXAMPLE / "tests", directory / "tests")
+    shutil.copy(EXAMPLE / "pyproject.toml", directory)
+    return lambda *words: run([python, "-P", "-m", *words], directory, stranger(wheels))
+
+
+def test_it_is_under_80_lines() -> None:
+    (module,) = EXAMPLE.glob("kvtier_sqlite/*.py")
+    assert len(module.read_text().splitlines()) < 80
+
+
+def test_it_keeps_the_contract(kvtier: Callable[..., str]) -> None:
+    printed = kvtier("pytest")
+    assert " passed" in printed
+    assert "failed" not in printed
+
+
+def test_two_processes_share_what_is_in_the_file(
+    kvtier: Callable[..., str], tmp_path: Path
+) -> None:
+    def replay() -> float:
+        url = f"sqlite:?path={tmp_path}/kv.db"
+        words = ["--json", "--requests", "40", "--slots", "40", "--tier", url]
+        report = json.loads(kvtier("kvtier_sdk.cli", "replay", *words))
+        assert report["wrong_bytes"] == 0
+        return float(report["hit_rate"])
+
+    assert replay() < 1
+    assert replay() == 1
+
+
+def test_it_is_listed_and_can_be_tried_out(kvtier: Callable[..., str], tmp_path: Path) -> None:
+    assert "sqlite  kvtier-sqlite 0.1.0\n" in kvtier("kvtier_sdk.cli", "backends", "sqlite")
+    config = tmp_path / "kv.toml"
+    config.write_text(f'slots = 4\ntiers = ["sqlite:?path={tmp_path}/kv.db"]\n')
+    assert "tier 'sqlite': ok (" in kvtier("kvtier_sdk.cli", "check", str(config))

@@ -1,0 +1,75 @@
+"""A page of documentation as a program: what it says is done, in order, and gives what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+_BLOCK = re.compile(
+    r"(?:^<!-- file: (\S+) -->\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_MARK = "--- block {} ---"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a page.
+
+    Attributes:
+        kind: what stands behind its fence.
+        text: what is in it.
+        file: where that belongs, if it is a file.
+    """
+
+    kind: str
+    text: str
+    file: str | None
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    return [Block(kind, text, file or None) for file, kind, text in _BLOCK.findall(page)]
+
+
+def script_of(blocks: list[Block]) -> str:
+    """A script for bash that does what the blocks say, and marks where each begins."""
+    lines = ["set -eu", "exec 2>&1"]
+    for index, block in enumerate(blocks):
+        lines += [f"echo {shlex.quote(_MARK.format(index))}", _step(block)]
+    return "\n".join(lines) + "\n"
+
+
+def outputs_of(printed: str, blocks: list[Block]) -> list[str]:
+    """What each block printed; those that were not reached are missing."""
+    parts = re.split(rf"^{_MARK.format('[0-9]+')}\n", printed, flags=re.MULTILINE)
+    return parts[1 : len(blocks) + 1]
+
+
+def missing_lines(expected: str, printed: str) -> list[str]:
+    """The lines of a page that do not come, in their order, in what was printed.
+
+    ``...`` stands for anything, runs of blanks for each other.
+    """
+    lines = iter(_plain(line) for line in printed.splitlines())
+    missing = []
+    for line in expected.splitlines():
+        pattern = re.compile(".*".join(map(re.escape, _plain(line).split("..."))))
+        if not any(pattern.fullmatch(found) for found in lines):
+            missing.append(line)
+    return missing
+
+
+def _plain(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _step(block: Block) -> str:
+    if block.file is not None:
+        return f"cat > {shlex.quote(block.file)} <<'END OF FILE'\n{block.text}END OF FILE"
+    if block.kind == "diff":
+        return f"git apply -p0 --recount --unidiff-zero - <<'END OF DIFF'\n{block.text}END OF DIFF"
+    if block.kind == "sh":
+        return block.text
+    assert block.kind == "text", f"a block of {block.kind} without a file"
+    return ":"

@@ -1,0 +1,120 @@
+"""Tiers as authors write them. mypy complains where ``E`` and a code say so, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from kvtier_sdk import (
+    Capability,
+    ChunkTierManager,
+    Entry,
+    EvictionPolicy,
+    OffloadKey,
+    RequestContext,
+    SecondaryTierManager,
+    TierConfig,
+    TierContext,
+    TierError,
+    Transfer,
+    Usage,
+)
+
+
+class RightConfig(TierConfig):
+    root: str
+
+
+class Right(SecondaryTierManager):
+    config_model = RightConfig
+    capabilities = Capability.DELETE | Capability.SCAN | Capability.USAGE
+    contract_version = 1
+    config: RightConfig
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> list[bool]:
+        return [self.config.root == "" for _ in keys]
+
+    async def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
+        return [None] * len(batch)
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        return [TierError("no")] * len(batch)
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        yield Entry(b"", 0)
+
+    async def usage(self) -> Usage:
+        return Usage(0, 0, None)
+
+
+class RightChunks(ChunkTierManager):
+    contract_version = 1
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        return False
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        return None
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        transfer.payload[:] = bytes(len(transfer.payload))
+
+
+class NotAsync(Right):
+    def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:  # E: override
+        return []
+
+
+class NoRequest(Right):
+    async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:  # E: override
+        return []
+
+
+class OneVerdict(Right):
+    async def store(self, batch: Sequence[Transfer]) -> TierError | None:  # E: override
+        return None
+
+
+class NarrowBatch(Right):
+    async def load(self, batch: list[Transfer]) -> Sequence[TierError | None]:  # E: override
+        return []
+
+
+class BooleanVerdicts(Right):
+    async def load(self, batch: Sequence[Transfer]) -> list[bool]:  # E: override
+        return []
+
+
+class ListedScan(Right):
+    async def scan(self) -> list[Entry]:  # E: override
+        return []
+
+
+class TextKeys(RightChunks):
+    async def contains_chunk(self, key: str) -> bool:  # E: override
+        return False
+
+
+class TextVersion(RightChunks):
+    contract_version = "1"  # E: assignment
+
+
+class DictConfig(RightChunks):
+    config_model = dict  # E: assignment
+
+
+class Forgetful(EvictionPolicy):
+    def on_access(self, key: OffloadKey, now_s: float) -> None:  # E: override
+        return None
+
+
+def unfinished(config: TierConfig, context: TierContext) -> None:
+    class NoLoad(ChunkTierManager):
+        contract_version = 1
+
+        async def contains_chunk(self, key: OffloadKey) -> bool:
+            return False
+
+        async def store_chunk(self, transfer: Transfer) -> None:
+            return None
+
+    NoLoad(config, context)  # E: abstract
