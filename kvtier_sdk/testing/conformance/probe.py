@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
+#: So much of a chunk tells which one it is of.
+PIECE_BYTES = 16
 
 
 def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
@@ -264,4 +266,4 @@ def told(error: TierError | None) -> str:
 
 def pieces_of(content: bytes) -> list[bytes]:
     """Content in pieces small enough that each tells where it comes from."""
-    return [content[at : at + 16] for at in range(0, len(content), 16)]
+    return [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)]

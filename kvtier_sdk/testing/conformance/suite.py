@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvtier_sdk.namespace import Namespace
@@ -139,7 +139,13 @@ class TierConformance:
         """Whatever is called in whatever order, a load brings what was stored, or nothing."""
         run_state_machine_as_test(
             tier_state_machine(lambda: subject),
-            settings=settings(max_examples=self.sequences, stateful_step_count=20, deadline=None),
+            settings=settings(
+                max_examples=self.sequences,
+                stateful_step_count=20,
+                # A store may be slow, and the machine busy.
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
         )
 
 
