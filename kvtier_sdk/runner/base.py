@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvtier_sdk.jobs import Job, Report
+from kvtier_sdk.pool import PoolLayout
 
 
 class SlotMemory(Protocol):
@@ -17,6 +18,22 @@ class SlotMemory(Protocol):
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
         """A slot's payload, its length rounded up to ``alignment``, handed to ``holder``."""
+
+
+class PoolMemory(SlotMemory, Protocol):
+    """The same where a process of its own may be the runner: it maps the whole by descriptor."""
+
+    @property
+    def layout(self) -> PoolLayout:
+        """Where what lies."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another process can map it."""
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, if so; it stays open as long as the memory does."""
 
 
 class JobLoop(Protocol):

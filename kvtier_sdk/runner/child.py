@@ -34,6 +34,8 @@ from kvtier_sdk.runner.wire import (
 )
 
 _READ_BYTES = 1 << 18
+#: Where processors are short the engine goes first.
+_NICENESS = 5
 #: How long the tier may take to end in good order when the engine is gone, and the process.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
@@ -209,6 +211,7 @@ def main(link_fd: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError, ValueError):
         faulthandler.enable()
+    os.nice(_NICENESS)
     link = socket.socket(fileno=link_fd)
     link.set_inheritable(False)
     threading.Thread(target=_watch_parent, args=(link,), daemon=True).start()

@@ -17,7 +17,7 @@ from kvtier_sdk.jobs import (
     Verdict,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.pool import HostPool
+from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.child_process import ChildProcess
 from kvtier_sdk.runner.order import fault_of, write_order
 from kvtier_sdk.runner.thread_runner import ThreadRunner
@@ -76,7 +76,7 @@ class ProcessLoop:
         spec: TierSpec,
         *,
         namespace: Namespace,
-        pool: HostPool,
+        pool: PoolMemory,
         clock: Clock,
         report: Callable[[Report], None],
         attentive: bool,
@@ -235,7 +235,7 @@ class ProcessRunner(ThreadRunner):
         spec: TierSpec,
         *,
         namespace: Namespace,
-        pool: HostPool,
+        pool: PoolMemory,
         clock: Clock,
         notify: Callable[[], None] | None = None,
         verify: bool = True,
@@ -283,7 +283,7 @@ class ProcessRunner(ThreadRunner):
         super().close(timeout_s)
 
 
-def fault_of_process(spec: TierSpec, pool: HostPool) -> str | None:
+def fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:
     """Why a tier cannot run in a process of its own, if so.
 
     Args:

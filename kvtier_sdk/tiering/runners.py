@@ -7,8 +7,8 @@ from collections.abc import Callable
 from kvtier_sdk.clock import Clock
 from kvtier_sdk.jobs import Report
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import (
+    PoolMemory,
     ProcessRunner,
     ThreadRunner,
     TierLoop,
@@ -17,27 +17,29 @@ from kvtier_sdk.runner import (
 )
 from kvtier_sdk.runner.tier_log import TierLog
 from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.types import Locality
+from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
     """Whether a tier is to run in a process of its own, if that can be.
 
-    ``auto`` chooses one for a tier on another machine: each wake-up of a thread that reads from
-    the network waits for the interpreter lock, and the engine for the thread.
+    ``auto`` chooses one for a tier that keeps its chunks outside of this machine's memory: each
+    wake-up of a thread that reads from a network or a disk waits for the interpreter lock, and
+    then the engine for the thread.
     """
     option = spec.runner.runner
-    remote = spec.tier_class.locality is Locality.REMOTE
-    return option == "process" or (option == "auto" and remote)
+    tier_class = spec.tier_class
+    outside = tier_class.medium is not Medium.CPU or tier_class.locality is Locality.REMOTE
+    return option == "process" or (option == "auto" and outside)
 
 
 def make_runner(
     spec: TierSpec,
-    pool: HostPool,
+    pool: PoolMemory,
     *,
     namespace: Namespace,
     clock: Clock,
-    notify: Callable[[], None] | None,
+    notify: Callable[[], None] | None = None,
     verify: bool,
 ) -> TierRunner:
     """Make the runner that a tier's options ask for.
@@ -47,7 +49,8 @@ def make_runner(
         pool: the slots.
         namespace: of the chunks.
         clock: time and tasks.
-        notify: called on a thread of the tier's when there is something to poll.
+        notify: called on a thread of the tier's when there is something to poll; nobody where
+            absent.
         verify: whether digests are checked.
 
     Returns:

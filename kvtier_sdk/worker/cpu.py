@@ -7,7 +7,9 @@ import heapq
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from kvtier_sdk.clock import Clock, SystemClock
 from kvtier_sdk.jobs import Operation
@@ -21,6 +23,9 @@ MAX_THREADS = 4
 MIN_PART_BYTES = 512 * 1024
 #: What a load waits for at most that arrives behind a store: a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
+
+#: Destinations, sources, lengths in bytes.
+_Part: TypeAlias = tuple[Int64s, Int64s, Int64s]
 
 
 class CPUDevice(Device):
@@ -65,7 +70,7 @@ class CPUDevice(Device):
         threads = max(1, min(len(self._threads), size_bytes // MIN_PART_BYTES))
         rounds = -(-size_bytes // (threads * MAX_PART_BYTES))
         parts = [plan] if threads * rounds == 1 else plan.split(threads * rounds)
-        copy = _ThreadedCopy(parts, operation)
+        copy = _ThreadedCopy(parts, operation, self._help)
         urgency = 2 if operation is Operation.STORE else 0 if expedited else 1
         with self._changed:
             heapq.heappush(self._queue, (urgency, next(self._turns), copy))
@@ -93,23 +98,46 @@ class CPUDevice(Device):
                 part = copy.take(self._clock.now_s())
                 if not copy.waiting:
                     heapq.heappop(self._queue)
-            error: BaseException | None = None
-            try:
-                self._copy(*part)
-            except BaseException as raised:
-                error = raised
+            self._run(copy, part)
+
+    def _help(self, copy: _ThreadedCopy) -> None:
+        """Copy what has not begun on the thread that waits for it: none has to be woken first."""
+        while True:
             with self._changed:
-                if error is not None:
-                    copy.give_up()
-                    self._queue = [entry for entry in self._queue if entry[2] is not copy]
-                    heapq.heapify(self._queue)
-                copy.ended(self._clock.now_s(), error)
+                if not copy.waiting:
+                    return
+                part = copy.take(self._clock.now_s())
+                if not copy.waiting:
+                    self._forget(copy)
+            self._run(copy, part)
+
+    def _run(self, copy: _ThreadedCopy, part: _Part) -> None:
+        error: BaseException | None = None
+        try:
+            self._copy(*part)
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            if error is not None:
+                copy.give_up()
+                self._forget(copy)
+            copy.ended(self._clock.now_s(), error)
+
+    def _forget(self, copy: _ThreadedCopy) -> None:
+        self._queue = [entry for entry in self._queue if entry[2] is not copy]
+        heapq.heapify(self._queue)
 
 
 class _ThreadedCopy(Copy):
     """The parts of a copy. All but ``wait`` and what follows a done copy under the pool's lock."""
 
-    def __init__(self, parts: list[CopyPlan], operation: Operation) -> None:
+    def __init__(
+        self,
+        parts: list[CopyPlan],
+        operation: Operation,
+        help_with: Callable[[_ThreadedCopy], None],
+    ) -> None:
+        self._help_with = help_with
         self._parts = parts[::-1]
         self._store = operation is Operation.STORE
         self._running = 0
@@ -123,8 +151,8 @@ class _ThreadedCopy(Copy):
         """Whether a part has not begun."""
         return bool(self._parts)
 
-    def take(self, now_s: float) -> tuple[Int64s, Int64s, Int64s]:
-        """The next part: destinations, sources, lengths."""
+    def take(self, now_s: float) -> _Part:
+        """The next part."""
         if self._began_s is None:
             self._began_s = now_s
         self._running += 1
@@ -148,6 +176,7 @@ class _ThreadedCopy(Copy):
         return self._done.is_set()
 
     def wait(self) -> None:
+        self._help_with(self)
         self._done.wait()
 
     def error(self) -> str | None:

@@ -90,24 +90,27 @@ class CopyPlan:
 
     def split(self, parts: int) -> list[CopyPlan]:
         """Cut into at most ``parts`` plans of the same size, give or take a byte."""
-        size_bytes = self.size_bytes
+        ends = self.lengths_bytes.cumsum()
+        size_bytes = int(ends[-1])
         parts = min(parts, size_bytes)
-        cuts = np.arange(parts, dtype=np.int64) * size_bytes // parts
-        starts = np.cumsum(self.lengths_bytes) - self.lengths_bytes
-        run = np.searchsorted(starts, cuts, side="right") - 1
-        inside = cuts > starts[run]
-        run, into_run = run[inside], (cuts - starts[run])[inside]
-        edges = np.insert(starts, run + 1, cuts[inside])
-        pieces = CopyPlan(
-            np.insert(self.device, run + 1, self.device[run] + into_run),
-            np.insert(self.host, run + 1, self.host[run] + into_run),
-            np.diff(edges, append=size_bytes),
-        )
-        bounds = [*np.searchsorted(edges, cuts).tolist(), len(edges)]
-        return [pieces._slice(begin, end) for begin, end in pairwise(bounds)]
+        cuts = [size_bytes * part // parts for part in range(parts + 1)]
+        return [self._cut(ends, begin, end) for begin, end in pairwise(cuts)]
 
-    def _slice(self, begin: int, end: int) -> CopyPlan:
-        return CopyPlan(self.device[begin:end], self.host[begin:end], self.lengths_bytes[begin:end])
+    def _cut(self, ends: Int64s, begin: int, end: int) -> CopyPlan:
+        """Bytes ``begin`` to ``end``, of runs that end there: the first and the last in part."""
+        first = int(ends.searchsorted(begin, side="right"))
+        last = int(ends.searchsorted(end))
+        some = slice(first, last + 1)
+        device, host, lengths = self.device[some], self.host[some], self.lengths_bytes[some].copy()
+        # From the back: a run may be both.
+        lengths[-1] -= int(ends[last]) - end
+        skipped = begin - int(ends[first] - self.lengths_bytes[first])
+        if skipped:
+            device, host = device.copy(), host.copy()
+            device[0] += skipped
+            host[0] += skipped
+            lengths[0] -= skipped
+        return CopyPlan(device, host, lengths)
 
 
 def plan_group(
@@ -132,20 +135,20 @@ def plan_group(
     row[skipped : skipped + len(block_ids)] = block_ids
     whole_chunks = len(block_ids) == len(row)
     grid = row.reshape(-1, per_chunk)
-    if np.any(slots[1:] < slots[:-1]):
+    if (slots[1:] < slots[:-1]).any():
         # Neighbours in the pool must be neighbours here to be found.
-        order = np.argsort(slots, kind="stable")
+        order = slots.argsort(kind="stable")
         grid, slots = grid[order], slots[order]
 
     # Axes: chunk, segment, block in the chunk; that is the order of host addresses.
     blocks = grid[:, None, :]
-    lengths = layout.lengths_bytes[:, None]
     device = layout.addresses[:, None] + blocks * layout.strides_bytes[:, None]
-    in_chunk = layout.offsets_bytes[:, None] + np.arange(per_chunk) * lengths
+    in_chunk = layout.offsets_bytes[:, None] + np.arange(per_chunk) * layout.lengths_bytes[:, None]
     host_addresses = (host.address + slots * host.row_bytes)[:, None, None] + in_chunk
-    lengths = np.broadcast_to(lengths, device.shape)
+    lengths = np.empty_like(device)
+    lengths[:] = layout.lengths_bytes[:, None]
     if whole_chunks:
-        return _merge(device.ravel(), host_addresses.ravel(), lengths.flatten())
+        return _merge(device.ravel(), host_addresses.ravel(), lengths.ravel())
     there = np.broadcast_to(blocks >= 0, device.shape)
     return _merge(device[there], host_addresses[there], lengths[there])
 
@@ -166,18 +169,19 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 
 def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
     """Whether two of these pieces of memory share a byte."""
-    order = np.argsort(addresses, kind="stable")
+    order = addresses.argsort(kind="stable")
     begins = addresses[order]
-    return bool(np.any(begins[1:] < begins[:-1] + lengths_bytes[order][:-1]))
+    return bool((begins[1:] < begins[:-1] + lengths_bytes[order][:-1]).any())
 
 
 def _merge(device: Int64s, host: Int64s, lengths: Int64s) -> CopyPlan:
     if not len(lengths):
         return CopyPlan(device, host, lengths)
-    begins_here = np.ones(len(lengths), np.bool_)
+    begins_here = np.empty(len(lengths), np.bool_)
+    begins_here[0] = True
     ends = device[:-1] + lengths[:-1], host[:-1] + lengths[:-1]
     begins_here[1:] = (device[1:] != ends[0]) | (host[1:] != ends[1])
-    begins = np.flatnonzero(begins_here)
+    (begins,) = begins_here.nonzero()
     if len(begins) == len(lengths):
         return CopyPlan(device, host, lengths)
     return CopyPlan(device[begins], host[begins], np.add.reduceat(lengths, begins))

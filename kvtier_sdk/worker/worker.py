@@ -187,6 +187,8 @@ class OffloadWorker:
     def wait(self, job_ids: Iterable[int]) -> None:
         """Block until these jobs have ended. ``get_finished`` still reports them.
 
+        On a CPU the calling thread copies what no other has begun.
+
         Args:
             job_ids: those that were reported, or never submitted, are nothing to wait for: no
                 record is kept of them.
@@ -313,19 +315,17 @@ def _indices(what: str, values: Indices) -> Int64s:
     array = np.asarray(values)
     if not array.size:
         return np.empty(0, np.int64)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{what} must be a row of integers, not {array.dtype} of {array.shape}")
     return array.astype(np.int64)
 
 
 def _check_range(what: str, ids: Int64s, limit: int) -> None:
-    if not len(ids):
-        return
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= limit:
-        raise ValueError(f"{what} must be from 0 to {limit - 1}, not {low} to {high}")
+    # Seen as unsigned, a negative number is a large one.
+    if (ids.view(np.uint64) >= limit).any():
+        raise ValueError(f"{what} must be from 0 to {limit - 1}, not {ids.min()} to {ids.max()}")
 
 
 def _has_duplicates(ids: Int64s) -> bool:
     ascending = np.sort(ids)
-    return bool(np.any(ascending[1:] == ascending[:-1]))
+    return bool((ascending[1:] == ascending[:-1]).any())

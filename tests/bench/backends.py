@@ -24,12 +24,13 @@ from pathlib import Path
 
 from ways.file_ways import FileSubject
 from ways.redis_ways import RedisSubject
+from ways.s3_ways import S3Subject
 from ways.way import OPERATIONS, Figures, Subject, Work
 
 from kvtier_sdk.units import format_bytes, parse_bytes
 
 SUBJECTS: dict[str, Callable[[Path | None], Subject]] = {
-    subject.name: subject for subject in (FileSubject, RedisSubject)
+    subject.name: subject for subject in (FileSubject, RedisSubject, S3Subject)
 }
 #: One way's figures, a dictionary of both operations for each round.
 Rounds = list[dict[str, Figures]]

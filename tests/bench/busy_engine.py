@@ -131,9 +131,9 @@ class BusyEngine:
         """How long a piece takes where nobody disturbs it."""
         spent_s = []
         for _ in range(1000):
-            started_s = time.perf_counter()
+            started_s = time.thread_time()
             self._piece()
-            spent_s.append(time.perf_counter() - started_s)
+            spent_s.append(time.thread_time() - started_s)
         return float(np.quantile(spent_s, 0.1))
 
 

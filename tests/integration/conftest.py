@@ -1,4 +1,4 @@
-"""Packages of third parties, built and installed as a stranger would."""
+"""Both runners in turn; packages of third parties, built and installed as a stranger would."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.author import ROOT, build_wheel
+from support.runners import RUNNERS
 
 #: A whole tier, as its author would write it.
 MINE = '''
@@ -78,6 +79,13 @@ packages = ["{package}"]
 """
 
 Install = Callable[..., Path]
+
+
+@pytest.fixture(params=RUNNERS)
+def runner(request: pytest.FixtureRequest) -> str:
+    """What runs the tier, each of them in turn."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.live import CHUNK_BYTES, live
+from support.runners import RUNNERS
 
 from kvtier_sdk import TieringConfig
 from kvtier_sdk.replay import ReplayRequest, chat_workload, replay
@@ -97,9 +98,14 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
 
 
 class Disk(ABC):
-    """A disk that can be filled up and freed again."""
+    """A disk that can be filled up and freed again, and what runs the tier on it."""
 
     root: Path
+    runner = "thread"
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.root}/kv?min_free=0&runner={self.runner}"
 
     @abstractmethod
     def fill(self) -> None: ...
@@ -111,8 +117,9 @@ class Disk(ABC):
 class MountedDisk(Disk):
     """A file system of its own; a file of zeros takes what is left of it."""
 
-    def __init__(self, mount: Callable[[int], Path]) -> None:
+    def __init__(self, mount: Callable[[int], Path], runner: str) -> None:
         self.root = mount(4 * MIB)
+        self.runner = runner
 
     def fill(self) -> None:
         with suppress(OSError), (self.root / "filler").open("wb", buffering=0) as filler:
@@ -147,11 +154,12 @@ class PatchedDisk(Disk):
         self._is_full = False
 
 
-@pytest.fixture(params=["mounted", "patched"])
+@pytest.fixture(params=["patched", *RUNNERS])
 def disk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
-    if request.param == "mounted":
-        return MountedDisk(request.getfixturevalue("mount"))
-    return PatchedDisk(tmp_path, monkeypatch)
+    """One that only this process finds full; real ones for each runner."""
+    if request.param == "patched":
+        return PatchedDisk(tmp_path, monkeypatch)
+    return MountedDisk(request.getfixturevalue("mount"), request.param)
 
 
 def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
@@ -162,9 +170,7 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
         if done == 60:
             disk.fill()
 
-    config = TieringConfig.from_dict(
-        {"slots": 60, "chunk_bytes": 8192, "tiers": [f"file://{disk.root}/kv?min_free=0"]}
-    )
+    config = TieringConfig.from_dict({"slots": 60, "chunk_bytes": 8192, "tiers": [disk.url]})
     report = replay(workload, config, on_progress=progressed)
     file = report.tiers[1]
     assert report.requests == 300
@@ -182,7 +188,7 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
 def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: Disk) -> None:
     """Count room as a matter of both directions: the loads below are misses."""
     keys = [b"%036d" % n for n in range(128)]
-    with live([f"file://{disk.root}/kv?min_free=0"], slots=16) as engine:
+    with live([disk.url], slots=16) as engine:
         stats = engine.manager.stats[1]
         before = engine.begin("before")
         for key in keys[:32]:

@@ -33,11 +33,13 @@ def chunk_files(root: Path) -> list[Path]:
     return [path for pattern in ("*.kv", "*.tmp") for path in root.rglob(pattern)]
 
 
-def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(tmp_path: Path) -> None:
+def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(
+    tmp_path: Path, runner: str
+) -> None:
     """Remove ``strike`` in ``Promotions._fail``: the load is tried again on every step."""
-    with live([f"file://{tmp_path}"]) as engine:
+    with live([f"file://{tmp_path}?runner={runner}"]) as engine:
         engine.store(engine.begin("a"), KEYS[0])
-    with live([f"file://{tmp_path}"]) as engine:
+    with live([f"file://{tmp_path}?runner={runner}"]) as engine:
         request = engine.begin("b")
         engine.manager.lookup(KEYS[0], request)
         engine.rest()
@@ -52,15 +54,15 @@ def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(tmp_path: Path) 
         assert engine.settle(request, KEYS[0]) == ["HIT"]
 
 
-def test_case_02_a_bit_flips_and_the_size_stays(tmp_path: Path) -> None:
+def test_case_02_a_bit_flips_and_the_size_stays(tmp_path: Path, runner: str) -> None:
     """Remove the comparison of digests in ``Frame.check``: wrong bytes are loaded."""
-    with live([f"file://{tmp_path}"]) as engine:
+    with live([f"file://{tmp_path}?runner={runner}"]) as engine:
         engine.store(engine.begin("a"), KEYS[0])
     [file] = chunk_files(tmp_path)
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)
-    with live([f"file://{tmp_path}"]) as engine:
+    with live([f"file://{tmp_path}?runner={runner}"]) as engine:
         assert engine.settle(engine.begin("b"), KEYS[0]) == ["MISS"]
         assert engine.manager.stats[1].failures == {"load.corrupt": 1}
     assert not file.exists()
@@ -213,14 +215,14 @@ def test_case_12_two_tiers_and_one_is_stalled(make: EngineFactory) -> None:
     assert engine.manager.stats[2].stored_chunks == 1
 
 
-def test_case_13_one_root_and_another_dtype(tmp_path: Path) -> None:
+def test_case_13_one_root_and_another_dtype(tmp_path: Path, runner: str) -> None:
     """Leave the namespace out of the file tier's path and of the frame: wrong KV is served."""
-    with live([f"file://{tmp_path}"], namespace={"dtype": "bfloat16"}) as engine:
+    with live([f"file://{tmp_path}?runner={runner}"], namespace={"dtype": "bfloat16"}) as engine:
         engine.store(engine.begin("a"), KEYS[0])
-    with live([f"file://{tmp_path}"], namespace={"dtype": "float16"}) as engine:
+    with live([f"file://{tmp_path}?runner={runner}"], namespace={"dtype": "float16"}) as engine:
         assert engine.settle(engine.begin("b"), KEYS[0]) == ["MISS"]
         assert engine.manager.stats[1].absent_chunks == 1
-    with live([f"file://{tmp_path}"], namespace={"dtype": "bfloat16"}) as engine:
+    with live([f"file://{tmp_path}?runner={runner}"], namespace={"dtype": "bfloat16"}) as engine:
         assert engine.settle(engine.begin("c"), KEYS[0]) == ["HIT"]
 
 
@@ -233,7 +235,7 @@ _WRITES_WHEN_TOLD = """
         print("writing", flush=True)
         input()
         return write(*arguments)
-    with live(["file://{root}?retries=0"]) as engine:
+    with live(["file://{root}?retries=0&runner=thread"]) as engine:
         engine.store(engine.begin("a"), b"good" * 9)
         os.pwritev = write_when_told
         engine.store(engine.begin("b"), b"same" * 9)
@@ -310,9 +312,11 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
         engine.manager.reset_cache()
 
 
-def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(tmp_path: Path) -> None:
+def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(
+    tmp_path: Path, runner: str
+) -> None:
     """Leave out the count in ``Account._count_anew``: the store is taken to be empty."""
-    url = f"file://{tmp_path}?capacity=512KiB"
+    url = f"file://{tmp_path}?runner={runner}&capacity=512KiB"
     with live([url]) as engine:
         request = engine.begin("a")
         for start in range(0, 60, 20):

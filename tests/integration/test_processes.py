@@ -47,13 +47,7 @@ def test_what_leaves_the_primary_tier_comes_back(tier: str, runner: str, tmp_pat
     keys = KEYS[:40]
     with live([url_of(tier, tmp_path, runner)], slots=16) as engine:
         first = engine.begin("first")
-        for start in range(0, 40, 8):
-            engine.store(first, *keys[start : start + 8])
-        for start in range(0, 40, 8):
-            window = keys[start : start + 8]
-            assert engine.settle(first, *window) == ["HIT"] * 8
-            engine.load(first, *window)
-            engine.rest()
+        engine.there_and_back(first, *keys)
         engine.manager.on_request_finished(first)
         assert engine.manager.stats[1].loaded_chunks >= 24
         assert engine.manager.stats[1].failures == {}

@@ -39,10 +39,10 @@ def play(engine: Live, request: ReplayRequest) -> tuple[set[bytes], set[bytes]]:
     return evicted, stored
 
 
-def test_the_tier_holds_what_was_evicted_and_nothing_else(tmp_path: Path) -> None:
+def test_the_tier_holds_what_was_evicted_and_nothing_else(tmp_path: Path, runner: str) -> None:
     evicted: set[bytes] = set()
     stored: set[bytes] = set()
-    url = f"file://{tmp_path}?store_policy=on_evict"
+    url = f"file://{tmp_path}?store_policy=on_evict&runner={runner}"
     with live([url], slots=SLOTS, events=True) as engine:
         for request in chat_workload(100, seed=3):
             gone, kept = play(engine, request)

@@ -66,6 +66,16 @@ class Live:
             assert self.pool.view(slot) == content(key)
         self.manager.complete_load(keys, request)
 
+    def there_and_back(self, request: RequestContext, *keys: OffloadKey, window: int = 8) -> None:
+        """Store chunks, then load them all, so many at a time."""
+        windows = [keys[start : start + window] for start in range(0, len(keys), window)]
+        for some in windows:
+            self.store(request, *some)
+        for some in windows:
+            assert self.settle(request, *some) == ["HIT"] * len(some)
+            self.load(request, *some)
+            self.rest()
+
     def rest(self) -> None:
         """Let the tiers finish."""
         for _ in range(_STEPS):

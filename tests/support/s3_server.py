@@ -32,12 +32,20 @@ class S3Server:
 
     Args:
         directory: holds the buckets and beside them the server's log; made where it is missing.
-        buckets: made where they are missing.
         options: further ones of ``rclone serve s3``.
+        buckets: made where they are missing.
+        scheme: ``https`` where the options make it speak TLS.
     """
 
-    def __init__(self, directory: Path, *options: str, buckets: tuple[str, ...] = ("kv",)) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        buckets: tuple[str, ...] = ("kv",),
+        scheme: str = "http",
+    ) -> None:
         self.port = _free_port()
+        self._scheme = scheme
         self.buckets = directory / "buckets"
         self._log = directory / "s3-server.log"
         self._options = options
@@ -48,7 +56,7 @@ class S3Server:
     @property
     def endpoint(self) -> str:
         """What S3 clients connect to."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:

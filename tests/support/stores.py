@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.redis_server import Server
+from support.s3_server import S3Server
 
 #: Which bit :meth:`Store.damage` flips: this byte's lowest. Of a float32 it changes the exponent.
 DAMAGED_BYTE = 4003
@@ -39,9 +41,26 @@ class Store(ABC):
     def kill(self) -> None:
         """Take it away from under the hands of whoever uses it."""
 
-    @abstractmethod
+
+class ServedStore(Store):
+    """One that a server keeps, which can come back.
+
+    Args:
+        server: it; started here.
+        chunk_bytes: payload of a chunk.
+    """
+
+    def __init__(self, server: Server | S3Server, chunk_bytes: int) -> None:
+        super().__init__(server.url, chunk_bytes)
+        self._process = server
+        self.start()
+
+    def kill(self) -> None:
+        self._process.kill()
+
     def start(self) -> None:
         """Bring it back, with what survived."""
+        self._process.start()
 
 
 class Folder(Store):
@@ -59,19 +78,20 @@ class Folder(Store):
         self._folder = folder
 
     def chunks(self) -> int:
-        return len(_chunk_files(self._folder, self.chunk_bytes))
+        return len(self._files())
 
     def damage(self) -> None:
-        _damage_files(self._folder, self.chunk_bytes)
+        _damage(self._files(), self.chunk_bytes)
 
     def kill(self) -> None:
-        shutil.rmtree(self._folder)
+        if self._folder.exists():
+            shutil.rmtree(self._folder)
 
-    def start(self) -> None:
-        self._folder.mkdir()
+    def _files(self) -> list[Path]:
+        return _files(self._folder, "*.kv", self.chunk_bytes)
 
 
-class RedisStore(Store):
+class RedisStore(ServedStore):
     """A redis-server of its own, which forgets everything when it is killed.
 
     Args:
@@ -83,8 +103,7 @@ class RedisStore(Store):
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
         self._server = Server(folder)
-        super().__init__(self._server.url, chunk_bytes)
-        self.start()
+        super().__init__(self._server, chunk_bytes)
 
     def chunks(self) -> int:
         return len(self._names())
@@ -96,23 +115,43 @@ class RedisStore(Store):
                 (byte,) = client.getrange(name, at, at)
                 client.setrange(name, at, bytes([byte ^ 1]))
 
-    def kill(self) -> None:
-        self._server.kill()
-
-    def start(self) -> None:
-        self._server.start()
-
     def _names(self) -> list[bytes]:
         with self._server.client() as client:
             return [name for name in client.scan_iter() if client.strlen(name) > self.chunk_bytes]
 
 
-def _chunk_files(folder: Path, chunk_bytes: int) -> list[Path]:
-    return [path for path in folder.rglob("*.kv") if path.stat().st_size > chunk_bytes]
+class S3Store(ServedStore):
+    """An S3 server of its own, which keeps everything when it is killed.
+
+    Args:
+        folder: of its own.
+        chunk_bytes: payload of a chunk.
+    """
+
+    name = "s3"
+
+    def __init__(self, folder: Path, chunk_bytes: int) -> None:
+        self._server = S3Server(folder)
+        super().__init__(self._server, chunk_bytes)
+
+    def chunks(self) -> int:
+        return len(self._objects())
+
+    def damage(self) -> None:
+        _damage(self._objects(), self.chunk_bytes)
+
+    def _objects(self) -> list[Path]:
+        return _files(self._server.buckets, "*", self.chunk_bytes)
 
 
-def _damage_files(folder: Path, chunk_bytes: int) -> None:
-    for path in _chunk_files(folder, chunk_bytes):
+def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:
+    """Those that are large enough to be a chunk."""
+    files = (path for path in folder.rglob(pattern) if path.is_file())
+    return [path for path in files if path.stat().st_size > chunk_bytes]
+
+
+def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
+    for path in files:
         status = path.stat()
         with path.open("r+b") as file:
             file.seek(status.st_size - chunk_bytes + DAMAGED_BYTE)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -50,43 +48,6 @@ def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
     """So many full chunks of tokens, and a few more."""
     rng = random.Random(seed)
     return [rng.randrange(10, 1000) for _ in range(chunks * BLOCK_TOKENS + extra)]
-
-
-@dataclass(frozen=True)
-class Tier:
-    """A tier that outlives an engine's process, and how to get at it from outside.
-
-    Attributes:
-        name: the backend's.
-        url: the tier's.
-        folder: where it keeps its chunks.
-    """
-
-    name: str
-    url: str
-    folder: Path
-
-    @classmethod
-    def file(cls, folder: Path) -> Self:
-        """The file tier below a folder."""
-        return cls("file", f"file://{folder}/kv?direct_io=off", folder / "kv")
-
-    def chunks(self) -> list[Path]:
-        """The stored chunks."""
-        return [path for path in self.folder.rglob("*") if path.stat().st_size > CHUNK_BYTES]
-
-    def damage(self) -> None:
-        """Flip one bit of one number of each stored chunk: a factor of four."""
-        for path in self.chunks():
-            with path.open("r+b") as file:
-                file.seek(path.stat().st_size - CHUNK_BYTES + 4003)
-                (byte,) = file.read(1)
-                file.seek(-1, os.SEEK_CUR)
-                file.write(bytes([byte ^ 1]))
-
-    def kill(self) -> None:
-        """Take away what the tier keeps its chunks in, under its hands."""
-        shutil.rmtree(self.folder)
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,9 @@ class Host:
         self._engine = self._llm.llm_engine
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._events: list[list[Any]] = []
+        self._numbers = itertools.count()
+        # What was added, and what became of it.
+        self._served: dict[str, Any] = {}
         self._watch_events()
 
     # --- serving ------------------------------------------------------------------------------
@@ -90,29 +93,10 @@ class Host:
         self, prompts: list[list[int]], max_tokens: int = 4, **params: Any
     ) -> list[dict[str, Any]]:
         """Serve prompts, all at once; tokens, top-5 logprobs and cached tokens of each."""
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=0,
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            logprobs=5,
-            detokenize=False,
-            **params,
-        )
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+        sampling = self._sampling(max_tokens=max_tokens, **params)
         outputs = self._llm.generate(requests, sampling, use_tqdm=False)
-        return [
-            {
-                "tokens": list(output.outputs[0].token_ids),
-                "logprobs": [
-                    sorted([token, entry.logprob] for token, entry in step.items())
-                    for step in output.outputs[0].logprobs
-                ],
-                "cached": output.num_cached_tokens,
-            }
-            for output in outputs
-        ]
+        return [self._told(output) for output in outputs]
 
     def settle(self) -> None:
         """Step until nothing is under way: nothing does after ``generate`` has returned."""
@@ -121,35 +105,33 @@ class Host:
         while self._scheduler.has_requests() or connector.has_pending_push_work():
             self._engine.step()
 
-    def serve_and_abort(self, prompts: list[list[int]], abort: int) -> dict[str, Any]:
-        """Serve prompts at once, and abort one of them while a tier loads chunks.
+    def add(self, prompts: list[list[int]]) -> None:
+        """Hand over prompts, which are served when it is stepped."""
+        for prompt in prompts:
+            name = f"serve-{next(self._numbers)}"
+            self._engine.add_request(name, {"prompt_token_ids": prompt}, self._sampling())
+            self._served[name] = None
 
-        Args:
-            prompts: in this order.
-            abort: index of the one that is aborted.
-
-        Returns:
-            Whether a load was under way at the abort, and the tokens of those that finished.
-        """
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=0, max_tokens=4, ignore_eos=True, logprobs=5, detokenize=False
-        )
-        names = [
-            self._engine.add_request(f"serve-{index}", {"prompt_token_ids": prompt}, sampling)
-            for index, prompt in enumerate(prompts)
-        ]
-        finished: dict[str, list[int]] = {}
-        aborted = False
+    def step_until_loading(self) -> bool:
+        """Step until a tier loads chunks; whether one does."""
         while self._engine.has_unfinished_requests():
-            if not aborted and self._loads_running():
-                self._engine.abort_request([names[abort]], internal=True)
-                aborted = True
-            for output in self._engine.step():
-                if output.finished:
-                    finished[output.request_id] = list(output.outputs[0].token_ids)
-        return {"aborted": aborted, "tokens": list(finished.values())}
+            if self._loads_running():
+                return True
+            self._step()
+        return False
+
+    def abort(self, index: int) -> None:
+        """Abort one of those that were added."""
+        name = list(self._served)[index]
+        self._engine.abort_request([name])
+        del self._served[name]
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Serve all that were added and not aborted; as :meth:`generate`, in their order."""
+        while self._engine.has_unfinished_requests():
+            self._step()
+        served, self._served = self._served, {}
+        return [self._told(output) for output in served.values()]
 
     def reset_device(self) -> bool:
         """Empty the device cache."""
@@ -227,6 +209,33 @@ class Host:
         return events
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _sampling(self, max_tokens: int = 4, **params: Any) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            logprobs=5,
+            detokenize=False,
+            **params,
+        )
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            if output.finished:
+                self._served[output.request_id] = output
+
+    def _told(self, output: Any) -> dict[str, Any]:
+        return {
+            "tokens": list(output.outputs[0].token_ids),
+            "logprobs": [
+                sorted([token, entry.logprob] for token, entry in step.items())
+                for step in output.outputs[0].logprobs
+            ],
+            "cached": output.num_cached_tokens,
+        }
 
     def _watch_events(self) -> None:
         publisher = self._scheduler.kv_event_publisher

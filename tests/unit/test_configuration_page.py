@@ -25,6 +25,7 @@ DOCUMENTED = {
     "memory": (PAGE, load_backend("memory").config_model),
     "file": (PAGE, load_backend("file").config_model),
     "redis": (PAGE, load_backend("redis").config_model),
+    "s3": (PAGE, load_backend("s3").config_model),
     "GuestOptions": (VLLM_PAGE, GuestOptions),
     "EngineOptions": (VLLM_PAGE, EngineOptions),
 }

@@ -129,6 +129,29 @@ async def test_no_more_chunks_than_the_fan_out_are_under_way(tier: Recorder) -> 
     await task
 
 
+async def test_an_instance_may_have_a_fan_out_of_its_own(tier: Recorder) -> None:
+    tier.fan_out = 5
+    keys = [bytes([number]) for number in range(8)]
+    tier.hold(*keys)
+    task = asyncio.create_task(tier.load(transfers(*keys)))
+    await settle()
+    assert tier.running == set(keys[:5])
+    for key in keys:
+        tier.gates[key].set()
+    await task
+
+
+@pytest.mark.parametrize("operation", ["store", "load"])
+async def test_a_verdict_does_not_hold_on_to_the_buffers(tier: Recorder, operation: str) -> None:
+    try:
+        raise TierUnavailableError("lost") from OSError()
+    except TierUnavailableError as error:
+        tier.outcomes[b"a"] = error
+    (verdict,) = await getattr(tier, operation)(transfers(b"a"))
+    assert verdict is tier.outcomes[b"a"]
+    assert (verdict.__traceback__, verdict.__cause__, verdict.__context__) == (None, None, None)
+
+
 async def test_an_empty_batch_is_no_verdicts(tier: Recorder) -> None:
     assert await tier.store([]) == []
     assert await tier.load([]) == []

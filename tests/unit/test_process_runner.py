@@ -27,6 +27,7 @@ from kvtier_sdk import (
     ConfigError,
     HostPool,
     Locality,
+    Medium,
     MemoryTier,
     MemoryTierConfig,
     Namespace,
@@ -398,6 +399,13 @@ def test_no_thread_of_the_engines_is_woken_up_for_a_job(tmp_path: Path) -> None:
         rig.close()
 
 
+def test_the_engine_goes_first_where_processors_are_short(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.runner.start()
+    of_process = os.getpriority(os.PRIO_PROCESS, pid_of(rig.runner))
+    assert of_process == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+
+
 def switches(status: Path) -> int:
     """How often a thread went to sleep of its own accord."""
     (line,) = (s for s in status.read_text().split("\n") if s.startswith("voluntary_ctxt"))
@@ -525,13 +533,19 @@ class RemoteTier(ScriptedTier):
     locality = Locality.REMOTE
 
 
+class DiskTier(ScriptedTier):
+    """A tier on this machine that waits for a disk, likewise."""
+
+    medium = Medium.STORAGE
+
+
 class BytesConfig(ScriptedConfig):
     """Options that plain data cannot hold."""
 
     key: SecretBytes = SecretBytes(b"")
 
 
-def test_auto_takes_a_process_for_a_tier_elsewhere_where_that_can_be(
+def test_auto_takes_a_process_for_all_but_memory_where_that_can_be(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class LocalClassTier(RemoteTier):
@@ -542,8 +556,10 @@ def test_auto_takes_a_process_for_a_tier_elsewhere_where_that_can_be(
     try:
         assert isinstance(make(shared, MemoryTier), ThreadRunner)
         assert not isinstance(make(shared, MemoryTier), ProcessRunner)
-        assert isinstance(make(shared, RemoteTier, ScriptedConfig()), ProcessRunner)
-        assert not isinstance(make(shared, RemoteTier, ScriptedConfig(), "thread"), ProcessRunner)
+        for tier_class in (RemoteTier, DiskTier):
+            script = ScriptedConfig()
+            assert isinstance(make(shared, tier_class, script), ProcessRunner)
+            assert not isinstance(make(shared, tier_class, script, "thread"), ProcessRunner)
         assert caplog.text == ""
         assert not isinstance(make(own, RemoteTier, ScriptedConfig()), ProcessRunner)
         assert "runs in a thread, which may slow the engine down: the host pool" in caplog.text

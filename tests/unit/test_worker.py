@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -56,6 +57,16 @@ class Gate:
 
     def open(self, calls: int = 1000) -> None:
         self._open.release(calls)
+
+
+def until_finished(worker: OffloadWorker, jobs: int) -> None:
+    """Without ``wait``, whose thread would help."""
+    ended = 0
+    end_s = time.monotonic() + PATIENCE_S
+    while ended < jobs:
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+        ended += len(worker.get_finished())
 
 
 def filled(*shape: int) -> torch.Tensor:
@@ -326,6 +337,24 @@ def test_wait_blocks_until_the_job_has_ended(gate: Gate, gated) -> None:
     assert len(worker.get_finished()) == 1
 
 
+def test_wait_copies_what_no_thread_has_begun(gate: Gate, gated) -> None:
+    kv = one_tensor()
+    worker = gated(kv)
+    worker.submit_store(1, [1], [0])
+    gate.until_begun()
+    worker.submit_store(2, [2, 3], [1, 2])
+    waiter = threading.Thread(target=worker.wait, args=([2],))
+    waiter.start()
+    # The only thread is held in job 1: whoever begins job 2 is another.
+    gate.until_begun()
+    assert gate.began == [64, 128]
+    assert worker.get_finished() == []
+    gate.open()
+    waiter.join(PATIENCE_S)
+    until_finished(worker, 2)
+    assert gate.began == [64, 128]
+
+
 def test_loads_overtake_stores_and_expedited_loads_overtake_loads(gate: Gate, gated) -> None:
     worker = gated(one_tensor(32, 8))
     worker.submit_store(1, range(1), range(1))
@@ -337,7 +366,7 @@ def test_loads_overtake_stores_and_expedited_loads_overtake_loads(gate: Gate, ga
     worker.submit_load(6, range(6), range(6), expedited=True)
     worker.submit_load(7, range(7), range(7), expedited=True)
     gate.open()
-    worker.wait(range(1, 8))
+    until_finished(worker, 7)
     assert [size // 8 for size in gate.began] == [1, 6, 7, 3, 5, 2, 4]
 
 
@@ -350,7 +379,7 @@ def test_a_load_overtakes_a_store_that_has_begun(
     gate.until_begun()
     worker.submit_load(2, [14], [14])
     gate.open()
-    worker.wait([1, 2])
+    until_finished(worker, 2)
     assert gate.began == [1024, 256, 1024, 1024]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from support.vllm_engine import (
-    NOTHING,
     OUR_MANAGER,
     OUR_TIERS,
     Engine,
@@ -77,13 +76,6 @@ def plain(start_engine: StartEngine) -> Iterator[Plain]:
     engine = Plain(start_engine)
     yield engine
     engine.close()
-
-
-@pytest.fixture(scope="module", params=[NOTHING, *OFFLOADING], ids=lambda way: way.name)
-def way(request: pytest.FixtureRequest) -> Way:
-    """Every way, none included."""
-    chosen: Way = request.param
-    return chosen
 
 
 @pytest.fixture(scope="module", params=OFFLOADING, ids=lambda way: way.name)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.vllm_engine import CHUNK_BYTES, Engine, Tier, Way, make_prompt, same
+from support.stores import Folder
+from support.vllm_engine import CHUNK_BYTES, Engine, Way, make_prompt, same
 
 CHUNKS = 4
 REQUESTS = 20
@@ -24,13 +25,13 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def tier(folder: Path, offloading_way: Way) -> Tier:
-    return Tier.file(folder / f"pressure-{offloading_way.name}")
+def store(folder: Path, offloading_way: Way) -> Folder:
+    return Folder(folder / f"pressure-{offloading_way.name}", CHUNK_BYTES)
 
 
 @pytest.fixture(scope="module")
-def engine(offloading_way: Way, start_engine: Any, tier: Tier) -> Iterator[Engine]:
-    offloading = offloading_way.offloading(tier.url, host_bytes=HOST_SLOTS * CHUNK_BYTES)
+def engine(offloading_way: Way, start_engine: Any, store: Folder) -> Iterator[Engine]:
+    offloading = offloading_way.offloading(store.url, host_bytes=HOST_SLOTS * CHUNK_BYTES)
     assert offloading is not None
     # Generated tokens too, so that what a preempted request has computed is stored.
     offloading["offload_prompt_only"] = False
@@ -56,20 +57,20 @@ def test_outputs_are_right_under_preemption_with_a_tiny_host_pool(
 
 
 def test_they_are_right_a_second_time_with_chunks_from_the_tier(
-    engine: Engine, tier: Tier, expected: list[dict[str, Any]]
+    engine: Engine, store: Folder, expected: list[dict[str, Any]]
 ) -> None:
-    before = engine.stats()[tier.name]["loaded_chunks"]
+    before = engine.stats()[store.name]["loaded_chunks"]
     assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
-    assert engine.stats()[tier.name]["loaded_chunks"] > before
+    assert engine.stats()[store.name]["loaded_chunks"] > before
     engine.settle()
     assert not any(engine.leftovers().values()), engine.leftovers()
 
 
 def test_no_request_fails_when_the_tier_is_gone(
-    engine: Engine, tier: Tier, expected: list[dict[str, Any]]
+    engine: Engine, store: Folder, expected: list[dict[str, Any]]
 ) -> None:
-    tier.kill()
+    store.kill()
     assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
-    assert engine.stats()[tier.name]["failures"]
+    assert engine.stats()[store.name]["failures"]
     engine.settle()
     assert not any(engine.leftovers().values()), engine.leftovers()

@@ -5,13 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from support.vllm_engine import BLOCK_TOKENS, Engine, Tier, Way, make_prompt, same
+from support.stores import Folder, RedisStore, S3Store, ServedStore, Store
+from support.vllm_engine import (
+    BLOCK_TOKENS,
+    CHUNK_BYTES,
+    NOTHING,
+    OUR_MANAGER,
+    OUR_TIERS,
+    Engine,
+    Way,
+    make_prompt,
+    same,
+)
 
 CHUNKS = (3, 2, 4)
 PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
+#: Steps in which a store that is back has to be used again.
+PATIENCE = 500
+FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
+
+
+class Case(NamedTuple):
+    """A way of offloading into a store, and what runs its tier in the second process."""
+
+    way: Way
+    kind: type[Store]
+    runner: str
+
+    def __str__(self) -> str:
+        return f"{self.way.name}-{self.kind.name}-{self.runner}"
+
+
+CASES = [
+    Case(way, kind, runner)
+    for way in (OUR_TIERS, OUR_MANAGER)
+    for kind in (Folder, RedisStore, S3Store)
+    for runner in ("thread", "process")
+]
 
 
 @dataclass
@@ -20,33 +53,45 @@ class Second:
 
     Attributes:
         engine: it.
-        tier: that both use.
+        store: that both use.
         before: blocks on the device and chunks in the host pool before it served anything.
         outputs: of the prompts.
-        stats: what the tiers counted while it served them.
+        stats: what the tier counted while it served them.
     """
 
     engine: Engine
-    tier: Tier
+    store: Store
     before: tuple[int, int]
     outputs: list[dict[str, Any]]
     stats: dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def second(way: Way, start_engine: Any, folder: Path) -> Iterator[Second]:
-    tier = Tier.file(folder / f"two-processes-{way.name}")
-    offloading = way.offloading(tier.url)
-    if way.offloads:
-        with start_engine(offloading) as first:
-            first.generate(prompts=PROMPTS)
-            first.settle()
-    with start_engine(offloading, fresh=way.offloads) as engine:
-        before = engine.device_blocks(), engine.primary_chunks() if way.offloads else 0
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def second(
+    request: pytest.FixtureRequest, start_engine: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Second]:
+    way, kind, runner = request.param
+    store = kind(tmp_path_factory.mktemp("store") / "kv", CHUNK_BYTES)
+    with start_engine(way.offloading(store.url, runner=runner)) as first:
+        first.generate(prompts=PROMPTS)
+        first.settle()
+    # Probed soon, for the test in which it goes away.
+    options = {"runner": runner, "probe_interval": "100ms", "max_probe_interval": "100ms"}
+    # What differs between interpreters is found out once.
+    fresh = kind is Folder and runner == "thread"
+    with start_engine(way.offloading(store.url, **options), fresh=fresh) as engine:
+        before = engine.device_blocks(), engine.primary_chunks()
         outputs = engine.generate(prompts=PROMPTS)
-        if way.offloads:
-            engine.settle()
-        yield Second(engine, tier, before, outputs, engine.stats() if way.offloads else {})
+        engine.settle()
+        yield Second(engine, store, before, outputs, engine.stats()[store.name])
+    store.kill()
+
+
+def test_without_offloading_nothing_is_found(start_engine: Any, plain: Any) -> None:
+    with start_engine(NOTHING.offloading("")) as engine:
+        outputs = engine.generate(prompts=PROMPTS)
+    assert same(outputs, plain.outputs(PROMPTS))
+    assert [output["cached"] for output in outputs] == [0, 0, 0]
 
 
 def test_the_second_process_answers_as_an_engine_without_offloading(
@@ -55,50 +100,82 @@ def test_the_second_process_answers_as_an_engine_without_offloading(
     assert same(second.outputs, plain.outputs(PROMPTS))
 
 
-def test_the_second_process_finds_every_full_chunk(second: Second, way: Way) -> None:
-    found = [chunks * BLOCK_TOKENS if way.offloads else 0 for chunks in CHUNKS]
-    assert [output["cached"] for output in second.outputs] == found
+def test_the_second_process_finds_every_full_chunk(second: Second) -> None:
+    assert [output["cached"] for output in second.outputs] == FULL
 
 
-def test_what_it_found_came_from_the_tier(second: Second, way: Way) -> None:
-    if not way.offloads:
-        pytest.skip("nothing is offloaded")
+def test_what_it_found_came_from_the_tier(second: Second) -> None:
     assert second.before == (0, 0)
-    stats = second.stats[second.tier.name]
-    assert stats["loaded_chunks"] == stats["hit_chunks"] == sum(CHUNKS)
+    stats = second.stats
+    assert stats["loaded_chunks"] == stats["hit_chunks"] == sum(CHUNKS) == second.store.chunks()
     assert stats["stored_chunks"] == 0
     assert stats["failures"] == {}
 
 
-def test_a_damaged_chunk_is_recomputed(second: Second, way: Way, plain: Any) -> None:
-    if not way.offloads:
-        pytest.skip("nothing is offloaded")
+def test_a_damaged_chunk_is_recomputed(second: Second, plain: Any) -> None:
     engine = second.engine
     assert engine.reset_all()
-    second.tier.damage()
-    damaged = len(second.tier.chunks())
+    second.store.damage()
     outputs = engine.generate(prompts=PROMPTS)
     engine.settle()
     assert [output["cached"] for output in outputs] == [0, 0, 0]
     assert same(outputs, plain.outputs(PROMPTS))
-    assert engine.stats()[second.tier.name]["failures"] == {"load.corrupt": damaged}
+    assert engine.stats()[second.store.name]["failures"] == {"load.corrupt": sum(CHUNKS)}
     # What was damaged is gone, and what was recomputed has taken its place.
+    assert_served_from_the_tier(engine, plain)
+
+
+def test_no_request_fails_when_the_store_goes_away_while_it_is_read(
+    second: Second, plain: Any
+) -> None:
+    engine, store = second.engine, second.store
     assert engine.reset_all()
-    again = engine.generate(prompts=PROMPTS)
-    assert [output["cached"] for output in again] == [chunks * BLOCK_TOKENS for chunks in CHUNKS]
-    assert same(again, plain.outputs(PROMPTS))
+    engine.add(prompts=PROMPTS[:1])
+    assert engine.step_until_loading()
+    store.kill()
+    engine.add(prompts=PROMPTS[1:])
+    assert same(engine.finish(), plain.outputs(PROMPTS))
+    engine.settle()
+    assert engine.stats()[store.name]["failures"]
+    assert not any(engine.leftovers().values()), engine.leftovers()
+    if not isinstance(store, ServedStore):
+        return
+    # When it is back it is used again, for what it has kept or is given anew.
+    store.start()
+    wait_until_used(engine, store)
+    assert engine.reset_all()
+    engine.generate(prompts=PROMPTS)
+    engine.settle()
+    assert_served_from_the_tier(engine, plain)
+
+
+def wait_until_used(engine: Engine, store: Store) -> None:
+    for _ in range(PATIENCE):
+        stats = engine.stats()[store.name]
+        if not (stats["reads_open"] or stats["stores_open"]):
+            return
+        engine.settle()
+    raise AssertionError(f"{store.name} is not used again")
+
+
+def assert_served_from_the_tier(engine: Engine, plain: Any) -> None:
+    """The prompts, from nowhere else."""
+    assert engine.reset_all()
+    outputs = engine.generate(prompts=PROMPTS)
+    assert [output["cached"] for output in outputs] == FULL
+    assert same(outputs, plain.outputs(PROMPTS))
 
 
 def test_without_verification_a_damaged_chunk_is_served(
     offloading_way: Way, start_engine: Any, folder: Path, plain: Any
 ) -> None:
     # The comparison with the plain engine can fail, and digests are what keeps it from failing.
-    tier = Tier.file(folder / f"unverified-{offloading_way.name}")
-    with start_engine(offloading_way.offloading(tier.url, verify=False)) as engine:
+    store = Folder(folder / f"unverified-{offloading_way.name}", CHUNK_BYTES)
+    with start_engine(offloading_way.offloading(store.url, verify=False)) as engine:
         engine.generate(prompts=PROMPTS)
         engine.settle()
         assert engine.reset_all()
-        tier.damage()
+        store.damage()
         outputs = engine.generate(prompts=PROMPTS)
-    assert [output["cached"] for output in outputs] == [chunks * BLOCK_TOKENS for chunks in CHUNKS]
+    assert [output["cached"] for output in outputs] == FULL
     assert not same(outputs, plain.outputs(PROMPTS))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,16 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.redis_server import free_port
+from support.stores import RedisStore
 
 with warnings.catch_warnings():
     # What vLLM and torch warn of when they are imported is not ours to mend.
     warnings.simplefilter("ignore")
     from support.vllm_config import KEYS, make_config
     from vllm.v1.kv_offload import base
+    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
     from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
+    from kvtier_sdk import ConfigError, TierUnavailableError
     from kvtier_sdk.integrations.vllm import KVTierSecondaryTier
+    from kvtier_sdk.runner import ProcessRunner, ThreadRunner
 
 SLOTS, ROW_BYTES = 8, 8192
 HIT, MISS, RETRY = base.LookupResult.HIT, base.LookupResult.MISS, base.LookupResult.RETRY
@@ -30,17 +38,21 @@ job_ids = itertools.count()
 
 
 @pytest.fixture
-def memory() -> np.ndarray[Any, np.dtype[np.int8]]:
+def memory() -> Iterator[Any]:
     """vLLM's host memory: the rows are random."""
-    rng = np.random.default_rng(1)
-    return rng.integers(-128, 127, (SLOTS, ROW_BYTES), dtype=np.int8)
+    region = SharedOffloadRegion(f"test-{uuid.uuid4().hex}", SLOTS, None, ROW_BYTES, ROW_BYTES)
+    rows = np.asarray(region.create_kv_memoryview())
+    rows[:] = np.random.default_rng(1).integers(-128, 127, rows.shape, dtype=np.int8)
+    yield rows
+    del rows
+    region.cleanup()
 
 
 @pytest.fixture
-def make_tier(memory: np.ndarray[Any, np.dtype[np.int8]]) -> Iterator[MakeTier]:
+def make_tier(memory: Any) -> Iterator[MakeTier]:
     made = []
 
-    def make(**entry: Any) -> KVTierSecondaryTier:
+    def make(view: memoryview = memory.data, **entry: Any) -> KVTierSecondaryTier:
         entry = {
             "type": "KVTierSecondaryTier",
             "module_path": "kvtier_sdk.integrations.vllm",
@@ -52,7 +64,7 @@ def make_tier(memory: np.ndarray[Any, np.dtype[np.int8]]) -> Iterator[MakeTier]:
             extra_config={"secondary_tiers": [entry]},
             kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
         )
-        made.append(SecondaryTierFactory.create_secondary_tier(entry, memory.data, spec))
+        made.append(SecondaryTierFactory.create_secondary_tier(entry, view, spec))
         return made[-1]
 
     yield make
@@ -98,8 +110,9 @@ def look_up(
     return answers
 
 
-def test_bytes_come_back_as_they_went(make_tier: MakeTier, memory: Any) -> None:
-    tier = make_tier(url="memory:")
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_bytes_come_back_as_they_went(make_tier: MakeTier, memory: Any, runner: str) -> None:
+    tier = make_tier(url="memory:", runner=runner)
     stored = request(tier, "stores")
     assert move(tier, stored, KEYS[:2], [3, 5], load=False).success
     loads = request(tier, "loads")
@@ -158,3 +171,64 @@ def test_vllms_manager_sees_what_the_tier_is(make_tier: MakeTier) -> None:
     assert move(tier, request(tier, "stores"), KEYS[:1], [0], load=False).success
     (event,) = tier.take_events()
     assert (event.ownership, event.removed, event.keys) == ("shelf", False, KEYS[:1])
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a tier on another machine, as far as it can tell."""
+    store = RedisStore(tmp_path_factory.mktemp("redis"), ROW_BYTES)
+    yield f"{store.url}?name=remote"
+    store.kill()
+
+
+@pytest.mark.parametrize(
+    ("url", "runner", "kind"),
+    [
+        ("memory:", "process", ProcessRunner),
+        ("memory:", "auto", ThreadRunner),
+        ("remote", "auto", ProcessRunner),
+        ("remote", "thread", ThreadRunner),
+    ],
+)
+def test_a_tier_runs_where_its_options_say(
+    make_tier: MakeTier, remote: str, url: str, runner: str, kind: type
+) -> None:
+    tier = make_tier(url=remote if url == "remote" else url, runner=runner)
+    assert type(tier._runner) is kind
+
+
+def test_memory_that_no_process_can_map_is_for_threads(
+    make_tier: MakeTier, remote: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    private = np.zeros((SLOTS, ROW_BYTES), np.int8).data
+    with pytest.raises(ConfigError, match="option 'runner' is 'process', but the host pool is of"):
+        make_tier(private, url="memory:", runner="process")
+    assert type(make_tier(private, url=remote)._runner) is ThreadRunner
+    assert "remote: runs in a thread, which may slow the engine down" in caplog.text
+
+
+def test_a_tier_whose_process_dies_fails_its_jobs_and_comes_back(
+    make_tier: MakeTier, memory: Any
+) -> None:
+    tier = make_tier(url="memory:?latency=500ms", runner="process")
+    context = request(tier, "stores")
+    tier.submit_store(TransferJob(1, KEYS[:2], np.array([3, 5], np.int32), False, context))
+    before = tier._runner.pid
+    os.kill(before, signal.SIGKILL)
+    while not (finished := list(tier.get_finished_jobs())):
+        pass
+    assert [(result.job_id, result.success) for result in finished] == [(1, False)]
+    assert tier.stats.failures == {"store.unavailable": 2}
+    while tier.stats.reads_open:
+        assert list(tier.get_finished_jobs()) == []
+    assert tier._runner.pid not in (None, before)
+    assert look_up(tier, request(tier, "looks"), KEYS[:1]) == [MISS]
+
+
+def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(
+    make_tier: MakeTier,
+) -> None:
+    open_files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(TierUnavailableError, match="Connection refused"):
+        make_tier(url=f"redis://127.0.0.1:{free_port()}", runner="process")
+    assert len(os.listdir("/proc/self/fd")) == open_files

@@ -55,9 +55,10 @@ def test_one_of_two_requests_is_aborted_while_its_prefix_is_loaded(
     cold: Engine, plain: Any, abort: int
 ) -> None:
     before = loaded_chunks(cold)
-    served = cold.serve_and_abort(prompts=PAIR, abort=abort)
-    assert served["aborted"]
-    assert served["tokens"] == [plain.outputs(PAIR)[1 - abort]["tokens"]]
+    cold.add(prompts=PAIR)
+    assert cold.step_until_loading()
+    cold.abort(index=abort)
+    assert same(cold.finish(), [plain.outputs(PAIR)[1 - abort]])
     assert loaded_chunks(cold) - before == CHUNKS
     cold.settle()
     assert not any(cold.leftovers().values()), cold.leftovers()

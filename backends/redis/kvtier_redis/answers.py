@@ -117,6 +117,10 @@ class AnswerReader:
     def __init__(self) -> None:
         self._text = memoryview(bytearray(_LINE_LIMIT_BYTES))
         self._tail = memoryview(bytearray(len(_END)))
+        # The line of a value that fits, and where it is received; chunks are of one length.
+        self._value_bytes = -1
+        self._line = b""
+        self._start = self._text[:0]
         self.expect()
 
     def expect(self, target: Sequence[memoryview] = ()) -> None:
@@ -126,12 +130,16 @@ class AnswerReader:
             target: where a value goes; it must be exactly so long. Empty where none is expected.
         """
         self._took_bytes = 0
-        # The line of a value that fits, for as long as one may come.
-        self._line = b"$%d\r\n" % sum(map(len, target)) if target else b""
-        self.rooms: list[Any] = [self._text]
-        if target:
-            start = self._text[: len(self._line)]
-            self.rooms = [start, *filter(len, target), self._tail]
+        self._may_be_value = bool(target)
+        if not target:
+            self.rooms: list[Any] = [self._text]
+            return
+        value_bytes = sum(map(len, target))
+        if value_bytes != self._value_bytes:
+            self._value_bytes = value_bytes
+            self._line = b"$%d\r\n" % value_bytes
+            self._start = self._text[: len(self._line)]
+        self.rooms = [self._start, *filter(len, target), self._tail]
 
     def took(self, count_bytes: int) -> Answer | None:
         """Note that so many bytes were put into :attr:`rooms`.
@@ -147,7 +155,7 @@ class AnswerReader:
         """
         is_line_read = self._took_bytes >= len(self._line)
         self._took_bytes += count_bytes
-        if not self._line:
+        if not self._may_be_value:
             return self._took_text()
         if not is_line_read and not self._is_as_expected():
             self._become_text()
@@ -160,8 +168,9 @@ class AnswerReader:
         return _FILLED
 
     def _is_as_expected(self) -> bool:
-        length = min(self._took_bytes, len(self._line))
-        return self._text[:length] == self._line[:length]
+        if self._took_bytes >= len(self._line):
+            return self._start == self._line
+        return self._start[: self._took_bytes] == self._line[: self._took_bytes]
 
     def _become_text(self) -> None:
         """Collect behind the line's beginning what was received beyond it."""
@@ -170,7 +179,7 @@ class AnswerReader:
             piece = room[: max(0, min(self._took_bytes, _LINE_LIMIT_BYTES) - at)]
             self._text[at : at + len(piece)] = piece
             at += len(piece)
-        self._line = b""
+        self._may_be_value = False
 
     def _took_text(self) -> Answer | None:
         text = bytes(self._text[: self._took_bytes])

@@ -23,7 +23,7 @@ _ASKING = command(b"ASKING")
 _TURN_BYTES = 2 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Leg:
     """One server that a request goes to."""
 

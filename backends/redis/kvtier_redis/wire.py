@@ -171,20 +171,17 @@ class Wire:
             try:
                 sent_bytes = self._pipe.write(self._unsent)
             except _NOT_NOW:
-                self._wait_for_room(True)
+                if not self._waits_for_room:
+                    self._waits_for_room = True
+                    self._loop.add_writer(self._pipe.descriptor, self._send)
                 return
             except OSError as error:
                 self.close(error.strerror or str(error))
                 return
             self._unsent = rest_of(self._unsent, sent_bytes)
-        self._wait_for_room(False)
-
-    def _wait_for_room(self, waits: bool) -> None:
-        if waits and not self._waits_for_room:
-            self._loop.add_writer(self._pipe.descriptor, self._send)
-        elif self._waits_for_room and not waits:
+        if self._waits_for_room:
+            self._waits_for_room = False
             self._loop.remove_writer(self._pipe.descriptor)
-        self._waits_for_room = waits
 
     def _receive(self) -> None:
         while self._fault is None:

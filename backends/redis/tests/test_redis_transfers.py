@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import tracemalloc
 from collections.abc import AsyncIterator
 
-import numpy as np
 import pytest
+from support.copies import ByteLedger, traced_peak
 
 from kvtier_redis.answers import Answer, Kind
 from kvtier_redis.dialling import Dialler
@@ -38,73 +36,22 @@ def connected_wire(port: int) -> Wire:
     return Wire(sock, "peer")
 
 
-def address_of(view) -> int:
-    return np.frombuffer(view, np.uint8).ctypes.data
-
-
-class Ledger:
-    """Counts the bytes that move, by whether they move between the wire and a transfer."""
-
-    def __init__(self) -> None:
-        self.spans = []
-        self.direct_bytes = 0
-        self.other_bytes = 0
-
-    def begin(self, transfers) -> None:
-        self.spans = [
-            (address_of(view), address_of(view) + len(view))
-            for transfer in transfers
-            for view in transfer.buffers
-        ]
-        self.direct_bytes = 0
-        self.other_bytes = 0
-
-    def note(self, views, count_bytes: int) -> None:
-        for view in views:
-            part_bytes = min(count_bytes, len(view))
-            count_bytes -= part_bytes
-            at = address_of(view) if len(view) else 0
-            if any(start <= at < end for start, end in self.spans):
-                self.direct_bytes += part_bytes
-            else:
-                self.other_bytes += part_bytes
-
-    def watch(self, monkeypatch) -> None:
-        for name in ("readv", "writev"):
-            monkeypatch.setattr(os, name, self._noting(getattr(os, name)))
-
-    def _noting(self, call):
-        def noting(descriptor, views):
-            moved_bytes = call(descriptor, views)
-            self.note(views, moved_bytes)
-            return moved_bytes
-
-        return noting
-
-
 @pytest.mark.parametrize("operation", ["store", "load"])
 async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     bench.chunk_bytes = CHUNK_BYTES
-    ledger = Ledger()
-    ledger.watch(monkeypatch)
+    ledger = ByteLedger(monkeypatch, "readv", "writev")
     tier = await bench.open(server.url)
     full = [bench.full(key) for key in KEYS[:8]]
     assert await tier.store(full) == [None] * 8
     batch = full if operation == "store" else [bench.empty(key) for key in KEYS[:8]]
     ledger.begin(batch)
-    tracemalloc.start()
-    try:
-        before_bytes, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
+    with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert all(map(bench.holds, batch))
     # Every byte of header and payload moved between the wire and its own place, once.
     assert ledger.direct_bytes == 8 * bench.object_bytes
     assert ledger.other_bytes < 8 * 200
-    assert peak_bytes - before_bytes < 256 * 1024
+    assert peak.allocated_bytes < 256 * 1024
 
 
 @pytest.mark.parametrize("passed_bytes", [0, 3, 9, 10, 40, 74, 80, 60_000, 100_074])

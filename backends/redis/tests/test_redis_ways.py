@@ -7,6 +7,7 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+from support.papers import make_papers
 
 from kvtier_sdk import ConfigError, TierAuthError, TierError, TierUnavailableError
 
@@ -16,38 +17,9 @@ AT_ONCE = ["--repl-diskless-sync-delay", "0"]
 KEYS = [b"chunk %03d" % index for index in range(120)]
 
 
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
 @pytest.fixture(scope="session")
 def papers(tmp_path_factory) -> SimpleNamespace:
-    """A private CA, and certificates of it for the server and for a client."""
-    at = tmp_path_factory.mktemp("papers")
-    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-
-    def paper(name: str, *rest: str) -> None:
-        openssl(
-            *["req", "-x509", *new_key, "-days", "2", "-subj", f"/CN={name}"],
-            *["-keyout", f"{at}/{name}.key", "-out", f"{at}/{name}.crt", *rest],
-        )
-
-    paper("ca", "-addext", "keyUsage=critical,keyCertSign")
-    signed = [
-        "-CA",
-        f"{at}/ca.crt",
-        "-CAkey",
-        f"{at}/ca.key",
-        "-addext",
-        "basicConstraints=CA:FALSE",
-    ]
-    paper("server", *signed, "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
-    paper("client", *signed)
-    return SimpleNamespace(
-        ca=f"{at}/ca.crt",
-        server=[f"{at}/server.crt", f"{at}/server.key"],
-        client=[f"{at}/client.crt", f"{at}/client.key"],
-    )
+    return make_papers(tmp_path_factory.mktemp("papers"))
 
 
 @pytest.fixture

@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import tracemalloc
+from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
+from support.copies import ByteLedger, traced_peak
 from support.s3_server import S3Server
 
+from kvtier_s3.answers import AnswerReader
 from kvtier_s3.wire import Wire
-from kvtier_sdk import CorruptChunkError, TierTimeoutError, TierUnavailableError
+from kvtier_sdk import CorruptChunkError, SystemClock, TierTimeoutError, TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20
 
 
-def address_of(view) -> int:
-    return np.frombuffer(view, np.uint8).ctypes.data
+class Ledger(ByteLedger):
+    """Counts what the event loop receives, too."""
 
-
-class Ledger:
-    """Counts the bytes that move, by whether they move between the wire and a transfer."""
-
-    def __init__(self) -> None:
-        self.spans = []
-        self.direct_bytes = 0
-        self.other_bytes = 0
-
-    def begin(self, transfers) -> None:
-        self.spans = [
-            (address_of(view), address_of(view) + len(view))
-            for transfer in transfers
-            for view in transfer.buffers
-        ]
-        self.direct_bytes = 0
-        self.other_bytes = 0
-
-    def note(self, view, count_bytes: int) -> None:
-        at = address_of(view) if len(view) else 0
-        if any(start <= at < end for start, end in self.spans):
-            self.direct_bytes += count_bytes
-        else:
-            self.other_bytes += count_bytes
-
-    def watch(self, monkeypatch) -> None:
-        get_buffer, updated, writev = Wire.get_buffer, Wire.buffer_updated, os.writev
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch, "writev")
+        get_buffer, updated = Wire.get_buffer, Wire.buffer_updated
         rooms = {}
 
         def noting_room(wire, sizehint):
@@ -55,19 +31,11 @@ class Ledger:
             return rooms[wire]
 
         def noting_bytes(wire, nbytes):
-            self.note(rooms.pop(wire), nbytes)
+            self._counting(lambda fd, views: nbytes)(0, [rooms.pop(wire)])
             updated(wire, nbytes)
-
-        def noting_sent(descriptor, views):
-            sent_bytes = left_bytes = writev(descriptor, views)
-            for view in views:
-                self.note(view, min(left_bytes, len(view)))
-                left_bytes -= min(left_bytes, len(view))
-            return sent_bytes
 
         monkeypatch.setattr(Wire, "get_buffer", noting_room)
         monkeypatch.setattr(Wire, "buffer_updated", noting_bytes)
-        monkeypatch.setattr(os, "writev", noting_sent)
 
 
 @pytest.mark.parametrize("operation", ["store", "load"])
@@ -75,27 +43,20 @@ async def test_a_payload_moves_between_the_wire_and_its_slot_and_nowhere_else(
     bench, monkeypatch, operation
 ):
     bench.chunk_bytes = CHUNK_BYTES
-    ledger = Ledger()
-    ledger.watch(monkeypatch)  # now: a loop looks its protocol's methods up once
+    ledger = Ledger(monkeypatch)  # now: a loop looks its protocol's methods up once
     tier = await bench.open(bench.url, conditional_put=False)
     full = [bench.full(key) for key in KEYS[:8]]
     assert await tier.store(full) == [None] * 8
     batch = full if operation == "store" else [bench.empty(key) for key in KEYS[:8]]
     ledger.begin(batch)
-    tracemalloc.start()
-    try:
-        before_bytes, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
+    with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert all(map(bench.holds, batch))
     # All moved once, to or from its own place, but what came in one piece with an answer's head.
     heads_bytes = 8 * 3072
     assert 0 <= 8 * bench.object_bytes - ledger.direct_bytes < heads_bytes
     assert ledger.other_bytes < heads_bytes
-    assert peak_bytes - before_bytes < 256 * 1024
+    assert peak.allocated_bytes < 256 * 1024
 
 
 @pytest.mark.parametrize("passed_bytes", [0, 3, 9, 40, 300, 500, 60_000, 100_100])
@@ -253,3 +214,48 @@ async def test_a_server_that_falls_silent_in_mid_body(bench, proxy):
     assert verdict.retryable
     proxy.release()
     assert await bench.loads(tier, KEYS[0])
+
+
+@asynccontextmanager
+async def peer_that_says(answer: bytes):
+    """A wire to somebody who says this once, reads nothing, and waits."""
+    leave = asyncio.Event()
+
+    async def serve(reader, writer):
+        writer.write(answer)
+        await leave.wait()
+        writer.close()
+
+    # It takes a little into its buffers, and no more.
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
+    wire = Wire("peer", SystemClock(), silence_s=3600)
+    _, port = peer.sockets[0].getsockname()
+    await asyncio.get_running_loop().create_connection(lambda: wire, "127.0.0.1", port)
+    yield wire
+    leave.set()
+    wire.close("the test is over")
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "target"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 400000\r\n\r\n", 1000),
+        (b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", 0),
+        (b"HTTP/1.1 500 No\r\n\r\n", 0),
+    ],
+)
+async def test_a_connection_on_which_nothing_can_follow_is_of_no_more_use(answer, target):
+    reader = AnswerReader([memoryview(bytearray(target))])
+    async with peer_that_says(answer) as wire:
+        await wire.call([b"GET / HTTP/1.1\r\n\r\n"], reader)
+        # At once: a request that was made before the rest arrives would take it for its answer.
+        assert not wire.is_usable
+
+
+async def test_nothing_is_sent_to_somebody_who_has_answered_already():
+    content = memoryview(bytearray(64 * 2**20))  # more than the sockets between hold
+    answer = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
+    async with peer_that_says(answer) as wire, asyncio.timeout(30):
+        assert (await wire.call([b"PUT", content], AnswerReader())).status == 503
+        assert not wire.is_usable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +42,12 @@ from kvtier_sdk.jobs import (
     JobTable,
     Operation,
     ProcessRestarted,
-    Report,
     Verdict,
     failure_counts,
 )
 from kvtier_sdk.metrics import TierStats, metric_samples
-from kvtier_sdk.runner import ThreadRunner, TierLoop
+from kvtier_sdk.runner import TierRunner
+from kvtier_sdk.tiering.runners import make_runner
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
 if TYPE_CHECKING:
@@ -149,13 +149,12 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._finished: list[EngineResult] = []
         self._queued_bytes = {Operation.LOAD: 0, Operation.STORE: 0}
         self._events: list[OffloadingEvent] = []
-        if self._spec.runner.runner == "process":
-            self._log.warning(
-                "%s: under vLLM's manager a tier runs in a thread; option 'runner' is not followed",
-                self._spec.name,
-            )
-        self._runner = self._make_runner()
-        self._runner.start()
+        try:
+            self._runner = self._make_runner()
+            self._runner.start()
+        except BaseException:
+            self._slots.close()
+            raise
 
     @classmethod
     def build_metric_definitions(
@@ -257,18 +256,14 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _make_runner(self) -> ThreadRunner:
-        def make_loop(report: Callable[[Report], None]) -> TierLoop:
-            return TierLoop(
-                self._spec,
-                namespace=self._identity.namespace,
-                memory=self._slots,
-                clock=self._clock,
-                report=report,
-                verify=self._options.verify,
-            )
-
-        return ThreadRunner(self._spec.name, make_loop, self._clock)
+    def _make_runner(self) -> TierRunner:
+        return make_runner(
+            self._spec,
+            self._slots,
+            namespace=self._identity.namespace,
+            clock=self._clock,
+            verify=self._options.verify,
+        )
 
     def _reopen(self) -> None:
         """Open the tier under the namespace that is certain now; nothing was asked of it yet."""

@@ -7,12 +7,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiofiles
 import aiofiles.os
 
+from ways.sockets import in_threads
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
@@ -75,8 +75,7 @@ class PlainFiles(Way):
             for name in rest:
                 move(name, buffers)
 
-        with ThreadPoolExecutor(len(self._memory)) as threads:
-            list(threads.map(lane, self._memory))
+        in_threads(lane, self._memory)
 
     def _store(self, name: str, buffers: list[memoryview]) -> None:
         fd = self._open(f"{name}.tmp", os.O_WRONLY | os.O_CREAT)
@@ -114,23 +113,25 @@ class FileSubject(Subject):
         self._directory = Path(tempfile.mkdtemp(prefix="kvtier-bench-", dir=root))
 
     def __enter__(self) -> FileSubject:
+        for client in (Aiofiles, PlainFiles):
+            self._place(client).mkdir()
         return self
 
     def __exit__(self, *failure: object) -> None:
         shutil.rmtree(self._directory)
 
     def clear(self) -> None:
-        for entry in self._directory.iterdir():
-            shutil.rmtree(entry)
+        for client in (Aiofiles, PlainFiles):
+            for file in self._place(client).iterdir():
+                file.unlink()
 
     def ways(self, work: Work) -> Sequence[Way]:
-        tier_root, aiofiles_root, plain_root = (
-            self._directory / name for name in ("tier", "aiofiles", "plain")
-        )
-        aiofiles_root.mkdir()
-        plain_root.mkdir()
+        tier_root = self._directory / "tier"
         return [
             TierWay(work, type="file", root=str(tier_root), min_free=0),
-            Aiofiles(work, aiofiles_root),
-            PlainFiles(work, plain_root, direct_io="auto"),
+            Aiofiles(work, self._place(Aiofiles)),
+            PlainFiles(work, self._place(PlainFiles), direct_io="auto"),
         ]
+
+    def _place(self, client: type[Way]) -> Path:
+        return self._directory / client.__name__

@@ -1,16 +1,18 @@
-"""Redis: the tier, redis-py's plain calls, redis-benchmark."""
+"""Redis: the tier, redis-py's plain calls, bare sockets, redis-benchmark."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from redis.asyncio import Redis
 from support.redis_server import Server, program
 
+from ways.sockets import fill, in_threads, send_all
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
@@ -36,6 +38,49 @@ class RedisPy(Way):
 
     async def load(self) -> None:
         await self.work.each(lambda number: self._client.get(b"py%020d" % number))
+
+
+class BareSockets(Way):
+    """The same commands on blocking sockets in threads: what Python can do with nothing else."""
+
+    name = "bare sockets"
+
+    def __init__(self, work: Work, port: int) -> None:
+        super().__init__(work)
+        self._port = port
+        self._memory = [work.buffers() for _ in range(work.at_a_time)]
+        self._line = b"$%d\r\n" % work.object_bytes
+
+    async def store(self) -> None:
+        self._each(b"*3\r\n$3\r\nSET\r\n", self._store)
+
+    async def load(self) -> None:
+        self._each(b"*2\r\n$3\r\nGET\r\n", self._load)
+
+    def _each(
+        self, start: bytes, move: Callable[[socket.socket, bytes, list[memoryview]], None]
+    ) -> None:
+        numbers = iter(range(self.work.chunks))
+
+        def lane(buffers: list[memoryview]) -> None:
+            with socket.create_connection(("127.0.0.1", self._port)) as sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for number in numbers:
+                    move(sock, start + b"$24\r\nbare%020d\r\n" % (number % self.work.keys), buffers)
+
+        in_threads(lane, self._memory)
+
+    def _store(self, sock: socket.socket, head: bytes, buffers: list[memoryview]) -> None:
+        send_all(sock, [head + self._line, *buffers, b"\r\n"])
+        if sock.recv(100) != b"+OK\r\n":
+            raise SystemExit("failed: a value was not set")
+
+    def _load(self, sock: socket.socket, head: bytes, buffers: list[memoryview]) -> None:
+        send_all(sock, [head])
+        line, end = bytearray(len(self._line)), bytearray(2)
+        fill(sock, [memoryview(line), *buffers, memoryview(end)])
+        if line != self._line or end != b"\r\n":
+            raise SystemExit("failed: not the value that was set")
 
 
 class RedisBenchmark(Way):
@@ -93,5 +138,6 @@ class RedisSubject(Subject):
         return [
             TierWay(work, url=f"{self._server.url}?connections={work.at_a_time}"),
             RedisPy(work, self._server.port),
+            BareSockets(work, self._server.port),
             RedisBenchmark(work, self._server),
         ]

@@ -61,6 +61,9 @@ class TierWay(Way):
         await self._tier.open()
 
     async def close(self) -> None:
+        # By the tier itself: what it made besides, such as directories, serves the next round too.
+        for keys in self._batches():
+            await self._tier.delete(keys)
         await self._tier.close()
 
     async def store(self) -> None:

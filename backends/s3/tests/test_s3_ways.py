@@ -1,0 +1,161 @@
+"""The ways to a bucket: where credentials come from, TLS, hosts named after buckets, encryption."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.papers import make_papers
+from support.s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
+
+from kvtier_sdk import ConfigError, TierAuthError, TierUnavailableError
+
+KEYS = [index.to_bytes(20, "big") for index in range(20)]
+
+
+async def works(bench, tier) -> bool:
+    return (
+        await bench.put(tier, *KEYS) == [None] * 20
+        and await bench.loads(tier, *KEYS)
+        and len([entry async for entry in tier.scan()]) == 20
+    )
+
+
+async def test_credentials_of_the_environment(bench, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bench.server.endpoint)
+    assert await works(bench, await bench.open(f"s3://kv/{bench.prefix}"))
+
+
+async def test_credentials_endpoint_and_region_of_a_profile(bench, scripted, tmp_path):
+    (tmp_path / "config").write_text(
+        f"[profile kv]\nregion = eu-west-3\nendpoint_url = http://127.0.0.1:{scripted.port}\n"
+        f"aws_access_key_id = {'p' * 16}\naws_secret_access_key = {'s' * 16}\n"
+    )
+    await bench.open("s3://kv?profile=kv")
+    assert "/eu-west-3/s3/" in scripted.requests[0].headers["authorization"]
+    assert "p" * 16 in scripted.requests[0].headers["authorization"]
+    with pytest.raises(ConfigError, match=r"profile \(cv\) could not be found"):
+        await bench.open("s3://kv?profile=cv")
+
+
+async def test_temporary_credentials_are_sent_whole_and_renewed(bench, scripted, tmp_path):
+    # Each call makes others, which are about to expire.
+    script = tmp_path / "process.py"
+    script.write_text(
+        "import datetime, json, pathlib\n"
+        f"calls = pathlib.Path({str(tmp_path / 'calls')!r})\n"
+        "calls.open('a').write('x')\n"
+        "soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=5)\n"
+        "print(json.dumps({'Version': 1, 'AccessKeyId': 'a' * 16, 'SecretAccessKey': 's' * 16,\n"
+        "    'SessionToken': 'token-%d' % calls.stat().st_size, 'Expiration': soon.isoformat()}))\n"
+    )
+    (tmp_path / "config").write_text(
+        f"[default]\ncredential_process = {sys.executable} {script}\nregion = us-east-1\n"
+    )
+    tier = await bench.open(f"s3://kv?endpoint=http://127.0.0.1:{scripted.port}")
+    assert await bench.put(tier, *KEYS[:3]) == [None] * 3
+    tokens = [request.headers["x-amz-security-token"] for request in scripted.requests]
+    assert len(set(tokens)) > 1
+    assert tokens[-1] == f"token-{(tmp_path / 'calls').stat().st_size}"
+    signed = scripted.requests[-1].headers["authorization"]
+    assert "x-amz-security-token" in signed
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory) -> SimpleNamespace:
+    return make_papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def tls_server(tmp_path_factory, papers):
+    cert, key = papers.server
+    directory: Path = tmp_path_factory.mktemp("tls")
+    with S3Server(directory, "--cert", cert, "--key", key, scheme="https") as server:
+        yield server
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 100_000, 2**22 + 1])
+async def test_tls_with_a_private_ca(bench, tls_server, papers, chunk_bytes):
+    bench.server = tls_server
+    bench.chunk_bytes = chunk_bytes
+    assert await works(bench, await bench.open(bench.url, tls_ca=papers.ca))
+
+
+async def test_tls_with_the_ca_of_the_environment(bench, tls_server, papers, monkeypatch):
+    bench.server = tls_server
+    monkeypatch.setenv("AWS_CA_BUNDLE", papers.ca)
+    assert await works(bench, await bench.open(bench.url))
+
+
+async def test_tls_that_is_not_trusted(bench, tls_server, papers):
+    bench.server = tls_server
+    with pytest.raises(TierUnavailableError, match="not trusted: .*option 'tls_ca'") as caught:
+        await bench.open(bench.url)
+    assert not caught.value.retryable
+    with pytest.raises(ConfigError, match="option 'tls_ca': /nowhere cannot be used"):
+        await bench.open(bench.url, tls_ca="/nowhere")
+    assert await works(bench, await bench.open(bench.url, tls_verify=False))
+
+
+async def test_a_host_that_is_named_after_its_bucket(bench, tmp_path):
+    # The bucket 127 at the host 0.0.1 is at 127.0.0.1.
+    with S3Server(tmp_path, "--force-path-style=false", buckets=("127",)) as server:
+        url = server.tier_url(
+            "127", endpoint=f"http://0.0.1:{server.port}", addressing="virtual", prefix=bench.prefix
+        )
+        tier = await bench.open(url)
+        assert await bench.put(tier, *KEYS) == [None] * 20
+        assert await bench.loads(tier, *KEYS)
+        assert (tmp_path / "buckets" / "127" / bench.name(KEYS[0])).exists()
+        await bench.close()
+
+
+@pytest.mark.parametrize("signs", ["yes", "no"])
+async def test_payloads_signed_or_not(bench, signs):
+    assert await works(bench, await bench.open(bench.url_of(sign_payload=signs)))
+
+
+async def test_a_payload_is_left_out_of_the_signature_unless_asked_for(bench, scripted):
+    for option, is_signed in (("no", False), ("yes", True)):
+        tier = await bench.open(scripted.url(sign_payload=option))
+        await bench.put(tier, KEYS[0])
+        hashed = scripted.requests[-1].headers["x-amz-content-sha256"]
+        assert (hashed != "UNSIGNED-PAYLOAD") is is_signed
+        # Integrity is the header's; nobody is made to compute another checksum.
+        assert not any("checksum" in name for name in scripted.requests[-1].headers)
+
+
+async def test_what_is_written_says_how_it_is_encrypted(bench, scripted):
+    tier = await bench.open(scripted.url(sse="aws:kms", sse_kms_key_id="key-1"))
+    await bench.put(tier, KEYS[0])
+    await bench.has(tier, KEYS[0])
+    _, manifest, put, head = scripted.requests
+    for request in (manifest, put):
+        assert request.headers["x-amz-server-side-encryption"] == "aws:kms"
+        assert request.headers["x-amz-server-side-encryption-aws-kms-key-id"] == "key-1"
+        assert "x-amz-server-side-encryption-aws-kms-key-id" in request.headers["authorization"]
+    assert not any("encryption" in name for name in head.headers)
+
+
+async def test_a_key_of_our_own_goes_along_with_every_request_about_an_object(
+    bench, tls_server, papers
+):
+    # rclone takes the headers and encrypts nothing: what is shown is that they do no harm.
+    bench.server = tls_server
+    key = base64.b64encode(bytes(range(32))).decode()
+    tier = await bench.open(bench.url, tls_ca=papers.ca, sse_secret_key=key)
+    assert await works(bench, tier)
+    headers = tier.config.read_headers
+    assert headers == tier.config.write_headers
+    assert len(headers) == 3
+
+
+async def test_credentials_that_cannot_be_renewed(bench, scripted, tmp_path):
+    (tmp_path / "config").write_text("[default]\ncredential_process = /bin/false\n")
+    with pytest.raises(TierAuthError):
+        await bench.open(f"s3://kv?endpoint=http://127.0.0.1:{scripted.port}")

@@ -1,0 +1,77 @@
+"""Whether payloads are copied on their way: where the system moves bytes, and what is allocated."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from kvtier_sdk import Transfer
+
+
+def _address_of(view: bytes | memoryview) -> int:
+    return np.frombuffer(view, np.uint8).ctypes.data if len(view) else 0
+
+
+class ByteLedger:
+    """Counts what vector calls of the system move, by whether it lies in a transfer's buffers.
+
+    Args:
+        monkeypatch: puts the counting in the place of the calls.
+        calls: their names in :mod:`os`, for example ``readv``.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
+        self._spans: list[tuple[int, int]] = []
+        self.direct_bytes = 0
+        self.other_bytes = 0
+        for name in calls:
+            monkeypatch.setattr(os, name, self._counting(getattr(os, name)))
+
+    def begin(self, transfers: Iterable[Transfer]) -> None:
+        """Count anew, for these."""
+        self._spans = [
+            (_address_of(view), _address_of(view) + len(view))
+            for transfer in transfers
+            for view in transfer.buffers
+        ]
+        self.direct_bytes = self.other_bytes = 0
+
+    def _counting(self, call: Callable[..., int]) -> Callable[..., int]:
+        def counting(fd: int, views: Sequence[bytes | memoryview], *rest: int) -> int:
+            moved_bytes = left_bytes = call(fd, views, *rest)
+            for view in views:
+                part_bytes = min(left_bytes, len(view))
+                left_bytes -= part_bytes
+                at = _address_of(view)
+                if any(start <= at < end for start, end in self._spans):
+                    self.direct_bytes += part_bytes
+                else:
+                    self.other_bytes += part_bytes
+            return moved_bytes
+
+        return counting
+
+
+class Peak:
+    """How much more was allocated at a time than at the start; known in the end."""
+
+    allocated_bytes = 0
+
+
+@contextmanager
+def traced_peak() -> Iterator[Peak]:
+    """Watch Python's allocations, of all threads."""
+    peak = Peak()
+    tracemalloc.start()
+    try:
+        before_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        yield peak
+        peak.allocated_bytes = tracemalloc.get_traced_memory()[1] - before_bytes
+    finally:
+        tracemalloc.stop()
