@@ -53,7 +53,7 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def findings(*arguments: str, status: int = 0) -> dict[str, Any]:
     done = check("--json", *arguments)
-    assert (done.returncode, done.stderr) == (status, "")
+    assert done.returncode == status, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -150,7 +150,7 @@ def check(file: Path, *arguments: str, site: Path | None = None) -> tuple[int, d
         check=False,
         env={**os.environ, "PYTHONPATH": str(site or "")},
     )
-    assert done.stderr == ""
+    assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
