@@ -332,8 +332,8 @@ class ChildProcess:
     def _reaped(self, code: int) -> None:
         self._reason = self._killed_for or _end_in_words(code)
         self._conclude()
-        self._link.attend(self.collect)
-        # Somebody whom it forked may hold its end of the socket.
+        # All that it wrote is there. Somebody whom it forked may hold its end of the socket.
+        self.collect()
         self._clock.call_at(self._clock.now_s() + _PARTING_S, self._end_link)
 
     def _conclude(self) -> None:

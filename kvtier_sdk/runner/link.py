@@ -61,7 +61,7 @@ class Link:
                     self._event_loop.call_soon_threadsafe(self._write_when_possible)
 
     def read(self) -> Iterator[tuple[Kind, bytes]]:
-        """Read what is there.
+        """Read what is there, to its end: uvloop lets go of a socket that was reset, unread or not.
 
         Yields:
             Each frame that is whole now.
@@ -79,12 +79,10 @@ class Link:
             if count == 0:
                 self.at_end = True
             yield from self._splitter.split(self._arrived[:count])
-            if count < _READ_BYTES:
-                return
 
     def attend(self, arrived: Callable[[], object]) -> None:
         """Have the loop call ``arrived`` whenever there is something to read. On the loop."""
-        if not self.is_closed:
+        if not self.at_end:
             self._event_loop.add_reader(self._socket.fileno(), arrived)
 
     def ignore(self) -> None:

@@ -175,6 +175,21 @@ def test_a_killed_process_fails_its_jobs_and_is_started_anew(
     assert rig.do(Operation.LOOKUP, 3) == ["ok"]
 
 
+def test_a_process_that_dies_with_jobs_unread(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its end of the socket is reset then, not only closed."""
+    rig = make_rig()
+    rig.runner.start()
+    os.kill(pid_of(rig.runner), signal.SIGSTOP)
+    rig.runner.submit(rig.lookups(3))
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    assert rig.wait_for(3) == ["unavailable"] * 3
+    rig.close()
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert told == ["held: the tier's process died: signal 9 (killed, perhaps for want of memory)"]
+
+
 def test_io_that_hung_has_ended_with_its_process(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(on_load="block")
     rig.runner.start()
