@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import (
@@ -31,14 +31,37 @@ class StrictModel(BaseModel):
 
     A secret is shown neither in a message nor by ``repr``: an option of type ``SecretStr``, and
     one whose name has a word such as ``password``, ``secret`` or ``token``.
+
+    Attributes:
+        needs: pairs of attributes; the first, when it is given, needs the second beside it.
+        excludes: pairs of attributes that cannot be given together.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    needs: ClassVar[Sequence[tuple[str, str]]] = ()
+    excludes: ClassVar[Sequence[tuple[str, str]]] = ()
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        for name, needed in self.needs:
+            if getattr(self, name) and not getattr(self, needed):
+                one, other = self._option(name), self._option(needed)
+                raise ValueError(f"option {one!r} is given without {other!r}")
+        for name, excluded in self.excludes:
+            if getattr(self, name) and getattr(self, excluded):
+                one, other = self._option(name), self._option(excluded)
+                raise ValueError(f"option {one!r} cannot be used beside {other!r}")
+        return self
+
+    @classmethod
+    def _option(cls, name: str) -> str:
+        return cls.model_fields[name].alias or name
+
     @classmethod
     def option_names(cls) -> list[str]:
         """The names under which options are given, in the order of their declaration."""
-        return [field.alias or name for name, field in cls.model_fields.items()]
+        return [cls._option(name) for name in cls.model_fields]
 
     @classmethod
     def secret_names(cls) -> set[str]:
@@ -203,8 +226,8 @@ class RunnerOptions(StrictModel):
 
     Attributes:
         runner: what runs it: ``thread``, a thread of the engine's process; ``process``, a process
-            of its own; ``auto`` takes a process for a tier on another machine, if it can, and a
-            thread for the others.
+            of its own; ``auto`` takes a thread for a tier that keeps its chunks in this machine's
+            memory, and a process for the others, if it can.
         store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
             ``after_hits:2``, ``prompt_only``, or one that another package brings.
         offload_policy: ``chunk`` gives it what is new; ``request`` also the other chunks of each

@@ -84,6 +84,28 @@ def test_a_rule_about_several_options_is_told_without_naming_one() -> None:
     assert complaint({"user": "u"}, Paired) == "tier 'cold': give user and password, or neither"
 
 
+class Pairs(TierConfig):
+    needs = (("key_file", "tls"),)
+    excludes = (("tls", "speed_bytes"),)
+    tls: Flag = False
+    key_file: str | None = Field(None, alias="key")
+    speed_bytes: Bytes | None = Field(None, alias="speed")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"key": "/k"}, "option 'key' is given without 'tls'"),
+        ({"tls": "yes", "speed": "1KiB"}, "option 'tls' cannot be used beside 'speed'"),
+    ],
+)
+def test_options_that_need_or_exclude_each_other(options: dict[str, object], told: str) -> None:
+    validate_options(Pairs, {"tls": "yes", "key": "/k"}, where="tier 't'")
+    validate_options(Pairs, {"tls": "no", "speed": "1KiB"}, where="tier 't'")
+    with pytest.raises(ConfigError, match=told):
+        validate_options(Pairs, options, where="tier 't'")
+
+
 def test_options_cannot_be_changed_later() -> None:
     options = validate_options(Options, {"root": "/x"}, where="tier")
     with pytest.raises(ValidationError, match="frozen"):

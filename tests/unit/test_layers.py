@@ -26,6 +26,7 @@ RANKS = {
     "kvtier_sdk.clock": 1,
     "kvtier_sdk.config": 1,
     "kvtier_sdk.config_file": 1,
+    "kvtier_sdk.connections": 1,
     "kvtier_sdk.events": 1,
     "kvtier_sdk.frame": 1,
     "kvtier_sdk.host_memory": 1,

@@ -11,10 +11,9 @@ from kvtier_redis.answers import Answer, Kind, command
 from kvtier_redis.config import split_host
 from kvtier_redis.dialling import Address, Dialler
 from kvtier_redis.faults import answer_error
-from kvtier_redis.lanes import Lanes
 from kvtier_redis.routes import Route
-from kvtier_redis.wire import Exchange
-from kvtier_sdk import Clock, TierError, TierUnavailableError
+from kvtier_redis.wire import Exchange, Wire
+from kvtier_sdk import Clock, ConnectionPool, TierError, TierUnavailableError
 
 # How often one request is sent elsewhere: a resharding needs two, a failover one more.
 _MOST_HOPS = 5
@@ -51,7 +50,7 @@ class Carrier:
         self._connections = connections
         self._turn = max(1, _TURN_BYTES // object_bytes)
         self._clock = clock
-        self._lanes: dict[Address, Lanes] = {}
+        self._pools: dict[Address, ConnectionPool[Wire]] = {}
 
     async def carry(self, exchanges: Sequence[Exchange]) -> None:
         """Make requests, each to the server of its key. Afterwards each has its outcome.
@@ -85,8 +84,8 @@ class Carrier:
 
     def close(self) -> None:
         """Cut all connections."""
-        for lanes in self._lanes.values():
-            lanes.close()
+        for pool in self._pools.values():
+            pool.close()
 
     def _note(self, error: TierError) -> None:
         if error.retryable:
@@ -136,23 +135,25 @@ class Carrier:
 
     async def _empty(self, address: Address, queue: deque[Exchange]) -> None:
         """Send what stands in one server's queue, on as many connections as it has."""
-        lanes = self._lanes_of(address)
+        pool = self._pool_of(address)
         count = min(self._connections, len(queue))
         failures = await self._clock.gather_bounded(
-            [partial(self._take_turns, lanes, queue)] * count, limit=count
+            [partial(self._take_turns, pool, queue)] * count, limit=count
         )
         for failure in filter(None, failures):
             while queue:
                 queue.popleft().outcome = failure
 
-    async def _take_turns(self, lanes: Lanes, queue: deque[Exchange]) -> TierError | None:
+    async def _take_turns(
+        self, pool: ConnectionPool[Wire], queue: deque[Exchange]
+    ) -> TierError | None:
         """Send what stands in a queue, beside others who do; why this one stopped before its end.
 
         A server that is out of reach is tried once here, not once for each chunk.
         """
         try:
             while queue:
-                async with lanes.lane() as wire:
+                async with pool.borrow() as wire:
                     await wire.carry(queue, self._turn)
         except TierError as error:
             return _bare(error)
@@ -161,16 +162,18 @@ class Carrier:
     async def _ask(self, leg: _Leg) -> None:
         """Send what a node takes only after an announcement, on the same connection."""
         try:
-            async with self._lanes_of(leg.address).lane() as wire:
+            async with self._pool_of(leg.address).borrow() as wire:
                 await wire.call([_ASKING])
                 await wire.carry(deque([leg.exchange]), 1)
         except TierError as error:
             leg.exchange.outcome = _bare(error)
 
-    def _lanes_of(self, address: Address) -> Lanes:
-        if address not in self._lanes:
-            self._lanes[address] = Lanes(lambda: self._dialler.dial(address), self._connections)
-        return self._lanes[address]
+    def _pool_of(self, address: Address) -> ConnectionPool[Wire]:
+        if address not in self._pools:
+            self._pools[address] = ConnectionPool(
+                lambda: self._dialler.dial(address), self._connections
+            )
+        return self._pools[address]
 
 
 def _elsewhere(where: str, asked: Address) -> Address:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
@@ -105,7 +105,7 @@ class RedisTierConfig(TierConfig):
     sentinel_password: SecretStr | None = None
     cluster: Flag = False
 
-    _NEEDS: ClassVar[tuple[tuple[str, str], ...]] = (
+    needs = (
         ("username", "password"),
         ("sentinel_username", "sentinel_password"),
         ("sentinel_password", "sentinel"),
@@ -113,7 +113,7 @@ class RedisTierConfig(TierConfig):
         ("tls_cert", "tls"),
         ("tls_key", "tls_cert"),
     )
-    _EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (
+    excludes = (
         ("sentinel", "cluster"),
         ("socket", "sentinel"),
         ("socket", "cluster"),
@@ -123,12 +123,6 @@ class RedisTierConfig(TierConfig):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        for option, needed in self._NEEDS:
-            if getattr(self, option) and not getattr(self, needed):
-                raise ValueError(f"option '{option}' is given without '{needed}'")
-        for option, other in self._EXCLUDES:
-            if getattr(self, option) and getattr(self, other):
-                raise ValueError(f"option '{option}' cannot be used beside '{other}'")
         if self.hosts and not (self.sentinel or self.cluster):
             raise ValueError("option 'hosts' is given without 'sentinel' or 'cluster'")
         if self.ttl_s is not None and self.ttl_s < 0.001:

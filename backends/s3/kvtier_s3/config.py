@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
@@ -83,24 +83,18 @@ class S3TierConfig(TierConfig):
     tls_ca: str | None = None
     tls_verify: Flag = True
 
-    _NEEDS: ClassVar[tuple[tuple[str, str], ...]] = (
+    needs = (
         ("access_key_id", "secret_access_key"),
         ("secret_access_key", "access_key_id"),
         ("session_token", "access_key_id"),
     )
-    _EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (
+    excludes = (
         ("profile", "access_key_id"),
         ("sse", "sse_secret_key"),
     )
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        for option, needed in self._NEEDS:
-            if getattr(self, option) and not getattr(self, needed):
-                raise ValueError(f"option '{option}' is given without '{needed}'")
-        for option, other in self._EXCLUDES:
-            if getattr(self, option) and getattr(self, other):
-                raise ValueError(f"option '{option}' cannot be used beside '{other}'")
         if self.sse_kms_key_id and self.sse != "aws:kms":
             raise ValueError("option 'sse_kms_key_id' is given without 'sse' being 'aws:kms'")
         if self.sse_secret_key is not None:

@@ -10,10 +10,16 @@ from urllib.parse import quote
 from kvtier_s3.answers import Answer, AnswerReader, request_head
 from kvtier_s3.bucket import Bucket
 from kvtier_s3.config import S3TierConfig
+from kvtier_s3.dialling import Dialler, tls_context
 from kvtier_s3.faults import refusal_of
-from kvtier_s3.lanes import Dialler, Lanes, tls_context
 from kvtier_s3.signing import EMPTY, UNSIGNED, Signer
-from kvtier_sdk import ChunkNotFoundError, Clock, CorruptChunkError, run_blocking
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    Clock,
+    ConnectionPool,
+    CorruptChunkError,
+    run_blocking,
+)
 
 Buffers = Sequence[bytes | memoryview]
 
@@ -41,7 +47,7 @@ class Objects:
         self._logger = logger
         self._path = place.path
         self._signer = Signer(place.authority, place.region)
-        self._lanes = Lanes(
+        self._connections = ConnectionPool(
             Dialler(place.host, place.port, tls, config, clock).dial, config.connections
         )
         self._read_headers = config.read_headers
@@ -51,7 +57,7 @@ class Objects:
 
     def close(self) -> None:
         """Cut all connections."""
-        self._lanes.close()
+        self._connections.close()
 
     async def check(self, start: str) -> None:
         """See whether the bucket is there and can be read.
@@ -157,7 +163,7 @@ class Objects:
         target: Sequence[memoryview] = (),
     ) -> Answer:
         credentials = await self._bucket.credentials()
-        async with self._lanes.lane() as wire:
+        async with self._connections.borrow() as wire:
             signed = self._signer.headers(
                 method, path, query, headers, hashed, credentials, self._clock.wall_s()
             )
