@@ -37,7 +37,7 @@ class StrictModel(BaseModel):
         excludes: pairs of attributes that cannot be given together.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     needs: ClassVar[Sequence[tuple[str, str]]] = ()
     excludes: ClassVar[Sequence[tuple[str, str]]] = ()

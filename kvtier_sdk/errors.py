@@ -52,7 +52,7 @@ class TierError(KVTierError):
 
     def __init__(self, message: str, *, retryable: bool | None = None) -> None:
         super().__init__(message)
-        self.retryable = self.default_retryable if retryable is None else retryable
+        self.retryable: bool = self.default_retryable if retryable is None else retryable
         self.tier: str | None = None
         self.operation: str | None = None
 

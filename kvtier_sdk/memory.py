@@ -47,9 +47,11 @@ class MemoryTierConfig(TierConfig):
 class MemoryTier(SecondaryTierManager):
     """Chunks in a dictionary, least recently used first."""
 
-    config_model = MemoryTierConfig
+    config_model: ClassVar[type[TierConfig]] = MemoryTierConfig
     medium = Medium.CPU
-    capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    capabilities: ClassVar[Capability] = (
+        Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    )
     contract_version: ClassVar[int] = 1
     config: MemoryTierConfig
 

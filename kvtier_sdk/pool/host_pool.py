@@ -185,9 +185,9 @@ class HostPool:
     ) -> None:
         """Map the file, or without one new memory; on failure the file is closed."""
         self.layout = layout
-        self.slots = layout.slots
-        self.chunk_bytes = layout.chunk_bytes
-        self.row_bytes = layout.row_bytes
+        self.slots: int = layout.slots
+        self.chunk_bytes: int = layout.chunk_bytes
+        self.row_bytes: int = layout.row_bytes
         self.worker = worker
         self._views: dict[str, memoryview] = {}
         self._file = file
@@ -202,7 +202,7 @@ class HostPool:
             elif reserve and fd is not None:
                 memory.reserve(fd, layout.size_bytes)
             shared = fd is not None
-            self.huge_page_bytes = memory.huge_page_bytes(mapping, shared=shared)
+            self.huge_page_bytes: int = memory.huge_page_bytes(mapping, shared=shared)
         except BaseException:
             self.close()
             raise

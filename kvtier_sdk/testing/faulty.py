@@ -126,7 +126,7 @@ class FaultyTier(SecondaryTierManager):
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
         super().__init__(config, context)
-        self.inner = self.inner_class(config, context)
+        self.inner: SecondaryTierManager = self.inner_class(config, context)
         self._unreachable_until_s = float("-inf")
 
     async def open(self) -> None:

@@ -1,11 +1,15 @@
-"""A checker refuses a tier with a wrong signature, and none that is right."""
+"""What a user's checker makes of us: wrong signatures are refused, every public type is known."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 TIERS = Path(__file__).parents[1] / "typing" / "tiers.py"
 
@@ -28,3 +32,50 @@ def marked() -> set[tuple[int, str]]:
     lines = enumerate(TIERS.read_text().splitlines(), 1)
     wanted = ((number, re.search(r"# E: ([\w-]+)$", line)) for number, line in lines)
     return {(number, found[1]) for number, found in wanted if found}
+
+
+def test_every_public_type_is_known(tmp_path: Path) -> None:
+    """By pyright's ``--verifytypes``, of which we heed what is about public names."""
+    beside = Path(sys.executable).parent
+    done = subprocess.run(
+        [
+            beside / "basedpyright",
+            "--verifytypes",
+            "kvtier_sdk",
+            "--ignoreexternal",
+            "--outputjson",
+        ],
+        cwd=tmp_path,
+        # It asks the first Python on the path where packages are.
+        env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
+    public = public_homes()
+    assert public <= {symbol["name"] for symbol in symbols}
+    assert [told for symbol in symbols for told in complaints(symbol, public)] == []
+
+
+def public_homes() -> set[str]:
+    """Where the public classes and functions are defined, as full names."""
+    modules = map(
+        importlib.import_module, ["kvtier_sdk", "kvtier_sdk.testing", "kvtier_sdk.worker"]
+    )
+    things = [getattr(module, name) for module in modules for name in module.__all__]
+    return {
+        f"{thing.__module__}.{thing.__qualname__}"
+        for thing in things
+        if getattr(thing, "__module__", "").startswith("kvtier_sdk") and callable(thing)
+    }
+
+
+def complaints(symbol: dict[str, Any], public: set[str]) -> list[str]:
+    """What is wrong with a symbol, if it is public or part of something that is."""
+    name = symbol["name"]
+    if symbol["isTypeKnown"] and not symbol["isTypeAmbiguous"]:
+        return []
+    if not any(name == home or name.startswith(f"{home}.") for home in public):
+        return []
+    return [f"{name}: {diagnostic['message']}" for diagnostic in symbol["diagnostics"]]

@@ -92,7 +92,7 @@ class TierSubject:
     clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
-        self.spec = tier_spec(self.tier)
+        self.spec: TierSpec = tier_spec(self.tier)
         self._salt = uuid.uuid4().bytes
         self._numbers = itertools.count()
 
