@@ -9,9 +9,9 @@ TORCH ?= torch==2.13.0
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
-# Tests run side by side, file by file; many of them only wait.
-WORKERS ?= $(shell nproc)
-SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile
+# Tests run side by side, file by file, one more than there are cores: many of them only wait.
+WORKERS ?= $(shell expr $$(nproc) + 1)
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations 12
 
 SEEDS ?= 1000
 SEED ?=
@@ -22,7 +22,7 @@ REQUESTS ?= 4000
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
-	@echo "make test [WORKERS=N]         run every test, N files at once (default: one a core)"
+	@echo "make test [WORKERS=N]         run every test, N files at once"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
