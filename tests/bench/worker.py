@@ -9,7 +9,8 @@ medians over the rounds, and each round's ratio to its own contiguous copy.
 
 The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory; on a GPU where
 vLLM is installed its own copy (swap_blocks_batch) is timed as well. A worker's time is from submit
-to the end of wait.
+to the end of wait. What a job costs besides its bytes is timed too, on a CPU: "unmoved" is a worker
+whose copier does nothing, planning and handing over as ever, and no worker is faster than that.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
+from kvtier_sdk.worker.cpu import CPUDevice
 
 MIB = 1024 * 1024
 
@@ -46,12 +49,10 @@ class Setting:
             "contiguous": (np.arange(pages), np.arange(pages)),
             "scattered": tuple(chooser.permutation(pages * spread)[:pages] for _ in range(2)),
         }
-        mover = None
-        if threads and not cuda:
-            from kvtier_sdk.worker.cpu import CPUDevice
-
-            mover = CPUDevice(threads=threads)
-        self.worker = OffloadWorker([KVGroup([KVTensor(kv)])], host, device=mover)
+        mover = CPUDevice(threads=threads) if threads and not cuda else None
+        group = KVGroup([KVTensor(kv)])
+        self.worker = OffloadWorker([group], host, device=mover)
+        self.unmoved = None if cuda else OffloadWorker([group], host, device=idle_mover(threads))
 
     def copies(self, operation: str) -> dict[str, Callable[[], None]]:
         """What a round times, by name."""
@@ -59,8 +60,10 @@ class Setting:
         into, out_of = (host_end, device_end) if operation == "store" else (device_end, host_end)
         found = {"copy_": lambda: self._copy_one(into, out_of)}
         for name, (blocks, slots) in self.ids.items():
-            found[name] = lambda blocks=blocks, slots=slots: self._work(operation, blocks, slots)
+            found[name] = partial(self._work, self.worker, operation, blocks, slots)
         blocks, slots = self.ids["scattered"]
+        if self.unmoved is not None:
+            found["unmoved"] = partial(self._work, self.unmoved, operation, blocks, slots)
         vllm = (
             vllm_copy(*self.ours, operation, blocks, slots) if self.device.type == "cuda" else None
         )
@@ -71,13 +74,26 @@ class Setting:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _work(self, operation: str, blocks: np.ndarray, slots: np.ndarray) -> None:
-        submit = self.worker.submit_store if operation == "store" else self.worker.submit_load
+    def close(self) -> None:
+        """End the workers."""
+        self.worker.shutdown()
+        if self.unmoved is not None:
+            self.unmoved.shutdown()
+
+    def _work(
+        self, worker: OffloadWorker, operation: str, blocks: np.ndarray, slots: np.ndarray
+    ) -> None:
+        submit = worker.submit_store if operation == "store" else worker.submit_load
         submit(1, blocks, slots)
-        self.worker.wait([1])
-        (result,) = self.worker.get_finished()
+        worker.wait([1])
+        (result,) = worker.get_finished()
         if not result.success or result.size_bytes != self.size_bytes:
             raise SystemExit(f"the worker failed: {result}")
+
+
+def idle_mover(threads: int) -> CPUDevice:
+    """Does all that a device does, but for the bytes."""
+    return CPUDevice(threads=threads or None, copy=lambda *_: None)
 
 
 def vllm_copy(
@@ -147,7 +163,9 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"device {arguments.device}, torch {torch.__version__}, ", end="")
     print(f"{torch.get_num_threads()} torch threads, {arguments.rounds} rounds")
-    print("GB/s, and in brackets the ratio to copy_ of one contiguous buffer")
+    print(
+        "GB/s, and in brackets the ratio to copy_ of one contiguous buffer; a job without its bytes"
+    )
     for kib in arguments.kib:
         for pages in arguments.pages:
             if pages * kib * 1024 > arguments.max_mib * MIB:
@@ -158,11 +176,14 @@ def main() -> None:
             )
             for operation in ("store", "load"):
                 found = measure(setting, operation, arguments.rounds)
-                cells = (
+                unmoved = found.pop("unmoved", None)
+                cells = [
                     f"{name} {rate:5.1f} ({ratio:.2f})" for name, (rate, ratio) in found.items()
-                )
+                ]
+                if unmoved is not None:
+                    cells.append(f"unmoved {setting.size_bytes / unmoved[0] / 1e3:5.0f} us")
                 print(f"{pages:5} x {kib:4} KiB  {operation:5}  {'  '.join(cells)}", flush=True)
-            setting.worker.shutdown()
+            setting.close()
 
 
 if __name__ == "__main__":
