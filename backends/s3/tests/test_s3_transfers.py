@@ -12,7 +12,13 @@ from support.s3_server import S3Server
 
 from kvtier_s3.answers import AnswerReader
 from kvtier_s3.wire import Wire
-from kvtier_sdk import CorruptChunkError, SystemClock, TierTimeoutError, TierUnavailableError
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    CorruptChunkError,
+    SystemClock,
+    TierTimeoutError,
+    TierUnavailableError,
+)
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20
@@ -186,8 +192,17 @@ async def test_killed_and_restarted_in_the_middle_of_transfers(bench, tmp_path):
         for mover in movers:
             mover.cancel()
         await asyncio.gather(*movers, return_exceptions=True)
-        # Not reached for a while; never damaged, never gone.
-        assert not any(isinstance(outcome, CorruptChunkError) for outcome in outcomes)
+        # rclone, unlike S3, writes in place: a store that was cut short may cost its object. It is
+        # missed then, or of another length; it is never taken for a whole one.
+        for key in KEYS:
+            target = bench.empty(key)
+            (loaded,) = await tier.load([target])
+            if loaded is None:
+                assert bench.holds(target)
+            else:
+                assert isinstance(loaded, ChunkNotFoundError | CorruptChunkError)
+        await tier.delete(KEYS)
+        assert await bench.put(tier, *KEYS) == [None] * len(KEYS)
         assert await bench.loads(tier, *KEYS)
         await bench.close()
 
