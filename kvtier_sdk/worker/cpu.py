@@ -95,9 +95,7 @@ class CPUDevice(Device):
                 if not self._queue:
                     return
                 copy = self._queue[0][2]
-                part = copy.take(self._clock.now_s())
-                if not copy.waiting:
-                    heapq.heappop(self._queue)
+                part = self._take(copy)
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
@@ -106,10 +104,14 @@ class CPUDevice(Device):
             with self._changed:
                 if not copy.waiting:
                     return
-                part = copy.take(self._clock.now_s())
-                if not copy.waiting:
-                    self._forget(copy)
+                part = self._take(copy)
             self._run(copy, part)
+
+    def _take(self, copy: _ThreadedCopy) -> _Part:
+        part = copy.take(self._clock.now_s())
+        if not copy.waiting:
+            self._forget(copy)
+        return part
 
     def _run(self, copy: _ThreadedCopy, part: _Part) -> None:
         error: BaseException | None = None
