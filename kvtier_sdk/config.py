@@ -85,9 +85,7 @@ class StrictModel(BaseModel):
         given = self.model_dump(mode="json", by_alias=True, exclude_unset=not defaults)
         for option, name in zip(self.option_names(), type(self).model_fields, strict=True):
             value = getattr(self, name)
-            if option not in given:
-                continue
-            if value is None:
+            if option not in given or value is None:
                 continue
             if not secrets:
                 hidden = option in self.secret_names()
@@ -181,6 +179,27 @@ class TierURL:
             path=unquote(parts.path),
             options=options,
         )
+
+    def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The query's options, and those that other parts of the URL stand for.
+
+        Args:
+            given: option name to value, ``None`` for what the URL does not say.
+
+        Returns:
+            Options, not yet validated.
+
+        Raises:
+            ConfigError: an option is in both.
+        """
+        options: dict[str, Any] = dict(self.options)
+        for name, value in given.items():
+            if value is None:
+                continue
+            if name in options:
+                raise ConfigError(f"{self.scheme}: option {name!r} is given in the URL twice")
+            options[name] = value
+        return options
 
 
 class TierConfig(StrictModel):

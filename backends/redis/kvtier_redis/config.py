@@ -173,14 +173,7 @@ class RedisTierConfig(TierConfig):
                 given["db"] = url.path.strip("/")
             if url.scheme == "rediss":
                 given["tls"] = True
-        options: dict[str, Any] = dict(url.options)
-        for name, value in given.items():
-            if value is None:
-                continue
-            if name in options:
-                raise ConfigError(f"{url.scheme}: option {name!r} is given in the URL twice")
-            options[name] = value
-        return options
+        return url.options_beside(given)
 
     def location(self) -> str:
         """The server, the database, and what all names in it begin with."""

@@ -161,14 +161,7 @@ class S3TierConfig(TierConfig):
             "access_key_id": url.username or None,
             "secret_access_key": url.password,
         }
-        options: dict[str, Any] = dict(url.options)
-        for name, value in given.items():
-            if value is None:
-                continue
-            if name in options:
-                raise ConfigError(f"{url.scheme}: option {name!r} is given in the URL twice")
-            options[name] = value
-        return options
+        return url.options_beside(given)
 
     def location(self) -> str:
         """The service, the bucket, and what the names of all objects begin with."""
