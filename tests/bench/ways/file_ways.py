@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import tempfile
@@ -25,13 +26,12 @@ class Aiofiles(Way):
     def __init__(self, work: Work, root: Path) -> None:
         super().__init__(work)
         self._root = root
-        self._value = os.urandom(work.object_bytes)
 
     async def store(self) -> None:
         async def store(number: int) -> None:
             path = f"{self._root}/{number:020}"
             async with aiofiles.open(f"{path}.tmp", "wb") as file:
-                await file.write(self._value)
+                await file.write(self.work.value(number))
             await aiofiles.os.rename(f"{path}.tmp", path)
 
         await self.work.each(store)
@@ -60,7 +60,6 @@ class PlainFiles(Way):
         super().__init__(work)
         self._direct = 0 if direct_io == "off" else os.O_DIRECT
         self._names = [f"{root}/{start}{number:020}" for number in range(work.keys)]
-        self._memory = [work.buffers() for _ in range(work.at_a_time)]
 
     async def store(self) -> None:
         self._each(self._store)
@@ -71,11 +70,11 @@ class PlainFiles(Way):
     def _each(self, move: Callable[[str, list[memoryview]], None]) -> None:
         rest = iter(self._names)
 
-        def lane(buffers: list[memoryview]) -> None:
-            for name in rest:
+        def lane(slots: list[list[memoryview]]) -> None:
+            for name, buffers in zip(rest, itertools.cycle(slots), strict=False):
                 move(name, buffers)
 
-        in_threads(lane, self._memory)
+        in_threads(lane, self.work.lanes())
 
     def _store(self, name: str, buffers: list[memoryview]) -> None:
         fd = self._open(f"{name}.tmp", os.O_WRONLY | os.O_CREAT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import socket
 import subprocess
 import tempfile
@@ -24,7 +24,6 @@ class RedisPy(Way):
 
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)
-        self._value = os.urandom(work.object_bytes)
         self._port = port
 
     async def open(self) -> None:
@@ -34,7 +33,8 @@ class RedisPy(Way):
         await self._client.aclose()
 
     async def store(self) -> None:
-        await self.work.each(lambda number: self._client.set(b"py%020d" % number, self._value))
+        value = self.work.value
+        await self.work.each(lambda number: self._client.set(b"py%020d" % number, value(number)))
 
     async def load(self) -> None:
         await self.work.each(lambda number: self._client.get(b"py%020d" % number))
@@ -48,7 +48,6 @@ class BareSockets(Way):
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)
         self._port = port
-        self._memory = [work.buffers() for _ in range(work.at_a_time)]
         self._line = b"$%d\r\n" % work.object_bytes
 
     async def store(self) -> None:
@@ -62,13 +61,13 @@ class BareSockets(Way):
     ) -> None:
         numbers = iter(range(self.work.chunks))
 
-        def lane(buffers: list[memoryview]) -> None:
+        def lane(slots: list[list[memoryview]]) -> None:
             with socket.create_connection(("127.0.0.1", self._port)) as sock:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                for number in numbers:
+                for number, buffers in zip(numbers, itertools.cycle(slots), strict=False):
                     move(sock, start + b"$24\r\nbare%020d\r\n" % (number % self.work.keys), buffers)
 
-        in_threads(lane, self._memory)
+        in_threads(lane, self.work.lanes())
 
     def _store(self, sock: socket.socket, head: bytes, buffers: list[memoryview]) -> None:
         send_all(sock, [head + self._line, *buffers, b"\r\n"])

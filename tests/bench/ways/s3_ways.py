@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import shutil
 import socket
 import tempfile
@@ -41,7 +41,6 @@ class _Client(Way):
         super().__init__(work)
         self._endpoint = endpoint
         self._place = place
-        self._value = os.urandom(work.object_bytes)
 
     def _name(self, number: int) -> str:
         return f"{self._place}/{self.name}/{number:020}"
@@ -71,7 +70,7 @@ class Aiobotocore(_Client):
     async def store(self) -> None:
         await self.work.each(
             lambda number: self._client.put_object(
-                Bucket=_BUCKET, Key=self._name(number), Body=self._value
+                Bucket=_BUCKET, Key=self._name(number), Body=self.work.value(number)
             )
         )
 
@@ -103,7 +102,9 @@ class Obstore(_Client):
 
     async def store(self) -> None:
         await self.work.each(
-            lambda number: obstore.put_async(self._store, self._name(number), self._value)
+            lambda number: obstore.put_async(
+                self._store, self._name(number), self.work.value(number)
+            )
         )
 
     async def load(self) -> None:
@@ -130,7 +131,6 @@ class BareSockets(_Client):
             for operation in ("put_object", "get_object")
         }
         client.close()
-        self._memory = [self.work.buffers() for _ in range(self.work.at_a_time)]
 
     def _head(self, client: Any, operation: str, number: int) -> bytes:
         what = {"Bucket": _BUCKET, "Key": self._name(number)}
@@ -144,26 +144,26 @@ class BareSockets(_Client):
     async def store(self) -> None:
         heads = iter(self._heads["put_object"])
 
-        def lane(buffers: list[memoryview]) -> None:
+        def lane(slots: list[list[memoryview]]) -> None:
             with socket.create_connection(self._address) as sock:
-                for head in heads:
+                for head, buffers in zip(heads, itertools.cycle(slots), strict=False):
                     send_all(sock, [head, *buffers])
                     _answer(sock)
 
-        in_threads(lane, self._memory)
+        in_threads(lane, self.work.lanes())
 
     async def load(self) -> None:
         heads = iter(self._heads["get_object"])
 
-        def lane(buffers: list[memoryview]) -> None:
+        def lane(slots: list[list[memoryview]]) -> None:
             with socket.create_connection(self._address) as sock:
-                for head in heads:
+                for head, buffers in zip(heads, itertools.cycle(slots), strict=False):
                     send_all(sock, [head])
                     # What came with the answer's head is of the object's.
                     left_bytes = self.work.object_bytes - len(_answer(sock))
                     fill(sock, [buffers[1][:left_bytes]])
 
-        in_threads(lane, self._memory)
+        in_threads(lane, self.work.lanes())
 
 
 def _answer(sock: socket.socket) -> bytes:

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def in_threads(
-    lane: Callable[[list[memoryview]], None], memory: Sequence[list[memoryview]]
+    lane: Callable[[list[list[memoryview]]], None], lanes: Sequence[list[list[memoryview]]]
 ) -> None:
-    """Call in as many threads as there are buffers, each with its own."""
-    with ThreadPoolExecutor(len(memory)) as threads:
-        list(threads.map(lane, memory))
+    """Call in as many threads as there are lanes, each with slots of its own."""
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        list(threads.map(lane, lanes))
 
 
 def send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:

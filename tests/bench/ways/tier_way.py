@@ -40,10 +40,6 @@ class TierWay(Way):
         self._options = options
         self._key_start = key_start
         self._may_evict = may_evict
-        # Slots for all that is under way, as in a host pool.
-        self._slots = [
-            [work.buffers() for _ in range(work.batch_chunks)] for _ in range(work.at_a_time)
-        ]
 
     async def open(self) -> None:
         spec = TierSpec.from_options(self._options)
@@ -96,4 +92,4 @@ class TierWay(Way):
                 if any(verdicts) and not self._may_evict:
                     raise SystemExit(f"failed: {verdicts}")
 
-        await asyncio.gather(*map(lane, self._slots))
+        await asyncio.gather(*map(lane, self.work.lanes()))

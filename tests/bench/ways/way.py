@@ -9,11 +9,12 @@ import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kvtier_sdk import SystemClock
+from kvtier_sdk import HostPool, SystemClock
 from kvtier_sdk.blocking import close_blocking_threads
+from kvtier_sdk.pool import PoolLayout
 
 OPERATIONS = ("store", "load")
 # What a tier is given in one call, at most.
@@ -30,6 +31,9 @@ class Work:
         chunks: how many are moved.
         keys: how many different ones are among them.
         at_a_time: connections of a client, or threads, and calls of a tier.
+        slots: headers and payloads in slots of a host pool, as many as a tier has under way. All
+            ways move them in turns: what stays in the processor's cache is sent in less time.
+        values: the same, for clients that take objects of their own.
     """
 
     chunk_bytes: int
@@ -37,6 +41,8 @@ class Work:
     chunks: int
     keys: int
     at_a_time: int
+    slots: list[list[memoryview]] = field(init=False, default_factory=list)
+    values: list[bytes] = field(init=False, default_factory=list)
 
     @property
     def object_bytes(self) -> int:
@@ -48,12 +54,23 @@ class Work:
         """How many a tier is given in one call."""
         return max(1, min(_BATCH_BYTES // self.chunk_bytes, self.chunks // self.at_a_time))
 
-    def buffers(self) -> list[memoryview]:
-        """A header and a payload in memory of their own, aligned to pages and touched."""
-        header, payload = mmap.mmap(-1, self.header_bytes), mmap.mmap(-1, self.chunk_bytes)
-        header.write(os.urandom(len(header)))
-        payload.write(os.urandom(len(payload)))
-        return [memoryview(header), memoryview(payload)]
+    def __post_init__(self) -> None:
+        count = self.at_a_time * self.batch_chunks
+        pool = HostPool.create(PoolLayout(count, self.chunk_bytes))
+        for number in range(count):
+            header, payload = mmap.mmap(-1, self.header_bytes), pool.view(number)
+            header.write(os.urandom(len(header)))
+            payload[:] = os.urandom(len(payload))
+            self.slots.append([memoryview(header), payload])
+            self.values.append(b"".join(self.slots[-1]))
+
+    def value(self, number: int) -> bytes:
+        """What a key's value is to be."""
+        return self.values[number % len(self.values)]
+
+    def lanes(self) -> list[list[list[memoryview]]]:
+        """The slots, each lane's."""
+        return [self.slots[lane :: self.at_a_time] for lane in range(self.at_a_time)]
 
     async def each(self, move: Callable[[int], Awaitable[object]]) -> None:
         """Call for each chunk, with its key's number, so many at a time."""
