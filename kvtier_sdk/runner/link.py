@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from kvtier_sdk.runner.wire import FrameSplitter, Kind
 
@@ -35,6 +36,8 @@ class Link:
         own.setblocking(False)
         self.at_end = False
         self._socket = own
+        self._readable = select.poll()
+        self._readable.register(own, select.POLLIN)
         self._event_loop = event_loop
         self._splitter = FrameSplitter()
         self._arrived = memoryview(bytearray(_READ_BYTES))
@@ -60,25 +63,28 @@ class Link:
                 with contextlib.suppress(RuntimeError):  # the loop has been closed
                     self._event_loop.call_soon_threadsafe(self._write_when_possible)
 
-    def read(self) -> Iterator[tuple[Kind, bytes]]:
+    def read(self) -> list[tuple[Kind, bytes]]:
         """Read what is there, to its end: uvloop lets go of a socket that was reset, unread or not.
 
-        Yields:
+        Returns:
             Each frame that is whole now.
 
         Raises:
             WireError: something else was there.
         """
-        while not self.at_end:
+        frames: list[tuple[Kind, bytes]] = []
+        # A read in vain ends in an exception, which takes the engine several times as long.
+        while not self.at_end and self._readable.poll(0):
             try:
                 count = self._socket.recv_into(self._arrived)
             except (BlockingIOError, InterruptedError):
-                return
+                break
             except OSError:
                 count = 0
             if count == 0:
                 self.at_end = True
-            yield from self._splitter.split(self._arrived[:count])
+            frames += self._splitter.split(self._arrived[:count])
+        return frames
 
     def attend(self, arrived: Callable[[], object]) -> None:
         """Have the loop call ``arrived`` whenever there is something to read. On the loop."""

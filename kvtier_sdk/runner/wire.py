@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from kvtier_sdk.breaker import BreakerState, Direction
 from kvtier_sdk.errors import KVTierError
@@ -45,6 +45,8 @@ _STATES = list(BreakerState)
 _CODES: dict[Verdict, int] = {verdict: code for code, verdict in enumerate(_VERDICTS)}
 _INT64 = 2**63 - 1
 
+T = TypeVar("T")
+
 
 class Kind(IntEnum):
     """What is in a frame."""
@@ -67,7 +69,7 @@ class Kind(IntEnum):
     LOG = 8
 
 
-_KINDS = frozenset(Kind)
+_KINDS = {kind.value: kind for kind in Kind}
 
 
 class WireError(KVTierError):
@@ -95,29 +97,42 @@ class FrameSplitter:
     def __init__(self) -> None:
         self._arrived = bytearray()
 
-    def split(self, data: bytes | memoryview) -> Iterator[tuple[Kind, bytes]]:
+    def split(self, data: bytes | memoryview) -> list[tuple[Kind, bytes]]:
         """Take what has arrived.
 
         Args:
             data: the next bytes.
 
-        Yields:
+        Returns:
             Each frame that is whole now.
 
         Raises:
             WireError: that is no frame.
         """
-        self._arrived += data
-        while len(self._arrived) >= _FRAME.size:
-            length, kind = _FRAME.unpack_from(self._arrived)
-            end = _FRAME.size + length
-            if len(self._arrived) < end:
-                return
-            body = bytes(self._arrived[_FRAME.size : end])
+        if not self._arrived:
+            frames, end = _whole_frames(data)
+            self._arrived += data[end:]
+        else:
+            self._arrived += data
+            frames, end = _whole_frames(self._arrived)
             del self._arrived[:end]
-            if kind not in _KINDS:
-                raise WireError(f"a frame of kind {kind}")
-            yield Kind(kind), body
+        return frames
+
+
+def _whole_frames(data: bytes | bytearray | memoryview) -> tuple[list[tuple[Kind, bytes]], int]:
+    """The frames that are whole, and where the last of them ends."""
+    frames = []
+    at, size = 0, len(data)
+    while size - at >= _FRAME.size:
+        length, kind = _FRAME.unpack_from(data, at)
+        start = at + _FRAME.size
+        if start + length > size:
+            break
+        if kind not in _KINDS:
+            raise WireError(f"a frame of kind {kind}")
+        at = start + length
+        frames.append((_KINDS[kind], bytes(data[start:at])))
+    return frames, at
 
 
 def write_job(job: Job) -> bytes:
@@ -152,7 +167,7 @@ def read_jobs(body: bytes) -> list[Job]:
     Raises:
         WireError: it does not hold jobs.
     """
-    return list(_read_all(body, _read_job))
+    return _read_all(body, _read_job)
 
 
 def write_reports(reports: Sequence[Report]) -> bytes:
@@ -166,19 +181,21 @@ def read_reports(body: bytes) -> list[Report]:
     Raises:
         WireError: it does not hold reports.
     """
-    return list(_read_all(body, _read_report))
+    return _read_all(body, _read_report)
 
 
-def _read_all(body: bytes, read_one: Callable[[bytes, int], tuple[Any, int]]) -> Iterator[Any]:
+def _read_all(body: bytes, read_one: Callable[[bytes, int], tuple[T, int]]) -> list[T]:
+    items = []
     at = 0
     try:
         while at < len(body):
             item, at = read_one(body, at)
-            yield item
+            items.append(item)
     except (struct.error, IndexError, ValueError) as error:
         raise WireError(f"a frame that cannot be read: {error}") from None
     if at > len(body):
         raise WireError("a frame that ends too early")
+    return items
 
 
 def _read_job(body: bytes, at: int) -> tuple[Job, int]:
