@@ -1,4 +1,4 @@
-"""The little of Redis's protocol (RESP2) that chunks need: commands out, one answer in.
+"""The little of Redis's protocol (RESP2) that chunks need: commands out, answers in.
 
 Strict: what is not the canonical form of an expected answer is a broken connection, never a guess
 about where the next answer may begin.
@@ -49,7 +49,7 @@ class Answer:
 _MARKS = {b"+": Kind.LINE, b":": Kind.LINE, b"-": Kind.ERROR, b"$": Kind.ABSENT}
 
 
-_OK_TEXT = b"+OK\r\n"
+_OK_LINE = b"+OK"
 _OK = Answer(Kind.LINE, "OK")
 _FILLED = Answer(Kind.FILLED)
 
@@ -104,7 +104,7 @@ def rest_of(views: Sequence[bytes | memoryview], count_bytes: int) -> list[bytes
 
 
 class AnswerReader:
-    """Takes answers in, the value of each straight into its buffers, one answer after the other.
+    """Takes answers in: one with its value straight into its buffers, or any number of lines.
 
     A value of the expected length is received as it comes, its line and its end into places of
     their own, so that one call of the system can take all of it. What turns out to be something
@@ -124,10 +124,11 @@ class AnswerReader:
         self.expect()
 
     def expect(self, target: Sequence[memoryview] = ()) -> None:
-        """Begin with an answer, and let go of the last one's buffers.
+        """Begin anew, and let go of the last answer's buffers.
 
         Args:
-            target: where a value goes; it must be exactly so long. Empty where none is expected.
+            target: where the value of one answer goes; it must be exactly so long. Empty for
+                answers without values.
         """
         self._took_bytes = 0
         self._may_be_value = bool(target)
@@ -141,14 +142,14 @@ class AnswerReader:
             self._start = self._text[: len(self._line)]
         self.rooms = [self._start, *filter(len, target), self._tail]
 
-    def took(self, count_bytes: int) -> Answer | None:
+    def took(self, count_bytes: int) -> list[Answer]:
         """Note that so many bytes were put into :attr:`rooms`.
 
         Args:
             count_bytes: how many.
 
         Returns:
-            The answer once it is complete.
+            The answers that are complete now. One of ``OTHER_LENGTH`` is the last.
 
         Raises:
             ProtocolError: this is no answer.
@@ -162,10 +163,10 @@ class AnswerReader:
             return self._took_text()
         self.rooms = rest_of(self.rooms, count_bytes)
         if self.rooms:
-            return None
+            return []
         if self._tail != _END:
             raise ProtocolError("sent a value that does not end where it should")
-        return _FILLED
+        return [_FILLED]
 
     def _is_as_expected(self) -> bool:
         if self._took_bytes >= len(self._line):
@@ -181,30 +182,39 @@ class AnswerReader:
             at += len(piece)
         self._may_be_value = False
 
-    def _took_text(self) -> Answer | None:
+    def _took_text(self) -> list[Answer]:
+        answers = []
         text = bytes(self._text[: self._took_bytes])
-        if text == _OK_TEXT:
-            return _OK
-        line, end, rest = text.partition(_END)
-        if line[:1] not in _MARKS:
-            raise ProtocolError("sent what is no answer to a command about a chunk")
-        if end:
-            return _answer(line, rest)
-        if len(text) == _LINE_LIMIT_BYTES:
-            raise ProtocolError("sent a line without an end")
-        if line[:1] == b"$" and len(line) > _DIGITS_LIMIT:
-            raise ProtocolError("sent a length that is no number")
+        while _END in text:
+            line, _, text = text.partition(_END)
+            answers.append(_OK if line == _OK_LINE else _answer(line))
+            if answers[-1].kind is Kind.OTHER_LENGTH:
+                return answers
+        if text:
+            _check_beginning(text)
+            self._text[: len(text)] = text
+        self._took_bytes = len(text)
         self.rooms = [self._text[len(text) :]]
-        return None
+        return answers
 
 
-def _answer(line: bytes, rest: bytes) -> Answer:
-    """The answer of one line, and of what came with it."""
+def _check_beginning(text: bytes) -> None:
+    """Complain about what cannot become an answer's line."""
+    if text[:1] not in _MARKS:
+        raise ProtocolError("sent what is no answer to a command about a chunk")
+    if len(text) == _LINE_LIMIT_BYTES:
+        raise ProtocolError("sent a line without an end")
+    if text[:1] == b"$" and len(text) > _DIGITS_LIMIT:
+        raise ProtocolError("sent a length that is no number")
+
+
+def _answer(line: bytes) -> Answer:
+    """The answer of one line."""
     mark, text = line[:1], line[1:].decode(errors="replace")
+    if mark not in _MARKS:
+        raise ProtocolError("sent what is no answer to a command about a chunk")
     if mark == b"$" and line != b"$-1":
         if not (text.isascii() and text.isdigit()):
             raise ProtocolError("sent a length that is no number")
         return Answer(Kind.OTHER_LENGTH, text)
-    if rest:
-        raise ProtocolError("sent more than one answer")
     return Answer(_MARKS[mark], text)

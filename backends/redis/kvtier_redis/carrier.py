@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -137,15 +138,17 @@ class Carrier:
         """Send what stands in one server's queue, on as many connections as it has."""
         pool = self._pool_of(address)
         count = min(self._connections, len(queue))
+        # Each connection gets its share, and not all at once of what is large.
+        turn = min(self._turn, math.ceil(len(queue) / count))
         failures = await self._clock.gather_bounded(
-            [partial(self._take_turns, pool, queue)] * count, limit=count
+            [partial(self._take_turns, pool, queue, turn)] * count, limit=count
         )
         for failure in filter(None, failures):
             while queue:
                 queue.popleft().outcome = failure
 
     async def _take_turns(
-        self, pool: ConnectionPool[Wire], queue: deque[Exchange]
+        self, pool: ConnectionPool[Wire], queue: deque[Exchange], turn: int
     ) -> TierError | None:
         """Send what stands in a queue, beside others who do; why this one stopped before its end.
 
@@ -154,7 +157,7 @@ class Carrier:
         try:
             while queue:
                 async with pool.borrow() as wire:
-                    await wire.carry(queue, self._turn)
+                    await wire.carry(queue, turn)
         except TierError as error:
             return _bare(error)
         return None

@@ -70,7 +70,8 @@ class RedisTierConfig(TierConfig):
         prefix: what the names of all keys begin with; chunks of different prefixes are apart.
         ttl_s: a chunk that was neither stored nor used for so long is gone; unlimited where
             absent.
-        connections: connections to each node that carry chunks, one chunk at a time each.
+        connections: connections to each node that carry chunks: one at a time to load, some 2 MiB
+            of them to store.
         connect_timeout_s: a connection that takes longer to be made has failed, and so has an
             answer that carries no chunk.
         tls: whether to speak TLS, as ``rediss:`` does.

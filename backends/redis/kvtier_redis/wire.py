@@ -1,4 +1,4 @@
-"""One connection that carries chunks: received into their slots, sent from them, one at a time."""
+"""One connection that carries chunks: received into their slots, sent from them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from kvtier_sdk import TierError, TierUnavailableError
 
 # What TLS is given at a time; it holds the encrypted copy of that, and no more.
 _TLS_PIECE_BYTES = 128 * 1024
+# Requests under way at once, each of up to four parts: a call takes 1,024 of them (IOV_MAX).
+_MOST_AT_ONCE = 128
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -37,10 +39,15 @@ class Exchange:
 
 
 class Wire:
-    """A connection with one request in flight at most, the next one sent as soon as it is over.
+    """A connection that sends requests and takes their answers in that order.
 
-    Whatever cuts a request short (a cancellation, a broken peer) closes the connection, at once
-    and for good: then nothing touches the request's buffers any more.
+    What has no value for an answer is sent one behind the other without a wait: the fewer turns of
+    the event loop and calls of the system, the more chunks. Values are asked for one at a time:
+    they are whole when the loop comes to them, and taken by one call, while of several that are on
+    their way it takes many calls to collect the pieces.
+
+    Whatever cuts them short (a cancellation, a broken peer) closes the connection, at once
+    and for good: then nothing touches their buffers any more.
 
     Args:
         sock: connected and non-blocking, with TLS where that is spoken; closed with the wire.
@@ -58,9 +65,10 @@ class Wire:
         self._queue: deque[Exchange] = deque()
         self._left = 0
         self._finished: asyncio.Future[None] | None = None
-        # The one in flight, and what is still to be sent of it.
-        self._exchange: Exchange | None = None
+        # Those under way, what is still to be sent of them, and how often some were sent.
+        self._unanswered: deque[Exchange] = deque()
         self._unsent: Sequence[bytes | memoryview] = ()
+        self._departures = 0
         self._waits_for_room = False
         self._loop.add_reader(self._pipe.descriptor, self._receive)
 
@@ -91,9 +99,9 @@ class Wire:
         raise exchange.outcome or self._lost()
 
     async def carry(self, queue: deque[Exchange], most: int) -> None:
-        """Make requests, each as soon as the one before it is answered.
+        """Make requests, the next as soon as those before are answered.
 
-        No task runs between two of them: a chunk costs a call to send and one or two to receive.
+        No task runs in between: a chunk costs a call to send, or less, and one or two to receive.
 
         Args:
             queue: what to ask, taken from its left; others may take from it meanwhile.
@@ -129,40 +137,44 @@ class Wire:
         self._loop.remove_reader(self._pipe.descriptor)
         self._loop.remove_writer(self._pipe.descriptor)
         self._pipe.close()
-        if self._exchange is not None:
-            self._exchange.outcome = self._lost()
+        for exchange in self._unanswered:
+            exchange.outcome = self._lost()
         self._finish()
 
     def _lost(self) -> TierUnavailableError:
         return TierUnavailableError(f"connection to {self.peer} lost: {self._fault}")
 
     def _ask_next(self) -> None:
-        if not self._queue or self._left == 0:
+        under_way = self._unanswered
+        while self._queue and self._left and len(under_way) < _MOST_AT_ONCE:
+            if under_way and (under_way[0].target or self._queue[0].target):
+                break
+            under_way.append(self._queue.popleft())
+            self._left -= 1
+        if not under_way:
             self._finish()
             return
-        self._left -= 1
-        exchange = self._exchange = self._queue.popleft()
-        self._reader.expect(exchange.target)
-        self._unsent = exchange.parts
+        self._departures += 1
+        self._reader.expect(under_way[0].target)
+        self._unsent = [part for exchange in under_way for part in exchange.parts]
         self._send()
 
     def _finish(self) -> None:
         # The buffers go back to whom they belong: nothing here may hold them.
-        self._exchange, self._unsent = None, ()
+        self._unanswered.clear()
+        self._unsent = ()
         self._reader.expect()
         if self._finished is not None and not self._finished.done():
             self._finished.set_result(None)
 
     def _answered(self, answer: Answer) -> None:
-        assert self._exchange is not None
-        self._exchange.outcome = answer
-        self._exchange = None
+        self._unanswered.popleft().outcome = answer
         if answer.kind is Kind.OTHER_LENGTH:
             self.close("a value of another length was on its way")
-        elif self._unsent:
+        elif self._unsent and len(self._unsent) > sum(
+            len(exchange.parts) for exchange in self._unanswered
+        ):
             self.close("the server answered before it was asked")
-        else:
-            self._ask_next()
 
     # Called by the event loop. A callback that raised would leave the request without an end.
 
@@ -184,28 +196,41 @@ class Wire:
             self._loop.remove_writer(self._pipe.descriptor)
 
     def _receive(self) -> None:
+        departures = self._departures
         while self._fault is None:
             try:
-                count_bytes = self._pipe.read(self._reader.rooms if self._exchange else self._spill)
-                if count_bytes:
-                    self._received(count_bytes)
-                else:
-                    self.close("closed by the server")
+                count_bytes = self._pipe.read(
+                    self._reader.rooms if self._unanswered else self._spill
+                )
             except _NOT_NOW:
                 return
             except OSError as error:
                 self.close(error.strerror or str(error))
+                return
+            try:
+                self._received(count_bytes)
             except ProtocolError as error:
                 self.close(f"the server {error}")
-            if not self._pipe.may_hold_more:
+            # To its end, while more is awaited: of a socket that was reset uvloop tells once.
+            has_answered = departures != self._departures or not self._unanswered
+            if has_answered and not self._pipe.may_hold_more:
                 return
 
     def _received(self, count_bytes: int) -> None:
-        if self._exchange is None:
+        if not count_bytes:
+            self.close("closed by the server")
+            return
+        if not self._unanswered:
             raise ProtocolError("sent what nobody had asked for")
-        answer = self._reader.took(count_bytes)
-        if answer is not None:
+        answers = self._reader.took(count_bytes)
+        if len(answers) > len(self._unanswered):
+            raise ProtocolError("sent more answers than it was asked for")
+        for answer in answers:
             self._answered(answer)
+            if self._fault is not None:
+                return
+        if not self._unanswered:
+            self._ask_next()
 
 
 class _Pipe:

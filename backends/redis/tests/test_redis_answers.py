@@ -43,10 +43,15 @@ def expecting(*target) -> AnswerReader:
     return reader
 
 
-def feed(reader: AnswerReader, text: bytes, pieces: list[int]) -> tuple[Answer | None, bytes]:
-    """Put text into the reader, at most so much at a time; its answer, and what it did not take."""
+def feed(reader: AnswerReader, text: bytes, pieces: list[int]) -> tuple[list[Answer], bytes]:
+    """Put text into the reader, at most so much at a time, up to the first answers.
+
+    Returns:
+        The answers, and what was not taken.
+    """
     sizes = iter(pieces)
-    while text:
+    answers: list[Answer] = []
+    while text and not answers:
         rooms = list(reader.rooms)
         assert all(map(len, rooms))
         count = left = min(sum(map(len, rooms)), len(text), next(sizes, len(text)))
@@ -55,10 +60,8 @@ def feed(reader: AnswerReader, text: bytes, pieces: list[int]) -> tuple[Answer |
             piece, text = text[: min(left, len(room))], text[min(left, len(room)) :]
             room[: len(piece)] = piece
             left -= len(piece)
-        answer = reader.took(count)
-        if answer is not None:
-            return answer, text
-    return None, b""
+        answers = reader.took(count)
+    return answers, text
 
 
 PIECES = st.lists(st.integers(1, 12), max_size=60)
@@ -68,7 +71,7 @@ PIECES = st.lists(st.integers(1, 12), max_size=60)
 def test_a_value_lands_in_its_buffers(pieces):
     slot = Slot()
     answer = feed(expecting(*slot.buffers), b"$43\r\n" + VALUE + b"\r\n", pieces)
-    assert answer == (Answer(Kind.FILLED), b"")
+    assert answer == ([Answer(Kind.FILLED)], b"")
     assert slot.value == VALUE
     assert slot.is_guarded()
 
@@ -90,19 +93,19 @@ def test_a_line_is_an_answer(line, is_load, pieces):
     text, expected = line
     slot = Slot()
     reader = expecting(*slot.buffers if is_load else ())
-    assert feed(reader, text, pieces) == (expected, b"")
+    assert feed(reader, text, pieces) == ([expected], b"")
     assert slot.is_guarded()
     # The next one is read as if it were the first.
     reader.expect(slot.buffers)
-    assert feed(reader, b"$43\r\n" + VALUE + b"\r\n", pieces) == (Answer(Kind.FILLED), b"")
+    assert feed(reader, b"$43\r\n" + VALUE + b"\r\n", pieces) == ([Answer(Kind.FILLED)], b"")
     assert slot.value == VALUE
 
 
 @given(st.integers(0, 10**12).filter(lambda length: length != 43), PIECES)
 def test_another_length_is_never_taken_for_the_value(length, pieces):
     slot = Slot()
-    answer, _ = feed(expecting(*slot.buffers), b"$%d\r\n%b" % (length, VALUE * 3), pieces)
-    assert answer == Answer(Kind.OTHER_LENGTH, str(length))
+    answers, _ = feed(expecting(*slot.buffers), b"$%d\r\n%b" % (length, VALUE * 3), pieces)
+    assert answers == [Answer(Kind.OTHER_LENGTH, str(length))]
     assert slot.is_guarded()
 
 
@@ -139,13 +142,22 @@ def test_what_is_no_answer(text):
     assert slot.is_guarded()
 
 
-@pytest.mark.parametrize("text", [b"+OK\r\n+OK\r\n", b"$-1\r\n$-1\r\n"])
-@pytest.mark.parametrize("is_load", [False, True])
-def test_two_answers_to_one_command(text, is_load):
-    slot = Slot()
-    with pytest.raises(ProtocolError, match="more than one"):
-        feed(expecting(*slot.buffers if is_load else ()), text, [])
-    assert slot.is_guarded()
+LINES = {
+    b"+OK\r\n": Answer(Kind.LINE, "OK"),
+    b":17\r\n": Answer(Kind.LINE, "17"),
+    b"$-1\r\n": Answer(Kind.ABSENT, "-1"),
+    b"-MOVED 7 somewhere:6379\r\n": Answer(Kind.ERROR, "MOVED 7 somewhere:6379"),
+}
+
+
+@given(st.lists(st.sampled_from(list(LINES))), PIECES)
+def test_lines_come_one_behind_the_other(lines, pieces):
+    reader = expecting()
+    answers, text = [], b"".join(lines)
+    while text:
+        more, text = feed(reader, text, pieces)
+        answers += more
+    assert answers == [LINES[line] for line in lines]
 
 
 def test_commands():

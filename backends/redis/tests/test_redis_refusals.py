@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from kvtier_redis.faults import answer_error
@@ -139,7 +141,9 @@ async def test_too_many_clients(bench, make_server):
     server = make_server().start()
     tier = await bench.open(server.url, connections=4)
     server.ask("CONFIG", "SET", "maxclients", 3)
-    verdicts = await bench.put(tier, *KEYS)
+    # So many that one connection cannot have stored them all before the others are refused.
+    batches = await asyncio.gather(*(bench.put(tier, *KEYS) for _ in range(20)))
+    verdicts = [verdict for batch in batches for verdict in batch]
     assert None in verdicts
     refused = [verdict for verdict in verdicts if verdict is not None]
     assert refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import deque
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,7 +13,7 @@ from support.copies import ByteLedger, traced_peak
 
 from kvtier_redis.answers import Answer, Kind
 from kvtier_redis.dialling import Dialler
-from kvtier_redis.wire import Wire
+from kvtier_redis.wire import Exchange, Wire
 from kvtier_sdk import (
     CorruptChunkError,
     TierTimeoutError,
@@ -114,6 +115,66 @@ async def test_after_a_cancelled_store_the_buffers_are_free(bench, server, proxy
     assert await bench.put(tier, KEYS[1]) == [None]
     # What was given up is not there, in part or in a mixture.
     assert await bench.has(tier, *KEYS[:2]) == [False, True]
+
+
+async def test_after_cancelled_stores_no_chunk_is_a_mixture(bench, server, proxy):
+    tier = await bench.open(await proxy.start(), connections=1)
+    batch = [bench.full(key) for key in KEYS]
+    # They are under way together; this many bytes are some of them, and a part of one.
+    proxy.limit("server", 7 * bench.object_bytes, "hold")
+    task = asyncio.create_task(tier.store(batch))
+    await proxy.spent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for transfer in batch:
+        transfer.payload[:] = b"n" * len(transfer.payload)
+    proxy.release()
+    there = [key for key, found in zip(KEYS, await bench.has(tier, *KEYS), strict=True) if found]
+    assert await bench.loads(tier, *there)
+    assert KEYS[-1] not in there
+    assert await bench.put(tier, *KEYS) == [None] * 20
+    assert await bench.loads(tier, *KEYS)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100])
+async def test_stores_under_way_together_have_each_its_own_answer(piece_bytes):
+    said = [b"+OK", b"-OOM command not allowed", b"+OK", b"-MOVED 7 h:1", b"+OK"]
+    requests = [Exchange(b"%d" % number, [b"<", b"payload", b">"]) for number in range(5)]
+
+    async def serve(reader, writer):
+        # All of them come before any is answered.
+        await reader.readexactly(5 * len(b"<payload>"))
+        text = b"\r\n".join([*said, b""])
+        for start in range(0, len(text), piece_bytes):
+            writer.write(text[start : start + piece_bytes])
+            await writer.drain()
+            await asyncio.sleep(0)
+        await reader.read()
+        writer.close()
+        left.set()
+
+    left = asyncio.Event()
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
+    wire = connected_wire(peer.sockets[0].getsockname()[1])
+    await wire.carry(deque(requests), 5)
+    texts = [request.outcome.text for request in requests]
+    assert texts == [line.decode()[1:] for line in said]
+    assert wire.is_usable
+    wire.close("the end")
+    await left.wait()
+    peer.close()
+
+
+async def test_of_stores_under_way_together_only_those_answered_are_known(bench, server, proxy):
+    tier = await bench.open(await proxy.start(), connections=1)
+    await bench.put(tier, KEYS[0])
+    proxy.limit("client", 3 * len(b"+OK\r\n"), "cut")
+    verdicts = await bench.put(tier, *KEYS)
+    assert verdicts[:3] == [None] * 3
+    assert all(isinstance(verdict, TierUnavailableError) for verdict in verdicts[3:])
+    proxy.release()
+    assert await bench.put(tier, *KEYS) == [None] * 20
 
 
 async def test_a_cancelled_batch_leaves_the_tier_usable(bench, proxy):
