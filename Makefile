@@ -21,12 +21,13 @@ ALONE := --last-failed --last-failed-no-failures none
 
 REQUESTS ?= 4000
 
-.PHONY: help setup redis-server test test-trace test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server test search test-trace test-wheels check format demo bench bench-backends \
 	bench-interference bench-worker soak clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
 	@echo "make test [WORKERS=N]         run every test, N files at once"
+	@echo "make search                   property tests with ten times as many examples, new ones each time"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
@@ -59,6 +60,9 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 
 test: setup redis-server
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) || $(BIN)/python -m pytest $(ALONE)
+
+search: setup redis-server
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
 
 # Without TRACE: one that lies beside the project, or generated chats.
 test-trace: setup redis-server
