@@ -3,8 +3,8 @@
 A thread plays the engine (``busy_engine.py``): steps of Python and torch, back to back, each of
 which hands the tier as many chunks of 2 MiB as are due, stores and loads in turns. The ways:
 
-    idle      nothing is offered: half a second of it before each half second of the others, which
-              are compared with it
+    idle      nothing is offered: a quarter of a second of it before each quarter of the others,
+              which are compared with it
     thread    the tier in a thread of the engine's process
     process   the tier in a process of its own
     apart     the same load from another program, of which the engine's process knows nothing: what
@@ -22,7 +22,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from support.s3_server import S3Server
 
 WAYS = ("thread", "process", "apart")
 _STEP_S = 0.005
-_TURN_S = 0.5
+_TURN_S = 0.25
 _HEADS = ("p50 ms", "p99 ms", "p50", "p99", "MB/s", *PARTS, *PARTS)
 _DIGITS = (2, 2, 2, 2, 0, *(0,) * 2 * len(PARTS))
 
@@ -102,8 +102,10 @@ def _open(way: str, url: str, mbps: float) -> AbstractContextManager[Load]:
     return offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)
 
 
-def _measure(engine: BusyEngine, load: Load, seconds: float) -> tuple[Steps, Steps, float]:
-    """Steps without and with the load, and MB/s moved."""
+def _measure(
+    engine: BusyEngine, load: Load, seconds: float
+) -> tuple[list[Steps], list[Steps], float]:
+    """Steps without and with the load, by turns, and MB/s moved."""
     idle, busy, moved = [], [], []
     turns = max(1, round(seconds / _TURN_S))
     for _ in range(turns):
@@ -112,16 +114,25 @@ def _measure(engine: BusyEngine, load: Load, seconds: float) -> tuple[Steps, Ste
         busy.append(engine.run(seconds / turns, load.turn))
         moved.append(load.rest())
     moved_bytes, spent_s = np.sum(moved, axis=0)
-    return Steps.joined(idle), Steps.joined(busy), moved_bytes / spent_s / 1e6
+    return idle, busy, moved_bytes / spent_s / 1e6
 
 
-def _row(busy: Steps, idle: Steps, mb_per_s: float) -> npt.NDArray[np.float64]:
+def _row(
+    busy_turns: Sequence[Steps], idle_turns: Sequence[Steps], mb_per_s: float
+) -> npt.NDArray[np.float64]:
     """The figures of a line of the table."""
+    busy, idle = Steps.joined(busy_turns), Steps.joined(idle_turns)
     here_s, there_s = (np.quantile(steps.wall_s, [0.5, 0.99]) for steps in (busy, idle))
+    # A machine whose own speed changes from second to second has it in a turn and in its neighbour.
+    by_turn = [
+        np.median(turn.wall_s) / np.median(beside.wall_s)
+        for turn, beside in zip(busy_turns, idle_turns, strict=True)
+    ]
+    ratios = [np.median(by_turn), here_s[1] / there_s[1]]
     more_s = [
         busy.mean_s(slowest=slowest) - idle.mean_s(slowest=slowest) for slowest in (False, True)
     ]
-    return np.concatenate([here_s * 1e3, here_s / there_s, [mb_per_s], *(1e6 * s for s in more_s)])
+    return np.concatenate([here_s * 1e3, ratios, [mb_per_s], *(1e6 * s for s in more_s)])
 
 
 def _print_table(title: str, chosen: str, rows: dict[str, list[npt.NDArray[np.float64]]]) -> None:

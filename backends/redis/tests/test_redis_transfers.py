@@ -171,9 +171,12 @@ async def test_of_stores_under_way_together_only_those_answered_are_known(bench,
     await bench.put(tier, KEYS[0])
     proxy.limit("client", 3 * len(b"+OK\r\n"), "cut")
     verdicts = await bench.put(tier, *KEYS)
-    assert verdicts[:3] == [None] * 3
-    assert all(isinstance(verdict, TierUnavailableError) for verdict in verdicts[3:])
+    # A connection that is reset may take with it what had arrived.
+    known = [verdict is None for verdict in verdicts].index(False)
+    assert known <= 3
+    assert all(isinstance(verdict, TierUnavailableError) for verdict in verdicts[known:])
     proxy.release()
+    assert await bench.loads(tier, *KEYS[:known])
     assert await bench.put(tier, *KEYS) == [None] * 20
 
 
