@@ -152,7 +152,8 @@ class Scripted:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first, *lines = head.strip().split("\r\n")
         method, target, _ = first.split(" ")
-        request = Request(method, target, dict(line.split(": ", 1) for line in lines))
+        fields = (line.split(": ", 1) for line in lines)
+        request = Request(method, target, {name.lower(): value for name, value in fields})
         self.requests.append(request)
         if self.reads_bodies:
             request.body = await reader.readexactly(int(request.headers.get("content-length", 0)))
