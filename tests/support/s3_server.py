@@ -90,6 +90,18 @@ class S3Server:
         }
         return f"s3://{place}?{urlencode(given, quote_via=quote, safe=':/')}"
 
+    def make_shards(self, place: str) -> None:
+        """Make the directories of a namespace's shards, before the server has seen any of them.
+
+        Where two requests make a directory at once it answers one of them with 500. A runner asks
+        again; who calls a tier himself does not.
+
+        Args:
+            place: bucket, prefix and fingerprint.
+        """
+        for shard in range(256):
+            (self.buckets / place / f"{shard:02x}").mkdir(parents=True)
+
     def start(self) -> S3Server:
         """Start it and wait until it answers.
 

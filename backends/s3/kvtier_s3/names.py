@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from kvtier_sdk import Namespace, OffloadKey
 
 _SUFFIX = ".kv"
@@ -10,9 +12,10 @@ _SUFFIX = ".kv"
 class Names:
     """The objects of one namespace below one prefix.
 
-    ``<prefix>/<fingerprint>/<key in hex>.kv`` is a chunk, ``<prefix>/<fingerprint>/manifest.json``
-    says what the namespace stands for. Keys are hashes, so that the load spreads evenly over
-    whatever a server partitions by.
+    ``<prefix>/<fingerprint>/<shard>/<key in hex>.kv`` is a chunk,
+    ``<prefix>/<fingerprint>/manifest.json`` says what the namespace stands for. The shard is two
+    hexadecimal digits of a hash of the key, as in the file tier: a server that keeps objects in
+    directories is slow where one of them is large, and one that partitions by name spreads them.
 
     Args:
         prefix: what each begins with; may be empty.
@@ -26,14 +29,15 @@ class Names:
 
     def of(self, key: OffloadKey) -> str:
         """The object of a chunk."""
-        return f"{self.start}{key.hex()}{_SUFFIX}"
+        shard = hashlib.blake2b(key, digest_size=1).hexdigest()
+        return f"{self.start}{shard}/{key.hex()}{_SUFFIX}"
 
     def key_in(self, name: str) -> OffloadKey | None:
         """The chunk that an object holds; ``None`` where it holds none."""
-        middle = name.removeprefix(self.start).removesuffix(_SUFFIX)
+        _, _, last = name.rpartition("/")
         try:
-            key = bytes.fromhex(middle)
+            key = bytes.fromhex(last.removesuffix(_SUFFIX))
         except ValueError:
             return None
-        # Exactly as we write it: no capitals, no spaces.
+        # Exactly as we write it: in its shard, no capitals, no spaces.
         return key if self.of(key) == name else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -42,8 +43,13 @@ class S3Bench(Workbench):
 
     def __init__(self, server: S3Server) -> None:
         super().__init__()
-        self.server = server
         self.prefix = f"run-{next(_places)}"
+        self.use(server)
+
+    def use(self, server: S3Server) -> None:
+        """Open tiers in this one from now on."""
+        self.server = server
+        server.make_shards(f"kv/{self.prefix}/{self.namespace.fingerprint}")
 
     @property
     def url(self) -> str:
@@ -53,7 +59,8 @@ class S3Bench(Workbench):
         return self.server.tier_url(f"kv/{self.prefix}", **options)
 
     def name(self, key: bytes) -> str:
-        return f"{self.prefix}/{self.namespace.fingerprint}/{key.hex()}.kv"
+        shard = hashlib.blake2b(key, digest_size=1).hexdigest()
+        return f"{self.prefix}/{self.namespace.fingerprint}/{shard}/{key.hex()}.kv"
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Any]:

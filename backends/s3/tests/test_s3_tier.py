@@ -115,10 +115,14 @@ async def test_the_manifest_says_what_the_namespace_stands_for(bench):
 async def test_what_is_no_chunk_is_not_listed(bench):
     tier = await bench.open(bench.url)
     await bench.put(tier, KEYS[0])
-    start = bench.name(b"").removesuffix(".kv")
+    namespace = f"{bench.prefix}/{bench.namespace.fingerprint}"
+    shard, _, _ = bench.name(b"\xab").rpartition("/")
+    strangers = [f"{shard}/{name}" for name in ("notes.txt", "abc.kv", "AB.kv", "more/ab.kv")]
+    # A chunk's name, but not in its shard.
+    strangers += [f"{namespace}/ab.kv", f"{namespace}/xy/ab.kv"]
     async with bench.client() as client:
-        for name in ("notes.txt", "abc.kv", "AB.kv", "more/00.kv"):
-            await client.put_object(Bucket="kv", Key=start + name, Body=b"x")
+        for name in strangers:
+            await client.put_object(Bucket="kv", Key=name, Body=b"x")
     assert [entry.key async for entry in tier.scan()] == KEYS[:1]
 
 

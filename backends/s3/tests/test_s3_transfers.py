@@ -153,7 +153,7 @@ async def test_connections_are_kept_and_bounded(bench, proxy):
 async def test_killed_and_restarted_in_the_middle_of_transfers(bench, tmp_path):
     bench.chunk_bytes = 2**20
     with S3Server(tmp_path) as server:
-        bench.server = server
+        bench.use(server)
         tier = await bench.open(bench.url)
         await bench.put(tier, *KEYS)
         outcomes = []

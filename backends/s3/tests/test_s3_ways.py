@@ -81,19 +81,19 @@ def tls_server(tmp_path_factory, papers):
 
 @pytest.mark.parametrize("chunk_bytes", [1, 100_000, 2**22 + 1])
 async def test_tls_with_a_private_ca(bench, tls_server, papers, chunk_bytes):
-    bench.server = tls_server
+    bench.use(tls_server)
     bench.chunk_bytes = chunk_bytes
     assert await works(bench, await bench.open(bench.url, tls_ca=papers.ca))
 
 
 async def test_tls_with_the_ca_of_the_environment(bench, tls_server, papers, monkeypatch):
-    bench.server = tls_server
+    bench.use(tls_server)
     monkeypatch.setenv("AWS_CA_BUNDLE", papers.ca)
     assert await works(bench, await bench.open(bench.url))
 
 
 async def test_tls_that_is_not_trusted(bench, tls_server, papers):
-    bench.server = tls_server
+    bench.use(tls_server)
     with pytest.raises(TierUnavailableError, match="not trusted: .*option 'tls_ca'") as caught:
         await bench.open(bench.url)
     assert not caught.value.retryable
@@ -108,6 +108,7 @@ async def test_a_host_that_is_named_after_its_bucket(bench, tmp_path):
         url = server.tier_url(
             "127", endpoint=f"http://0.0.1:{server.port}", addressing="virtual", prefix=bench.prefix
         )
+        server.make_shards(f"127/{bench.prefix}/{bench.namespace.fingerprint}")
         tier = await bench.open(url)
         assert await bench.put(tier, *KEYS) == [None] * 20
         assert await bench.loads(tier, *KEYS)
@@ -146,7 +147,7 @@ async def test_a_key_of_our_own_goes_along_with_every_request_about_an_object(
     bench, tls_server, papers
 ):
     # rclone takes the headers and encrypts nothing: what is shown is that they do no harm.
-    bench.server = tls_server
+    bench.use(tls_server)
     key = base64.b64encode(bytes(range(32))).decode()
     tier = await bench.open(bench.url, tls_ca=papers.ca, sse_secret_key=key)
     assert await works(bench, tier)

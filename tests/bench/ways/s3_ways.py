@@ -130,7 +130,7 @@ class BareSockets(_Client):
             operation: [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
         }
-        # The server answers 500 where two requests make a directory at once; the others ask again.
+        # As for the tier's shards; the other two ask again.
         client.put_object(Bucket=_BUCKET, Key=self._name(0))
         client.close()
 
@@ -210,6 +210,7 @@ class S3Subject(Subject):
         self._rounds += 1
         endpoint, place = self._server.endpoint, self._place
         tier_url = self._server.tier_url(f"{_BUCKET}/{place}", connections=work.at_a_time)
+        self._server.make_shards(f"{_BUCKET}/{place}/{TierWay.namespace.fingerprint}")
         return [
             TierWay(work, url=tier_url),
             Aiobotocore(work, endpoint, place),

@@ -31,6 +31,7 @@ class TierWay(Way):
     """
 
     name = "kvtier"
+    namespace = Namespace({"bench": 1})
     _tier: SecondaryTierManager
 
     def __init__(
@@ -45,7 +46,7 @@ class TierWay(Way):
         spec = TierSpec.from_options(self._options)
         context = TierContext(
             name=spec.name,
-            namespace=Namespace({"bench": 1}),
+            namespace=self.namespace,
             chunk_bytes=self.work.chunk_bytes,
             header_bytes=self.work.header_bytes,
             payload_bytes=self.work.chunk_bytes,
