@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,11 @@ def trace(workload: list[ReplayRequest], tmp_path_factory: pytest.TempPathFactor
 def stores(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """One of each kind, empty, by name."""
     made: dict[str, Store] = {}
-    try:
+    with ExitStack() as ended:
         for kind in (Folder, RedisStore, S3Store):
             made[kind.name] = kind(tmp_path / kind.name, CHUNK_BYTES)
+            ended.callback(made[kind.name].kill)
         yield made
-    finally:
-        for store in made.values():
-            store.kill()
 
 
 def distinct_chunks(workload: Sequence[ReplayRequest]) -> int:
