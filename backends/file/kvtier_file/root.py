@@ -102,7 +102,11 @@ class Root:
             directory.write_manifest(manifest)
 
     def headroom_bytes(self) -> int | None:
-        """What may be written before ``min_free`` is touched; ``None`` where it is off."""
+        """What may be written before ``min_free`` is touched; ``None`` where it is off.
+
+        What writes under way have written is missing here, and reserved until they are placed. It
+        counts twice, so that more stays free than ``min_free``: at most what is under way.
+        """
         min_free = self._config.min_free
         if not min_free:
             return None

@@ -286,13 +286,18 @@ class ChunkStore:
         reserved: dict[OffloadKey, int],
         verdicts: Verdicts,
     ) -> None:
-        headroom_bytes = self._root.headroom_bytes()
-        with self._account.section():
+        account = self._account
+        with account.section():
+            headroom_bytes = self._root.headroom_bytes()
             for key, (transfer, _) in missing.items():
+                used_bytes = account.used_bytes
                 with self._judged(key, verdicts, "writable"):
                     self._make_room(directory, transfer.object_bytes, headroom_bytes)
-                    self._account.reserve(transfer.object_bytes)
+                    account.reserve(transfer.object_bytes)
                     reserved[key] = transfer.object_bytes
+                if headroom_bytes is not None:
+                    # Not asked again: some file systems free later what is unlinked now.
+                    headroom_bytes += used_bytes - account.used_bytes
 
     def _make_room(
         self, own: NamespaceDirectory, need_bytes: int, headroom_bytes: int | None
