@@ -100,6 +100,10 @@ class Account:
         """Whether a chunk was counted when last looked; needs no section."""
         return chunk in self._budget
 
+    def latest_ns(self) -> int:
+        """The latest time of use that was ever heard of; needs no section."""
+        return self._budget.latest_ns
+
     @contextmanager
     def section(self, *, releasing_bytes: int = 0) -> Iterator[None]:
         """Hold the lock and know what all others have done.

@@ -32,6 +32,15 @@ def aligned_view(size_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, size_bytes))
 
 
+class SetClock(SystemClock):
+    """The wall clock of a machine that has the wrong time."""
+
+    ahead_s = 0.0
+
+    def wall_s(self) -> float:
+        return super().wall_s() + self.ahead_s
+
+
 class Workbench:
     """Opens tiers below one root and makes what is stored in them."""
 
@@ -42,6 +51,7 @@ class Workbench:
         self.root = root
         self.chunk_bytes = chunk_bytes
         self.facts = {"model": "m", "dtype": "bf16"}
+        self.clock = SetClock()
         self.removed: list[bytes] = []
         self.opened: list[FileTier] = []
 
@@ -69,7 +79,7 @@ class Workbench:
             chunk_bytes=self.chunk_bytes,
             header_bytes=PAGE_BYTES,
             payload_bytes=self.payload_bytes,
-            clock=SystemClock(),
+            clock=self.clock,
             logger=logging.getLogger("kvtier.tier.file"),
             report_removed=self.removed.extend,
         )

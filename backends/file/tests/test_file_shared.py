@@ -89,6 +89,58 @@ async def test_what_another_used_stays(pair, use):
     assert await other.has(second, *KEYS[:5]) == [True, False, False, True, True]
 
 
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+async def test_what_a_process_with_another_time_stores_is_neither_first_nor_last_to_go(
+    pair, ahead_s
+):
+    one, other = pair
+    one.clock.ahead_s = ahead_s
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    for index in range(0, 40, 4):
+        await one.put(first, KEYS[index])
+        await other.put(second, *KEYS[index + 1 : index + 3])
+        assert await one.loads(first, KEYS[index + 1])
+        await one.put(first, KEYS[index + 3])
+    # All of the last round.
+    assert await other.has(second, *KEYS[:40]) == [False] * 36 + [True] * 4
+    assert await one.loads(first, KEYS[36])
+    await other.put(second, KEYS[40], KEYS[41])
+    assert await other.has(second, *KEYS[36:42]) == [True, False, False, True, True, True]
+
+
+async def test_who_knows_nothing_of_the_future_loses_nothing_to_it(pair):
+    one, other = pair
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await other.put(second, *KEYS[:4])
+    one.clock.ahead_s = 86400
+    assert await one.loads(first, KEYS[0])
+    await one.put(first, KEYS[4])
+    # Its time was taken after it had learned of the other's.
+    await other.put(second, KEYS[5])
+    assert await other.has(second, *KEYS[:6]) == [True, False, False, True, True, True]
+    await other.put(second, KEYS[6], KEYS[7])
+    assert await other.has(second, *KEYS[3:8]) == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize("use", ["load", "touch"])
+async def test_a_use_by_a_clock_that_is_behind_makes_nothing_older(pair, use):
+    one, other = pair
+    one.clock.ahead_s = -3600
+    first, second = await one.open(), await other.open()
+    await other.put(second, *KEYS[:4])
+    if use == "load":
+        assert await one.loads(first, KEYS[1])
+    else:
+        await first.touch([KEYS[1]])
+    await one.close()
+    await other.close()
+    second = await other.open(capacity=4 * other.object_bytes)
+    await other.put(second, KEYS[4])
+    assert other.removed == [KEYS[0]]
+
+
 async def test_each_hears_of_all_removals_once(pair):
     one, other = pair
     capacity = 2 * one.object_bytes
