@@ -32,7 +32,8 @@ class Root:
         self._config = config
         self._fingerprint = fingerprint
         self._temporaries = temporaries
-        self._direct = False
+        # Until that is found out: a file that takes no O_DIRECT falls back by itself.
+        self._direct = config.direct_io != "off"
         self._fd: int | None = None
 
     @property
@@ -83,6 +84,8 @@ class Root:
     def prepare(self, manifest: str, logger: Logger | LoggerAdapter[Logger]) -> None:
         """Make the own namespace, check that it can be written, and find out how.
 
+        In a full file system nothing is found out, and what is missing comes with the stores.
+
         Args:
             manifest: what the namespace stands for.
             logger: told where O_DIRECT does not work.
@@ -91,15 +94,15 @@ class Root:
             ConfigError: it cannot be used in the way that was asked for.
             OSError: it cannot be written.
         """
-        with self.namespace() as directory:
-            try:
+        try:
+            with self.namespace() as directory:
                 directory.probe(direct=False)
-            except OSError as error:
-                # What is stored in a full file system can still be loaded.
-                if error.errno not in FULL:
-                    raise
-            self._direct = self._choose_direct(directory, logger)
-            directory.write_manifest(manifest)
+                self._direct = self._choose_direct(directory, logger)
+                directory.write_manifest(manifest)
+        except OSError as error:
+            # What is stored in a full file system can still be loaded, and room may be made.
+            if error.errno not in FULL:
+                raise
 
     def headroom_bytes(self) -> int | None:
         """What may be written before ``min_free`` is touched; ``None`` where it is off.
@@ -192,6 +195,8 @@ class Root:
             if directory.probe(direct=True):
                 return True
         except OSError as error:
+            if error.errno in FULL:
+                raise
             reason = os.strerror(error.errno or errno.EIO)
         sentence = f"the file system of tier root '{self._config.root}' takes no O_DIRECT: {reason}"
         if choice == "on":

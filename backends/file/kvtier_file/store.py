@@ -49,6 +49,7 @@ class ChunkStore:
         self._config = config
         self._context = context
         self._fingerprint = context.namespace.fingerprint
+        self._manifest = context.namespace.manifest_json()
         self._object_bytes = context.object_bytes
         capacity_bytes = config.capacity_bytes or _MANY_BYTES
         self._step_chunks = max(1, capacity_bytes // (_SHARES * self._object_bytes))
@@ -66,7 +67,7 @@ class ChunkStore:
         self._times = UseTimes(context.clock, self._account.latest_ns)
 
     def open(self) -> None:
-        """Make what is missing, check that it can be used, sweep, and count what is there.
+        """Sweep, count what is there, make what is missing, and check that it can be used.
 
         Raises:
             ConfigError: the root cannot be used, or not in the way that was asked for.
@@ -75,16 +76,15 @@ class ChunkStore:
         try:
             self._root.open()
             self._account.open(self._root.fd)
-            context = self._context
-            self._root.prepare(context.namespace.manifest_json(), context.logger)
             self._root.sweep_all(self._account.is_held)
             with (
-                self._root.namespace() as directory,
                 self._account.section(),
                 # Where others, with a larger capacity, are writing more, the stores will see.
                 suppress(TierCapacityError),
             ):
-                self._make_room(directory, 0, None)
+                # Before a directory is made: in a full file system even that needs room.
+                self._make_room(0, self._root.headroom_bytes())
+            self._root.prepare(self._manifest, self._context.logger)
         except OSError as error:
             self.close()
             raise open_error(error, self._config.root) from error
@@ -242,7 +242,7 @@ class ChunkStore:
         used_ns: dict[OffloadKey, int] = {}
         written: dict[OffloadKey, str] = {}
         try:
-            self._reserve(directory, missing, reserved, verdicts)
+            self._reserve(missing, reserved, verdicts)
             # Taken only now: the account has heard meanwhile how far the others are.
             used_ns.update(zip(reserved, self._times.take(len(reserved)), strict=True))
             for key in reserved:
@@ -259,6 +259,10 @@ class ChunkStore:
         for key in placed:
             with self._judged(key, verdicts, "writable"):
                 directory.sync_name(key)
+        if placed:
+            # Again, where it was removed, or there was no room for it. The chunks matter more.
+            with suppress(OSError):
+                directory.write_manifest(self._manifest)
 
     def _place(
         self,
@@ -283,7 +287,6 @@ class ChunkStore:
 
     def _reserve(
         self,
-        directory: NamespaceDirectory,
         missing: Mapping[OffloadKey, Transfer],
         reserved: dict[OffloadKey, int],
         verdicts: Verdicts,
@@ -294,33 +297,25 @@ class ChunkStore:
             for key, transfer in missing.items():
                 used_bytes = account.used_bytes
                 with self._judged(key, verdicts, "writable"):
-                    self._make_room(directory, transfer.object_bytes, headroom_bytes)
+                    self._make_room(transfer.object_bytes, headroom_bytes)
                     account.reserve(transfer.object_bytes)
                     reserved[key] = transfer.object_bytes
                 if headroom_bytes is not None:
                     # Not asked again: some file systems free later what is unlinked now.
                     headroom_bytes += used_bytes - account.used_bytes
 
-    def _make_room(
-        self, own: NamespaceDirectory, need_bytes: int, headroom_bytes: int | None
-    ) -> None:
+    def _make_room(self, need_bytes: int, headroom_bytes: int | None) -> None:
         """Evict, in a section of the account, from the own namespace or others."""
-
-        def last_used_ns(chunk: Chunk) -> int | None:
-            if chunk.fingerprint == self._fingerprint:
-                return own.used_ns(chunk.key)
-            return self._root.last_used_ns(chunk)
-
         account = self._account
         for chunk in account.victims(
-            need_bytes, headroom_bytes, pinned=self._pins.chunks, last_used_ns=last_used_ns
+            need_bytes,
+            headroom_bytes,
+            pinned=self._pins.chunks,
+            last_used_ns=self._root.last_used_ns,
         ):
             account.changing()
             try:
-                if chunk.fingerprint == self._fingerprint:
-                    own.remove(chunk.key)
-                else:
-                    self._root.unlink(chunk)
+                self._root.unlink(chunk)
             except OSError:
                 # The next store tries others first.
                 account.touch(chunk, self._times.take(1)[0])

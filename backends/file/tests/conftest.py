@@ -195,6 +195,21 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB in a file: a directory in it takes room, other than in memory."""
+    image, at = tmp_path / "image", tmp_path / "on_disk"
+    image.write_bytes(bytes(4 * 2**20))
+    at.mkdir()
+    try:
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image], check=True)
+        subprocess.run(["mount", "-o", "loop", image, at], check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot mount: {error}")
+    yield at
+    subprocess.run(["umount", "-l", at], check=True)
+
+
+@pytest.fixture
 async def small(mounted: Path) -> AsyncIterator[Workbench]:
     """A bench on the small file system."""
     bench = Workbench(mounted / "kv", chunk_bytes=31 * PAGE_BYTES)
