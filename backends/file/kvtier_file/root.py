@@ -16,6 +16,8 @@ from kvtier_file.leases import TemporaryNames
 from kvtier_file.objects import SHARDS, NamespaceDirectory, StoredChunk
 from kvtier_sdk import ConfigError
 
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY
+
 
 class Root:
     """A root and one namespace in it that is the tier's own. Callable from any thread; blocks.
@@ -38,13 +40,23 @@ class Root:
 
     @property
     def fd(self) -> int:
-        """Its descriptor.
+        """Its descriptor. A directory that was removed by hand is made again, but not its parents.
 
         Raises:
-            OSError: it is not open.
+            OSError: it is not open, or cannot be made again.
         """
         if self._fd is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if os.fstat(self._fd).st_nlink == 0:
+            # Without a parent, the file system that was meant may be gone too.
+            with suppress(FileExistsError):
+                os.mkdir(self._config.root, 0o700)
+            fd = os.open(self._config.root, _FLAGS)
+            try:
+                # The number stays, for other threads are using it.
+                os.dup2(fd, self._fd, inheritable=False)
+            finally:
+                os.close(fd)
         return self._fd
 
     def open(self) -> None:
@@ -53,12 +65,11 @@ class Root:
         Raises:
             OSError: that cannot be done.
         """
-        flags = os.O_RDONLY | os.O_DIRECTORY
         try:
-            self._fd = os.open(self._config.root, flags)
+            self._fd = os.open(self._config.root, _FLAGS)
         except FileNotFoundError:
             os.makedirs(self._config.root, 0o700, exist_ok=True)
-            self._fd = os.open(self._config.root, flags)
+            self._fd = os.open(self._config.root, _FLAGS)
 
     def close(self) -> None:
         """Let go of the directory, if it is open."""

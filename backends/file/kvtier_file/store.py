@@ -60,6 +60,7 @@ class ChunkStore:
             lease,
             self._fingerprint,
             config.capacity_bytes,
+            root_fd=lambda: self._root.fd,
             count=lambda: self._root.count(self._object_bytes),
             sweep=self._root.sweep,
             report=context.report_removed,
@@ -75,7 +76,7 @@ class ChunkStore:
         """
         try:
             self._root.open()
-            self._account.open(self._root.fd)
+            self._account.open()
             self._root.sweep_all(self._account.is_held)
             with (
                 self._account.section(),

@@ -16,7 +16,7 @@ import pytest
 from kvtier_file import account
 from kvtier_file.control import ControlFile
 from kvtier_file.root import Root
-from kvtier_sdk import TierCapacityError, Usage
+from kvtier_sdk import ChunkNotFoundError, TierCapacityError, TierError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
 
@@ -367,6 +367,70 @@ async def test_shared_files_removed_by_hand_are_made_and_joined_anew(pair, lost)
     assert await first.usage() == await second.usage() == Usage(4, capacity, capacity)
     assert len(read_control(one).promises) == len(os.listdir(one.root / ".shared" / "leases")) == 2
     assert_settled(one)
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+@pytest.mark.parametrize("first_call", ["lookup", "load", "store", "touch", "usage"])
+async def test_a_root_removed_by_hand_is_made_and_joined_anew(pair, first_call, made_again):
+    one, other = pair
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await one.put(first, *KEYS[:2])
+    shutil.rmtree(one.root)
+    if made_again:
+        one.root.mkdir()
+    if first_call == "lookup":
+        assert await one.has(first, *KEYS[:2]) == [False, False]
+    elif first_call == "load":
+        (verdict,) = await first.load([one.empty(KEYS[0])])
+        assert isinstance(verdict, ChunkNotFoundError)
+    elif first_call == "store":
+        assert await one.put(first, KEYS[0]) == [None]
+        await first.delete([KEYS[0]])
+    elif first_call == "touch":
+        await first.touch([KEYS[0]])
+    assert await first.usage() == Usage(0, 0, capacity)
+    assert set(one.removed) == set(KEYS[:2])
+    await one.put(first, *KEYS[2:5])
+    await other.put(second, *KEYS[5:8])
+    assert one.stored_bytes() == capacity
+    assert (one.directory / "manifest.json").exists()
+    assert await one.loads(first, KEYS[7])
+    assert await first.usage() == await second.usage() == Usage(4, capacity, capacity)
+    assert len(read_control(one).promises) == len(os.listdir(one.root / ".shared" / "leases")) == 2
+    assert_settled(one)
+
+
+@pytest.mark.parametrize("obstacle", ["no parent", "a file"])
+async def test_a_root_that_cannot_be_made_again_is_an_outage_until_it_can(bench, obstacle):
+    parent = bench.root
+    bench.root = parent / "kv"
+    tier = await bench.open()
+    shutil.rmtree(parent)
+    if obstacle == "a file":
+        parent.mkdir()
+        bench.root.write_bytes(b"mine")
+    for _ in range(2):
+        with pytest.raises(TierError):
+            await bench.put(tier, KEYS[0])
+        with pytest.raises(TierError):
+            await bench.has(tier, KEYS[0])
+    if obstacle == "a file":
+        bench.root.unlink()
+    else:
+        assert not parent.exists()
+        parent.mkdir()
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.loads(tier, KEYS[0])
+
+
+async def test_a_root_removed_again_and_again_costs_no_descriptor(bench):
+    tier = await bench.open()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for key in KEYS[:5]:
+        shutil.rmtree(bench.root)
+        assert await bench.put(tier, key) == [None]
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 async def test_joining_anew_that_fails_is_tried_again(bench, monkeypatch):
