@@ -17,8 +17,6 @@ from kvtier_sdk import OffloadKey
 
 # A ledger shorter than this, or than twice what it was when it was begun, is not begun anew.
 _SHORT_BYTES = 2**18
-# No descriptor: whatever is done through it fails.
-_CLOSED = -1
 
 
 class Account:
@@ -34,6 +32,7 @@ class Account:
         lease: the own one's name, from :func:`~kvtier_file.leases.new_lease`.
         fingerprint: the namespace that is open.
         capacity_bytes: of the root, or ``None``.
+        root_fd: tells the root's descriptor; fails where the root is not open.
         count: lists what is on disk.
         sweep: removes, in one namespace, the temporaries of leases that are not held.
         report: told what is gone from the namespace, whoever removed it, without the lock.
@@ -45,18 +44,19 @@ class Account:
         fingerprint: str,
         capacity_bytes: int | None,
         *,
+        root_fd: Callable[[], int],
         count: Callable[[], Iterable[Counted]],
         sweep: Callable[[str, Callable[[str], bool]], None],
         report: Callable[[Sequence[OffloadKey]], None],
     ) -> None:
         self._lease = lease
         self._fingerprint = fingerprint
+        self._root_fd = root_fd
         self._count = count
         self._sweep = sweep
         self._report = report
         self._budget = Budget(capacity_bytes)
         self._reserved_bytes = 0
-        self._root_fd = _CLOSED
         self._opened: SharedFiles | None = None
         self._lock = threading.Lock()
         # Of the section that is open.
@@ -68,16 +68,12 @@ class Account:
         self._generation: int | None = None
         self._followed_bytes = 0
 
-    def open(self, root_fd: int) -> None:
-        """Join the processes that use a root; the first of them counts what is there.
-
-        Args:
-            root_fd: the root, open until :meth:`close`.
+    def open(self) -> None:
+        """Join the processes that use the root; the first of them counts what is there.
 
         Raises:
             OSError: the files cannot be made or locked.
         """
-        self._root_fd = root_fd
         self._join()
         with self.section():
             pass
@@ -90,7 +86,6 @@ class Account:
                 control.promises.pop(self._lease, None)
                 self._files.control.write(control)
             self._leave()
-        self._root_fd = _CLOSED
 
     def is_held(self, lease: str) -> bool:
         """Whether a lease's process lives."""
@@ -99,6 +94,10 @@ class Account:
     def __contains__(self, chunk: Chunk) -> bool:
         """Whether a chunk was counted when last looked; needs no section."""
         return chunk in self._budget
+
+    def latest_ns(self) -> int:
+        """The latest time of use that was ever heard of; needs no section."""
+        return self._budget.latest_ns
 
     @contextmanager
     def section(self, *, releasing_bytes: int = 0) -> Iterator[None]:
@@ -216,7 +215,7 @@ class Account:
         return self._opened
 
     def _join(self) -> None:
-        self._opened = files = SharedFiles(self._root_fd)
+        self._opened = files = SharedFiles(self._root_fd())
         try:
             with files.control.locked():
                 files.leases.acquire(self._lease)

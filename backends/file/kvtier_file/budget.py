@@ -47,6 +47,7 @@ class Budget:
 
     Attributes:
         used_bytes: bytes of stored chunks.
+        latest_ns: the latest time of use that was ever heard of.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
@@ -54,6 +55,7 @@ class Budget:
         self._sizes: dict[Chunk, int] = {}
         self._ages: defaultdict[str, Ages] = defaultdict(Ages)
         self.used_bytes = 0
+        self.latest_ns = 0
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -70,7 +72,7 @@ class Budget:
         chunk, size_bytes, used_ns = counted
         self.used_bytes += size_bytes - self._sizes.get(chunk, 0)
         self._sizes[chunk] = size_bytes
-        self._ages[chunk.fingerprint].note(chunk.key, used_ns)
+        self.touch(chunk, used_ns)
 
     def forget(self, chunk: Chunk) -> None:
         """Stop counting a chunk, which is gone; one that is not known is none the less."""
@@ -79,6 +81,7 @@ class Budget:
 
     def touch(self, chunk: Chunk, used_ns: int) -> None:
         """Note the time of a known chunk's last use, in nanoseconds since the epoch."""
+        self.latest_ns = max(self.latest_ns, used_ns)
         self._ages[chunk.fingerprint].note(chunk.key, used_ns)
 
     def clear(self) -> None:

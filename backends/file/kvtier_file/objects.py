@@ -34,6 +34,8 @@ _MANIFEST = "manifest.json"
 _TEMPORARIES = "tmp"
 _SUFFIX = ".kv"
 _PROBE_BYTES = 4096
+# In 2116. What files say beyond it is nonsense, and leaves no room for later times.
+_NEVER_NS = 2**62
 
 
 class StoredChunk(NamedTuple):
@@ -95,7 +97,7 @@ class NamespaceDirectory:
         Args:
             key: the chunk.
             buffers: writable; together as long as the file must be.
-            used_ns: the time to note, in nanoseconds since the epoch.
+            used_ns: as for :meth:`touch`.
 
         Raises:
             ChunkNotFoundError: there is no such file.
@@ -120,7 +122,7 @@ class NamespaceDirectory:
                     ask_direct(fd)
                 read_into(fd, buffers)
                 with suppress(OSError):  # the chunk is here; its age matters less
-                    os.utime(fd, ns=(used_ns, used_ns))
+                    os.utime(fd, ns=_times(status, used_ns))
         except FileNotFoundError:
             raise ChunkNotFoundError("no such chunk") from None
         except OSError as error:
@@ -183,7 +185,8 @@ class NamespaceDirectory:
 
         Args:
             key: the chunk.
-            used_ns: the time, in nanoseconds since the epoch.
+            used_ns: the time, in nanoseconds since the epoch; where the file has a later one, the
+                one after that is noted.
 
         Returns:
             Whether there is such a file.
@@ -193,8 +196,10 @@ class NamespaceDirectory:
         """
         try:
             with opened_directory(shard_of(key), self._fd) as shard_fd:
-                times = (used_ns, used_ns)
-                os.utime(_file_name(key), ns=times, dir_fd=shard_fd, follow_symlinks=False)
+                name = _file_name(key)
+                status = os.stat(name, dir_fd=shard_fd, follow_symlinks=False)
+                times = _times(status, used_ns)
+                os.utime(name, ns=times, dir_fd=shard_fd, follow_symlinks=False)
         except OSError as error:
             if error.errno in ABSENT:
                 return False
@@ -208,7 +213,7 @@ class NamespaceDirectory:
             OSError: it cannot be found out.
         """
         status = self._status(key)
-        return None if status is None else status.st_mtime_ns
+        return None if status is None else _used_ns(status)
 
     def remove(self, key: OffloadKey) -> bool:
         """Remove what is in a chunk's place, unless it is a directory.
@@ -253,7 +258,7 @@ class NamespaceDirectory:
                     with suppress(FileNotFoundError):  # removed since it was listed
                         status = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):
-                            found.append(StoredChunk(key, status.st_size, status.st_mtime_ns))
+                            found.append(StoredChunk(key, status.st_size, _used_ns(status)))
         except OSError as error:
             if error.errno not in ABSENT:
                 raise
@@ -362,6 +367,16 @@ class NamespaceDirectory:
     def _rename(self, temporary: str, directory_fd: int, name: str) -> None:
         with self._opened_temporaries() as temporaries_fd:
             os.rename(temporary, name, src_dir_fd=temporaries_fd, dst_dir_fd=directory_fd)
+
+
+def _used_ns(status: os.stat_result) -> int:
+    return status.st_mtime_ns if status.st_mtime_ns < _NEVER_NS else 0
+
+
+def _times(status: os.stat_result, used_ns: int) -> tuple[int, int]:
+    """A use never makes a chunk older, even by a clock that is behind."""
+    used_ns = max(used_ns, _used_ns(status) + 1)
+    return used_ns, used_ns
 
 
 def _file_name(key: OffloadKey) -> str:

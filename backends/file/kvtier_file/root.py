@@ -16,6 +16,8 @@ from kvtier_file.leases import TemporaryNames
 from kvtier_file.objects import SHARDS, NamespaceDirectory, StoredChunk
 from kvtier_sdk import ConfigError
 
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY
+
 
 class Root:
     """A root and one namespace in it that is the tier's own. Callable from any thread; blocks.
@@ -32,18 +34,29 @@ class Root:
         self._config = config
         self._fingerprint = fingerprint
         self._temporaries = temporaries
-        self._direct = False
+        # Until that is found out: a file that takes no O_DIRECT falls back by itself.
+        self._direct = config.direct_io != "off"
         self._fd: int | None = None
 
     @property
     def fd(self) -> int:
-        """Its descriptor.
+        """Its descriptor. A directory that was removed by hand is made again, but not its parents.
 
         Raises:
-            OSError: it is not open.
+            OSError: it is not open, or cannot be made again.
         """
         if self._fd is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if os.fstat(self._fd).st_nlink == 0:
+            # Without a parent, the file system that was meant may be gone too.
+            with suppress(FileExistsError):
+                os.mkdir(self._config.root, 0o700)
+            fd = os.open(self._config.root, _FLAGS)
+            try:
+                # The number stays, for other threads are using it.
+                os.dup2(fd, self._fd, inheritable=False)
+            finally:
+                os.close(fd)
         return self._fd
 
     def open(self) -> None:
@@ -52,12 +65,11 @@ class Root:
         Raises:
             OSError: that cannot be done.
         """
-        flags = os.O_RDONLY | os.O_DIRECTORY
         try:
-            self._fd = os.open(self._config.root, flags)
+            self._fd = os.open(self._config.root, _FLAGS)
         except FileNotFoundError:
             os.makedirs(self._config.root, 0o700, exist_ok=True)
-            self._fd = os.open(self._config.root, flags)
+            self._fd = os.open(self._config.root, _FLAGS)
 
     def close(self) -> None:
         """Let go of the directory, if it is open."""
@@ -83,6 +95,8 @@ class Root:
     def prepare(self, manifest: str, logger: Logger | LoggerAdapter[Logger]) -> None:
         """Make the own namespace, check that it can be written, and find out how.
 
+        In a full file system nothing is found out, and what is missing comes with the stores.
+
         Args:
             manifest: what the namespace stands for.
             logger: told where O_DIRECT does not work.
@@ -91,18 +105,22 @@ class Root:
             ConfigError: it cannot be used in the way that was asked for.
             OSError: it cannot be written.
         """
-        with self.namespace() as directory:
-            try:
+        try:
+            with self.namespace() as directory:
                 directory.probe(direct=False)
-            except OSError as error:
-                # What is stored in a full file system can still be loaded.
-                if error.errno not in FULL:
-                    raise
-            self._direct = self._choose_direct(directory, logger)
-            directory.write_manifest(manifest)
+                self._direct = self._choose_direct(directory, logger)
+                directory.write_manifest(manifest)
+        except OSError as error:
+            # What is stored in a full file system can still be loaded, and room may be made.
+            if error.errno not in FULL:
+                raise
 
     def headroom_bytes(self) -> int | None:
-        """What may be written before ``min_free`` is touched; ``None`` where it is off."""
+        """What may be written before ``min_free`` is touched; ``None`` where it is off.
+
+        What writes under way have written is missing here, and reserved until they are placed. It
+        counts twice, so that more stays free than ``min_free``: at most what is under way.
+        """
         min_free = self._config.min_free
         if not min_free:
             return None
@@ -188,6 +206,8 @@ class Root:
             if directory.probe(direct=True):
                 return True
         except OSError as error:
+            if error.errno in FULL:
+                raise
             reason = os.strerror(error.errno or errno.EIO)
         sentence = f"the file system of tier root '{self._config.root}' takes no O_DIRECT: {reason}"
         if choice == "on":

@@ -13,6 +13,7 @@ from kvtier_file.leases import TemporaryNames, new_lease
 from kvtier_file.objects import NamespaceDirectory
 from kvtier_file.pins import Pins
 from kvtier_file.root import Root
+from kvtier_file.times import UseTimes
 from kvtier_sdk import (
     ChunkNotFoundError,
     Entry,
@@ -48,6 +49,7 @@ class ChunkStore:
         self._config = config
         self._context = context
         self._fingerprint = context.namespace.fingerprint
+        self._manifest = context.namespace.manifest_json()
         self._object_bytes = context.object_bytes
         capacity_bytes = config.capacity_bytes or _MANY_BYTES
         self._step_chunks = max(1, capacity_bytes // (_SHARES * self._object_bytes))
@@ -58,13 +60,15 @@ class ChunkStore:
             lease,
             self._fingerprint,
             config.capacity_bytes,
+            root_fd=lambda: self._root.fd,
             count=lambda: self._root.count(self._object_bytes),
             sweep=self._root.sweep,
             report=context.report_removed,
         )
+        self._times = UseTimes(context.clock, self._account.latest_ns)
 
     def open(self) -> None:
-        """Make what is missing, check that it can be used, sweep, and count what is there.
+        """Sweep, count what is there, make what is missing, and check that it can be used.
 
         Raises:
             ConfigError: the root cannot be used, or not in the way that was asked for.
@@ -72,17 +76,16 @@ class ChunkStore:
         """
         try:
             self._root.open()
-            self._account.open(self._root.fd)
-            context = self._context
-            self._root.prepare(context.namespace.manifest_json(), context.logger)
+            self._account.open()
             self._root.sweep_all(self._account.is_held)
             with (
-                self._root.namespace() as directory,
                 self._account.section(),
                 # Where others, with a larger capacity, are writing more, the stores will see.
                 suppress(TierCapacityError),
             ):
-                self._make_room(directory, 0, None)
+                # Before a directory is made: in a full file system even that needs room.
+                self._make_room(0, self._root.headroom_bytes())
+            self._root.prepare(self._manifest, self._context.logger)
         except OSError as error:
             self.close()
             raise open_error(error, self._config.root) from error
@@ -139,12 +142,12 @@ class ChunkStore:
         """
         verdicts: Verdicts = {}
         surprising = []
-        now_ns = self._now_ns()
+        times_ns = self._times.take(len(batch))
         with self._moving(batch), self._reading(), self._root.namespace() as directory:
-            for order, transfer in enumerate(batch):
+            for transfer, used_ns in zip(batch, times_ns, strict=True):
                 key = transfer.key
                 with self._judged(key, verdicts, "readable"):
-                    directory.read(key, transfer.buffers, now_ns + order)
+                    directory.read(key, transfer.buffers, used_ns)
                 was_there = not isinstance(verdicts.get(key), ChunkNotFoundError)
                 if was_there != (self._chunk(key) in self._account):
                     surprising.append(key)
@@ -179,10 +182,10 @@ class ChunkStore:
         Raises:
             TierError: the file system fails.
         """
-        now_ns = self._now_ns()
+        times_ns = self._times.take(len(keys))
         with self._writing(), self._root.namespace() as directory:
-            for order, key in enumerate(keys):
-                directory.touch(key, now_ns + order)
+            for key, used_ns in zip(keys, times_ns, strict=True):
+                directory.touch(key, used_ns)
 
     def list_shard(self, shard: str) -> list[Entry]:
         """The loadable chunks of one shard of this namespace.
@@ -211,20 +214,19 @@ class ChunkStore:
 
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
-    ) -> dict[OffloadKey, tuple[Transfer, int]]:
-        """What must be written, each with its time of use; the rest is noted as used."""
-        now_ns = self._now_ns()
+    ) -> dict[OffloadKey, Transfer]:
+        """What must be written; the rest is noted as used."""
         missing = {}
         unknown = []
-        for order, transfer in enumerate(batch):
+        for transfer, used_ns in zip(batch, self._times.take(len(batch)), strict=True):
             key = transfer.key
             with self._judged(key, verdicts, "writable"):
                 # A file of the right length is taken for the chunk: one that is damaged inside is
                 # deleted by the SDK when a load finds out, and stored anew.
                 if directory.size(key) != transfer.object_bytes or not directory.touch(
-                    key, now_ns + order
+                    key, used_ns
                 ):
-                    missing[key] = transfer, now_ns + order
+                    missing[key] = transfer
                 elif self._chunk(key) not in self._account:
                     unknown.append(key)
         self._reconcile(directory, unknown)
@@ -233,30 +235,35 @@ class ChunkStore:
     def _write(
         self,
         directory: NamespaceDirectory,
-        missing: Mapping[OffloadKey, tuple[Transfer, int]],
+        missing: Mapping[OffloadKey, Transfer],
         verdicts: Verdicts,
     ) -> None:
         """Reserve room, write, and then give the files their names."""
         reserved: dict[OffloadKey, int] = {}
+        used_ns: dict[OffloadKey, int] = {}
         written: dict[OffloadKey, str] = {}
         try:
-            self._reserve(directory, missing, reserved, verdicts)
+            self._reserve(missing, reserved, verdicts)
+            # Taken only now: the account has heard meanwhile how far the others are.
+            used_ns.update(zip(reserved, self._times.take(len(reserved)), strict=True))
             for key in reserved:
-                transfer, used_ns = missing[key]
                 with self._judged(key, verdicts, "writable"):
-                    written[key] = directory.write(key, transfer.buffers, used_ns)
+                    written[key] = directory.write(key, missing[key].buffers, used_ns[key])
             placed = list(written)
         finally:
             # Even after an error that ends the batch: nothing stays reserved, and no file behind.
             if reserved:
                 counted = {
-                    key: Counted(self._chunk(key), reserved[key], missing[key][1])
-                    for key in written
+                    key: Counted(self._chunk(key), reserved[key], used_ns[key]) for key in written
                 }
                 self._place(directory, written, counted, sum(reserved.values()), verdicts)
         for key in placed:
             with self._judged(key, verdicts, "writable"):
                 directory.sync_name(key)
+        if placed:
+            # Again, where it was removed, or there was no room for it. The chunks matter more.
+            with suppress(OSError):
+                directory.write_manifest(self._manifest)
 
     def _place(
         self,
@@ -281,42 +288,38 @@ class ChunkStore:
 
     def _reserve(
         self,
-        directory: NamespaceDirectory,
-        missing: Mapping[OffloadKey, tuple[Transfer, int]],
+        missing: Mapping[OffloadKey, Transfer],
         reserved: dict[OffloadKey, int],
         verdicts: Verdicts,
     ) -> None:
-        headroom_bytes = self._root.headroom_bytes()
-        with self._account.section():
-            for key, (transfer, _) in missing.items():
+        account = self._account
+        with account.section():
+            headroom_bytes = self._root.headroom_bytes()
+            for key, transfer in missing.items():
+                used_bytes = account.used_bytes
                 with self._judged(key, verdicts, "writable"):
-                    self._make_room(directory, transfer.object_bytes, headroom_bytes)
-                    self._account.reserve(transfer.object_bytes)
+                    self._make_room(transfer.object_bytes, headroom_bytes)
+                    account.reserve(transfer.object_bytes)
                     reserved[key] = transfer.object_bytes
+                if headroom_bytes is not None:
+                    # Not asked again: some file systems free later what is unlinked now.
+                    headroom_bytes += used_bytes - account.used_bytes
 
-    def _make_room(
-        self, own: NamespaceDirectory, need_bytes: int, headroom_bytes: int | None
-    ) -> None:
+    def _make_room(self, need_bytes: int, headroom_bytes: int | None) -> None:
         """Evict, in a section of the account, from the own namespace or others."""
-
-        def last_used_ns(chunk: Chunk) -> int | None:
-            if chunk.fingerprint == self._fingerprint:
-                return own.used_ns(chunk.key)
-            return self._root.last_used_ns(chunk)
-
         account = self._account
         for chunk in account.victims(
-            need_bytes, headroom_bytes, pinned=self._pins.chunks, last_used_ns=last_used_ns
+            need_bytes,
+            headroom_bytes,
+            pinned=self._pins.chunks,
+            last_used_ns=self._root.last_used_ns,
         ):
             account.changing()
             try:
-                if chunk.fingerprint == self._fingerprint:
-                    own.remove(chunk.key)
-                else:
-                    self._root.unlink(chunk)
+                self._root.unlink(chunk)
             except OSError:
                 # The next store tries others first.
-                account.touch(chunk, self._now_ns())
+                account.touch(chunk, self._times.take(1)[0])
                 raise
             account.forget(chunk)
 
@@ -369,6 +372,3 @@ class ChunkStore:
 
     def _chunk(self, key: OffloadKey) -> Chunk:
         return Chunk(self._fingerprint, key)
-
-    def _now_ns(self) -> int:
-        return int(self._context.clock.wall_s() * 1e9)

@@ -32,6 +32,15 @@ def aligned_view(size_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, size_bytes))
 
 
+class SetClock(SystemClock):
+    """The wall clock of a machine that has the wrong time."""
+
+    ahead_s = 0.0
+
+    def wall_s(self) -> float:
+        return super().wall_s() + self.ahead_s
+
+
 class Workbench:
     """Opens tiers below one root and makes what is stored in them."""
 
@@ -42,6 +51,7 @@ class Workbench:
         self.root = root
         self.chunk_bytes = chunk_bytes
         self.facts = {"model": "m", "dtype": "bf16"}
+        self.clock = SetClock()
         self.removed: list[bytes] = []
         self.opened: list[FileTier] = []
 
@@ -69,7 +79,7 @@ class Workbench:
             chunk_bytes=self.chunk_bytes,
             header_bytes=PAGE_BYTES,
             payload_bytes=self.payload_bytes,
-            clock=SystemClock(),
+            clock=self.clock,
             logger=logging.getLogger("kvtier.tier.file"),
             report_removed=self.removed.extend,
         )
@@ -180,6 +190,21 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"tmpfs", bytes(at), b"tmpfs", 0, b"size=2m,mode=700") != 0:
         pytest.skip(f"cannot mount: {os.strerror(ctypes.get_errno())}")
+    yield at
+    subprocess.run(["umount", "-l", at], check=True)
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB in a file: a directory in it takes room, other than in memory."""
+    image, at = tmp_path / "image", tmp_path / "on_disk"
+    image.write_bytes(bytes(4 * 2**20))
+    at.mkdir()
+    try:
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image], check=True)
+        subprocess.run(["mount", "-o", "loop", image, at], check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot mount: {error}")
     yield at
     subprocess.run(["umount", "-l", at], check=True)
 

@@ -107,6 +107,7 @@ class BudgetMachine(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         assert self.budget.used_bytes == sum(one.size_bytes for one in self.stored.values())
         assert len(self.budget) == len(self.stored)
+        assert all(counted.used_ns <= self.budget.latest_ns for counted in self.budget)
         assert all(chunk in self.budget for chunk in self.stored)
         for chunk, size_bytes, used_ns in self.budget:
             stored = self.stored[chunk]

@@ -10,6 +10,8 @@ import pytest
 from kvtier_sdk import TierAuthError, TierCapacityError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
+# What the ledger may grow by before the next store makes room for that too.
+LEDGER_BYTES = 2 * 4096
 
 
 async def test_the_least_recently_used_goes(bench):
@@ -198,6 +200,42 @@ async def test_min_free_is_left_alone(small):
         assert status.f_bavail * status.f_frsize >= 512 * 1024
     assert small.removed == KEYS[: len(small.removed)]
     assert await small.has(tier, KEYS[29], KEYS[0]) == [True, False]
+
+
+async def fill(bench, tier):
+    """Store until something had to go for it."""
+    for index in range(10**6):
+        if bench.removed:
+            bench.removed.clear()
+            return
+        assert await bench.put(tier, b"old%d" % index) == [None]
+
+
+def free_bytes(bench):
+    status = os.statvfs(bench.root)
+    return status.f_bavail * status.f_frsize
+
+
+async def test_a_batch_evicts_for_min_free_what_it_needs_and_no_more(small):
+    tier = await small.open(min_free="512KiB")
+    await fill(small, tier)
+    assert await small.put(tier, *KEYS[:5]) == [None] * 5
+    # One more where the ledger has grown.
+    assert len(small.removed) in {5, 6}
+    assert free_bytes(small) >= 512 * 1024 - LEDGER_BYTES
+
+
+async def test_batches_at_once_evict_for_min_free_no_more_than_is_under_way(small):
+    """What one has written and not placed yet counts twice for the next, but once only."""
+    small.chunk_bytes = 3 * 4096
+    tier = await small.open(min_free="512KiB")
+    await fill(small, tier)
+    for start in range(0, 60, 20):
+        batches = [KEYS[start + n : start + n + 5] for n in range(0, 20, 5)]
+        verdicts = await asyncio.gather(*(small.put(tier, *batch) for batch in batches))
+        assert verdicts == [[None] * 5] * 4
+        assert free_bytes(small) >= 512 * 1024 - LEDGER_BYTES
+    assert len(small.removed) <= 60 + 20
 
 
 async def test_min_free_as_a_share(small):

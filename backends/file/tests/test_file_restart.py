@@ -44,6 +44,41 @@ async def test_recency_survives(bench):
     assert await bench.has(tier, *KEYS[:4]) == [True, False, False, False]
 
 
+@pytest.mark.parametrize("step_s", [-86400, -1, 86400])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_clock_that_is_set_turns_no_order_round(bench, step_s, restart):
+    capacity = 4 * bench.object_bytes
+    tier = await bench.open(capacity=capacity)
+    await bench.put(tier, *KEYS[:4])
+    await bench.loads(tier, KEYS[3])
+    bench.clock.ahead_s = step_s
+    if restart:
+        await bench.close()
+        tier = await bench.open(capacity=capacity)
+    await bench.loads(tier, KEYS[0])
+    await tier.touch([KEYS[2]])
+    await bench.put(tier, KEYS[4], KEYS[5])
+    await bench.put(tier, KEYS[0])
+    await bench.put(tier, KEYS[6])
+    # The order of use is now 4, 5, 0, 6.
+    assert bench.removed == [KEYS[1], KEYS[3], KEYS[2]]
+    await bench.put(tier, KEYS[7], KEYS[8])
+    assert bench.removed[3:] == [KEYS[4], KEYS[5]]
+
+
+@pytest.mark.parametrize("used_ns", [2**62, 2**63 - 1, 2**63, -1])
+async def test_a_file_with_an_impossible_time_goes_first(bench, used_ns):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:4])
+    file = bench.file(KEYS[2])
+    os.utime(file, ns=(used_ns, used_ns))
+    assert file.stat().st_mtime_ns == used_ns
+    await bench.close()
+    tier = await bench.open(capacity=4 * bench.object_bytes)
+    assert await bench.put(tier, *KEYS[4:6]) == [None] * 2
+    assert bench.removed == [KEYS[2], KEYS[0]]
+
+
 async def test_usage_survives_and_a_wrong_length_does_not(bench):
     tier = await bench.open()
     await bench.put(tier, *KEYS[:4])

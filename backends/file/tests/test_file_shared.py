@@ -16,7 +16,7 @@ import pytest
 from kvtier_file import account
 from kvtier_file.control import ControlFile
 from kvtier_file.root import Root
-from kvtier_sdk import TierCapacityError, Usage
+from kvtier_sdk import ChunkNotFoundError, TierCapacityError, TierError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
 
@@ -87,6 +87,58 @@ async def test_what_another_used_stays(pair, use):
     assert await other.has(second, *KEYS[:4]) == [True, False, True, True]
     await other.put(second, KEYS[4])
     assert await other.has(second, *KEYS[:5]) == [True, False, False, True, True]
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+async def test_what_a_process_with_another_time_stores_is_neither_first_nor_last_to_go(
+    pair, ahead_s
+):
+    one, other = pair
+    one.clock.ahead_s = ahead_s
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    for index in range(0, 40, 4):
+        await one.put(first, KEYS[index])
+        await other.put(second, *KEYS[index + 1 : index + 3])
+        assert await one.loads(first, KEYS[index + 1])
+        await one.put(first, KEYS[index + 3])
+    # All of the last round.
+    assert await other.has(second, *KEYS[:40]) == [False] * 36 + [True] * 4
+    assert await one.loads(first, KEYS[36])
+    await other.put(second, KEYS[40], KEYS[41])
+    assert await other.has(second, *KEYS[36:42]) == [True, False, False, True, True, True]
+
+
+async def test_who_knows_nothing_of_the_future_loses_nothing_to_it(pair):
+    one, other = pair
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await other.put(second, *KEYS[:4])
+    one.clock.ahead_s = 86400
+    assert await one.loads(first, KEYS[0])
+    await one.put(first, KEYS[4])
+    # Its time was taken after it had learned of the other's.
+    await other.put(second, KEYS[5])
+    assert await other.has(second, *KEYS[:6]) == [True, False, False, True, True, True]
+    await other.put(second, KEYS[6], KEYS[7])
+    assert await other.has(second, *KEYS[3:8]) == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize("use", ["load", "touch"])
+async def test_a_use_by_a_clock_that_is_behind_makes_nothing_older(pair, use):
+    one, other = pair
+    one.clock.ahead_s = -3600
+    first, second = await one.open(), await other.open()
+    await other.put(second, *KEYS[:4])
+    if use == "load":
+        assert await one.loads(first, KEYS[1])
+    else:
+        await first.touch([KEYS[1]])
+    await one.close()
+    await other.close()
+    second = await other.open(capacity=4 * other.object_bytes)
+    await other.put(second, KEYS[4])
+    assert other.removed == [KEYS[0]]
 
 
 async def test_each_hears_of_all_removals_once(pair):
@@ -315,6 +367,70 @@ async def test_shared_files_removed_by_hand_are_made_and_joined_anew(pair, lost)
     assert await first.usage() == await second.usage() == Usage(4, capacity, capacity)
     assert len(read_control(one).promises) == len(os.listdir(one.root / ".shared" / "leases")) == 2
     assert_settled(one)
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+@pytest.mark.parametrize("first_call", ["lookup", "load", "store", "touch", "usage"])
+async def test_a_root_removed_by_hand_is_made_and_joined_anew(pair, first_call, made_again):
+    one, other = pair
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await one.put(first, *KEYS[:2])
+    shutil.rmtree(one.root)
+    if made_again:
+        one.root.mkdir()
+    if first_call == "lookup":
+        assert await one.has(first, *KEYS[:2]) == [False, False]
+    elif first_call == "load":
+        (verdict,) = await first.load([one.empty(KEYS[0])])
+        assert isinstance(verdict, ChunkNotFoundError)
+    elif first_call == "store":
+        assert await one.put(first, KEYS[0]) == [None]
+        await first.delete([KEYS[0]])
+    elif first_call == "touch":
+        await first.touch([KEYS[0]])
+    assert await first.usage() == Usage(0, 0, capacity)
+    assert set(one.removed) == set(KEYS[:2])
+    await one.put(first, *KEYS[2:5])
+    await other.put(second, *KEYS[5:8])
+    assert one.stored_bytes() == capacity
+    assert (one.directory / "manifest.json").exists()
+    assert await one.loads(first, KEYS[7])
+    assert await first.usage() == await second.usage() == Usage(4, capacity, capacity)
+    assert len(read_control(one).promises) == len(os.listdir(one.root / ".shared" / "leases")) == 2
+    assert_settled(one)
+
+
+@pytest.mark.parametrize("obstacle", ["no parent", "a file"])
+async def test_a_root_that_cannot_be_made_again_is_an_outage_until_it_can(bench, obstacle):
+    parent = bench.root
+    bench.root = parent / "kv"
+    tier = await bench.open()
+    shutil.rmtree(parent)
+    if obstacle == "a file":
+        parent.mkdir()
+        bench.root.write_bytes(b"mine")
+    for _ in range(2):
+        with pytest.raises(TierError):
+            await bench.put(tier, KEYS[0])
+        with pytest.raises(TierError):
+            await bench.has(tier, KEYS[0])
+    if obstacle == "a file":
+        bench.root.unlink()
+    else:
+        assert not parent.exists()
+        parent.mkdir()
+    assert await bench.put(tier, KEYS[0]) == [None]
+    assert await bench.loads(tier, KEYS[0])
+
+
+async def test_a_root_removed_again_and_again_costs_no_descriptor(bench):
+    tier = await bench.open()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for key in KEYS[:5]:
+        shutil.rmtree(bench.root)
+        assert await bench.put(tier, key) == [None]
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 async def test_joining_anew_that_fails_is_tried_again(bench, monkeypatch):

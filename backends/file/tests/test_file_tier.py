@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,50 @@ async def test_a_full_file_system(small):
     assert await small.loads(await small.open(), *stored)
 
 
+def fill_up(at: Path) -> None:
+    """Somebody else leaves not a page."""
+    with suppress(OSError), open(at / "log", "ab", buffering=0) as log:
+        while log.write(bytes(4096)):
+            pass
+
+
+@pytest.fixture(params=["mounted", "on_disk"])
+def crowded_at(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+async def crowded(bench, crowded_at):
+    """A bench on a file system that chunks of another namespace and a log have filled."""
+    bench.root, bench.chunk_bytes = crowded_at / "kv", 31 * 4096
+    await bench.put(await bench.open(), *KEYS[:5])
+    await bench.close()
+    fill_up(crowded_at)
+    bench.facts = {"model": "new"}
+    return bench
+
+
+async def test_a_new_namespace_in_a_full_file_system_makes_room_first(crowded):
+    tier = await crowded.open(min_free="5%")
+    assert (crowded.directory / "manifest.json").exists()
+    assert await crowded.has(tier, KEYS[0]) == [False]
+    assert await crowded.put(tier, *KEYS[5:7]) == [None] * 2
+    assert await crowded.loads(tier, *KEYS[5:7])
+
+
+@pytest.mark.parametrize("options", [{"min_free": 0}, {"min_free": "1MiB"}, {"direct_io": "on"}])
+async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded, options):
+    tier = await crowded.open(**options)
+    with suppress(TierCapacityError):  # where there is no room for its directories either
+        (verdict,) = await crowded.put(tier, KEYS[5])
+        assert type(verdict) is TierCapacityError
+    assert not (crowded.directory / "manifest.json").exists()
+    os.truncate(crowded.root.parent / "log", 0)
+    assert await crowded.put(tier, KEYS[5]) == [None]
+    assert await crowded.loads(tier, KEYS[5])
+    assert (crowded.directory / "manifest.json").exists()
+
+
 async def test_a_failed_read_is_an_outage_not_a_miss(bench, monkeypatch):
     tier = await bench.open()
     await bench.put(tier, *KEYS[:2])
@@ -392,6 +437,7 @@ async def test_a_directory_removed_by_hand_is_made_again(bench):
     assert sorted(bench.removed) == sorted(KEYS[:2])
     assert await bench.put(tier, KEYS[2]) == [None]
     assert await bench.loads(tier, KEYS[2])
+    assert (bench.directory / "manifest.json").exists()
     assert await tier.usage() == Usage(1, bench.object_bytes, None)
 
 
