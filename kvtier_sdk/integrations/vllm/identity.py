@@ -7,8 +7,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.platforms import current_platform
-
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.namespace import Namespace
 
@@ -75,7 +73,9 @@ def _engine_facts(
     parallel = config.parallel
     return {
         "engine": f"vllm {compat.release()}",
-        "device": str(current_platform.device_type),
+        **compat.device_facts(
+            config.model.dtype, [group.tokens_per_block for group in config.groups]
+        ),
         "model": config.model.name,
         "model_revision": revision or _revision(config.model.name),
         "dtype": str(config.model.dtype),
