@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ with warnings.catch_warnings():
     from support.vllm_config import CHUNK_BYTES, make_config
     from vllm.platforms import current_platform
     from vllm.v1.kv_offload.config import OffloadingConfig
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-    from kvtier_sdk.integrations.vllm.identity import Identity
+    from kvtier_sdk.integrations.vllm import plugin
+    from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, Identity
 
 
 def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) -> None:
@@ -32,7 +35,8 @@ def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) ->
 
 
 def facts_of(config: OffloadingConfig) -> dict[str, Any]:
-    return dict(Identity(config, chunk_bytes=CHUNK_BYTES).namespace.facts)
+    identity = Identity(config, chunk_bytes=CHUNK_BYTES, slot_layout=OUR_SLOTS)
+    return dict(identity.namespace.facts)
 
 
 def config_of(dtype: str) -> OffloadingConfig:
@@ -86,3 +90,46 @@ def test_platforms_that_torch_calls_alike_do_not_share(monkeypatch: pytest.Monke
     monkeypatch.setenv("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "1")
     facts.append(facts_of(config_of("bfloat16")))
     assert facts[0] != facts[1] != facts[2]
+
+
+#: By who copies: vLLM's spec with our tiers, ours for CPUs, and our manager.
+WAYS: dict[str, dict[str, Any]] = {
+    "a": {"spec_name": "TieringOffloadingSpec"},
+    "a on CPUs": {"spec_name": "KVTierCPUTieringSpec"},
+    "b": {"spec_name": "KVTierOffloadingSpec"},
+    "b with our copies": {"spec_name": "KVTierOffloadingSpec", "copies": "kvtier"},
+}
+
+
+def namespace_of(way: str, root: Path) -> str:
+    """The fingerprint under which an engine's file tier is opened."""
+    tier = {"type": "kvtier", "backend": "file", "root": str(root)}
+    config = make_config([tier], cpu_bytes_to_use=8 * CHUNK_BYTES, **WAYS[way])
+    plugin.register()
+    OffloadingSpecFactory.create_spec(config).get_manager().shutdown()
+    (manifest,) = root.rglob("manifest.json")
+    fingerprint: str = json.loads(manifest.read_text())["fingerprint"]
+    return fingerprint
+
+
+@pytest.mark.parametrize(
+    ("platform", "ways", "shared"),
+    [
+        ("cpu", ("a on CPUs", "b"), True),
+        ("cpu", ("b", "b with our copies"), True),
+        ("cuda", ("a", "b"), True),
+        ("cuda", ("a", "a on CPUs"), True),
+        ("cuda", ("b", "b with our copies"), False),
+        ("cuda", ("a", "b with our copies"), False),
+    ],
+)
+def test_engines_share_where_one_worker_fills_their_slots(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    platform: str,
+    ways: tuple[str, str],
+    shared: bool,
+) -> None:
+    on_platform(monkeypatch, platform, platform)
+    one, other = (namespace_of(way, tmp_path / way) for way in ways)
+    assert (one == other) is shared

@@ -13,6 +13,10 @@ from kvtier_sdk.namespace import Namespace
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.config import OffloadingConfig
 
+#: Where in its part of a slot a worker puts a group's tensors. vLLM's has a place for each tensor
+#: of the cache, padding included; ours puts those of the group one behind the other, without.
+THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
+
 _log = logging.getLogger("kvtier.vllm")
 
 #: Of a local model, what tells one revision from another without reading the weights.
@@ -32,13 +36,24 @@ class Identity:
     Args:
         config: vLLM's description of the engine.
         chunk_bytes: payload of a slot.
+        slot_layout: whose worker fills the slots.
         revision: of the model, where the operator names it.
     """
 
     def __init__(
-        self, config: OffloadingConfig, *, chunk_bytes: int, revision: str | None = None
+        self,
+        config: OffloadingConfig,
+        *,
+        chunk_bytes: int,
+        slot_layout: str,
+        revision: str | None = None,
     ) -> None:
-        self._facts = _engine_facts(config, chunk_bytes, revision)
+        self._facts = {
+            **_engine_facts(config),
+            "model_revision": revision or _revision(config.model.name),
+            "chunk_bytes": chunk_bytes,
+            "slot_layout": slot_layout,
+        }
         self._settled = False
         self.namespace = self._with_hash(*compat.expected_hash())
 
@@ -67,9 +82,7 @@ class Identity:
         return Namespace({**self._facts, "hash_algorithm": algorithm, "hash_seed": seed.hex()})
 
 
-def _engine_facts(
-    config: OffloadingConfig, chunk_bytes: int, revision: str | None
-) -> dict[str, object]:
+def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
     parallel = config.parallel
     return {
         "engine": f"vllm {compat.release()}",
@@ -77,7 +90,6 @@ def _engine_facts(
             config.model.dtype, [group.tokens_per_block for group in config.groups]
         ),
         "model": config.model.name,
-        "model_revision": revision or _revision(config.model.name),
         "dtype": str(config.model.dtype),
         "kv_layout": config.kv_cache_layout,
         "canonical_layout": config.canonical_layout,
@@ -94,7 +106,6 @@ def _engine_facts(
         ],
         "tokens_per_hash": config.cache.tokens_per_hash,
         "blocks_per_chunk": config.cache.blocks_per_chunk,
-        "chunk_bytes": chunk_bytes,
     }
 
 

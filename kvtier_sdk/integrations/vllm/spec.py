@@ -15,7 +15,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.host_memory import total_memory_bytes
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.copies import worker_over_pool
-from kvtier_sdk.integrations.vllm.identity import Identity
+from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS, Identity
 from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import metric_definitions
@@ -125,6 +125,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         identity = Identity(
             self.config,
             chunk_bytes=pool.chunk_bytes,
+            slot_layout=THEIR_SLOTS if self._theirs else OUR_SLOTS,
             revision=self._options.engine.model_revision,
         )
 
