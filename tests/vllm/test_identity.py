@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     from vllm.v1.kv_offload.config import OffloadingConfig
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
+    from kvtier_sdk import ConfigError
     from kvtier_sdk.integrations.vllm import plugin
     from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, Identity
 
@@ -34,8 +35,8 @@ def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) ->
         )
 
 
-def facts_of(config: OffloadingConfig) -> dict[str, Any]:
-    identity = Identity(config, chunk_bytes=CHUNK_BYTES, slot_layout=OUR_SLOTS)
+def facts_of(config: OffloadingConfig, revision: str | None = None) -> dict[str, Any]:
+    identity = Identity(config, chunk_bytes=CHUNK_BYTES, slot_layout=OUR_SLOTS, revision=revision)
     return dict(identity.namespace.facts)
 
 
@@ -90,6 +91,14 @@ def test_platforms_that_torch_calls_alike_do_not_share(monkeypatch: pytest.Monke
     monkeypatch.setenv("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "1")
     facts.append(facts_of(config_of("bfloat16")))
     assert facts[0] != facts[1] != facts[2]
+
+
+def test_a_model_of_the_hub_that_cannot_be_told_from_others_needs_a_revision() -> None:
+    config = config_of("float32")
+    config = replace(config, model=replace(config.model, name="none/such"))
+    with pytest.raises(ConfigError, match="option 'model_revision' is missing"):
+        facts_of(config)
+    assert facts_of(config, revision="v2")["model_revision"] == "v2"
 
 
 #: By who copies: vLLM's spec with our tiers, ours for CPUs, and our manager.

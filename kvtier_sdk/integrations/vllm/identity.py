@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from huggingface_hub.constants import HF_HUB_CACHE
 
 from kvtier_sdk.integrations.vllm import compat
+from kvtier_sdk.integrations.vllm.model_revision import find_revision
 from kvtier_sdk.namespace import Namespace
 
 if TYPE_CHECKING:
@@ -18,9 +20,6 @@ if TYPE_CHECKING:
 THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
 
 _log = logging.getLogger("kvtier.vllm")
-
-#: Of a local model, what tells one revision from another without reading the weights.
-_MODEL_FILES = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 class Identity:
@@ -38,6 +37,9 @@ class Identity:
         chunk_bytes: payload of a slot.
         slot_layout: whose worker fills the slots.
         revision: of the model, where the operator names it.
+
+    Raises:
+        ConfigError: he does not, and it cannot be told.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Identity:
     ) -> None:
         self._facts = {
             **_engine_facts(config),
-            "model_revision": revision or _revision(config.model.name),
+            "model_revision": revision or find_revision(config.model.name, Path(HF_HUB_CACHE)),
             "chunk_bytes": chunk_bytes,
             "slot_layout": slot_layout,
         }
@@ -107,31 +109,3 @@ def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
         "tokens_per_hash": config.cache.tokens_per_hash,
         "blocks_per_chunk": config.cache.blocks_per_chunk,
     }
-
-
-def _revision(model: str) -> str | None:
-    """The revision of a model, by its directory or by the snapshot in the cache."""
-    folder = Path(model)
-    if folder.is_dir():
-        digest = hashlib.sha256()
-        for name in _MODEL_FILES:
-            if (folder / name).is_file():
-                digest.update(name.encode() + (folder / name).read_bytes())
-        return digest.hexdigest()[:16]
-    path = _cached_config(model)
-    return Path(path).parent.name if isinstance(path, str) else None
-
-
-def _cached_config(model: str) -> Any:
-    """Where the model's config lies in the cache of the Hugging Face hub, if it does."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        return try_to_load_from_cache(model, "config.json")
-    except Exception as error:
-        _log.warning(
-            "the revision of model %s could not be found out (%s); set 'model_revision'",
-            model,
-            error,
-        )
-        return None
