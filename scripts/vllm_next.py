@@ -17,7 +17,8 @@ from pathlib import Path
 
 NEXT, RELEASE = "vllm==0.33.0", "0.33"
 #: Those that need no engine.
-TESTS = [f"tests/vllm/test_{name}.py" for name in ("plugin", "interface", "secondary_tier")]
+NAMES = ("plugin", "interface", "identity", "secondary_tier")
+TESTS = [f"tests/vllm/test_{name}.py" for name in NAMES]
 
 
 def unpack(environment: Path) -> Path:

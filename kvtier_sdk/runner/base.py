@@ -24,6 +24,10 @@ class PoolMemory(SlotMemory, Protocol):
     """The same where a process of its own may be the runner: it maps the whole by descriptor."""
 
     @property
+    def slots(self) -> int:
+        """How many there are."""
+
+    @property
     def layout(self) -> PoolLayout:
         """Where what lies."""
 

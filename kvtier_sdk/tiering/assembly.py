@@ -11,6 +11,7 @@ from kvtier_sdk.host_memory import total_memory_bytes
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.registry import load_policy
+from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.tiering.config import TieringConfig
 from kvtier_sdk.tiering.manager import TieringManager
@@ -73,7 +74,7 @@ def check_pool(
 
 @contextmanager
 def open_manager(
-    pool: HostPool,
+    pool: PoolMemory,
     tiers: TieringConfig | Sequence[TierSpec | str],
     namespace: Namespace,
     *,

@@ -11,10 +11,9 @@ from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, TierStats
-from kvtier_sdk.pool import HostPool
 from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
 from kvtier_sdk.registry import load_store_policy
-from kvtier_sdk.runner import TierRunner
+from kvtier_sdk.runner import PoolMemory, TierRunner
 from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
@@ -59,7 +58,7 @@ class TieringManager:
 
     def __init__(
         self,
-        pool: HostPool,
+        pool: PoolMemory,
         *,
         policy: EvictionPolicy,
         clock: Clock,

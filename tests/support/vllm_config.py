@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from vllm.v1.kv_offload.base import make_offload_key
@@ -31,7 +32,7 @@ def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
             **extra,
         },
         engine_id=f"test-{id(tiers)}",
-        model=OffloadingModelConfig(name="none/such", dtype="float32"),
+        model=OffloadingModelConfig(name=str(Path(__file__).parent), dtype="float32"),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
         parallel=OffloadingParallelConfig(
             **{

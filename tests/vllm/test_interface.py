@@ -16,6 +16,7 @@ import pytest
 with warnings.catch_warnings():
     # What vLLM and torch warn of when they are imported is not ours to mend.
     warnings.simplefilter("ignore")
+    import torch
     from support.vllm_config import KEYS, make_config
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
@@ -24,6 +25,7 @@ with warnings.catch_warnings():
     from vllm.v1.kv_offload.tiering import base as tiering_base
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+    from kvtier_sdk import ConfigError
     from kvtier_sdk.integrations import vllm as ours
     from kvtier_sdk.integrations.vllm import compat
     from kvtier_sdk.integrations.vllm.copies import KVTierOffloadingWorker
@@ -51,6 +53,19 @@ def test_nothing_abstract_is_left_and_every_call_of_theirs_fits(
         accepted = inspect.signature(getattr(our_class, name)).parameters
         for parameter in inspect.signature(method).parameters:
             assert parameter in accepted, f"{our_class.__name__}.{name} takes no {parameter!r}"
+
+
+def test_a_cache_that_cannot_be_described_gives_the_slots_back() -> None:
+    nothing = torch.zeros(4, 0, dtype=torch.int8)
+    caches = base.CanonicalKVCaches(
+        [base.CanonicalKVCacheTensor(nothing, 0)], [[base.CanonicalKVCacheRef(0, 0)]]
+    )
+    given_back = []
+    with pytest.raises(ConfigError, match="has no bytes"):
+        KVTierOffloadingWorker(
+            caches, np.zeros((4, 64), np.uint8), 1, lambda: given_back.append(True)
+        )
+    assert given_back == [True]
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import platform
+from collections.abc import Iterable
 
 import vllm
+from vllm import envs
+from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
@@ -51,6 +56,53 @@ def register_tier(tier_type: str, module: str, class_name: str) -> None:
     # name twice is an error.
     if tier_type not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier(tier_type, module, class_name)
+
+
+def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
+    """What about this host decides how keys and values lie within a block.
+
+    The name of vLLM's KV layout says nothing of the inside that a kernel gives a block: on a CPU
+    it is packed for the instruction set that is found, at the same size.
+
+    Args:
+        dtype: of the KV cache, as vLLM names it.
+        block_sizes: tokens of a block, of each group.
+
+    Returns:
+        Facts of a namespace: ``device`` and ``kv_packing``.
+    """
+    packing: object = None
+    if current_platform.is_cpu():
+        packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]
+    elif current_platform.is_rocm():
+        packing = {"shuffled": bool(getattr(envs, "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", False))}
+    # The type of a ROCm device is "cuda" too.
+    device = getattr(current_platform, "device_name", current_platform.device_type)
+    return {"device": str(device), "kv_packing": packing}
+
+
+def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
+    """vLLM's own choice, or all that it could have made it by."""
+    # A quantised cache is packed by the type of the model, which is not known here: the one that
+    # is packed in more than one way.
+    kind = STR_DTYPE_TO_TORCH_DTYPE[dtype if dtype in ("float16", "float32") else "bfloat16"]
+    try:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        # The size of a head, which the model decides, is left out.
+        return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
+    except (ImportError, TypeError):
+        return _instruction_sets()
+
+
+def _instruction_sets() -> list[str]:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            # On x86 and on ARM.
+            if name.strip() in ("flags", "Features"):
+                return sorted(value.split())
+    return []
 
 
 def expected_hash() -> tuple[str, bytes]:

@@ -21,7 +21,7 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
         kv_caches: the device's tensors, as vLLM describes them.
         slots: this worker's part of every slot, of shape (slots, bytes).
         blocks_per_chunk: how many blocks make a chunk.
-        on_shutdown: called last, when no copy runs any more.
+        on_shutdown: called last, when no copy runs any more; also where this raises.
 
     Raises:
         ConfigError: there is no worker for this device or these tensors.
@@ -34,18 +34,9 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
         blocks_per_chunk: int,
         on_shutdown: Callable[[], None],
     ) -> None:
-        tensors = [cache.tensor for cache in kv_caches.tensors]
-        groups = [
-            # A page may be padded on the device; the padding stays there.
-            KVGroup(
-                [KVTensor(tensors[ref.tensor_idx][:, : ref.page_size_bytes]) for ref in refs],
-                blocks_per_chunk,
-            )
-            for refs in kv_caches.group_data_refs
-        ]
         self._on_shutdown = on_shutdown
         try:
-            self._worker = OffloadWorker(groups, slots)
+            self._worker = OffloadWorker(_groups(kv_caches, blocks_per_chunk), slots)
         except BaseException:
             on_shutdown()
             raise
@@ -114,6 +105,18 @@ def worker_over_pool(
     """
     slots = pool.part(pool.worker or 0, "device copies")
     return KVTierOffloadingWorker(kv_caches, slots, blocks_per_chunk, pool.close)
+
+
+def _groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup]:
+    tensors = [cache.tensor for cache in kv_caches.tensors]
+    return [
+        # A page may be padded on the device; the padding stays there.
+        KVGroup(
+            [KVTensor(tensors[ref.tensor_idx][:, : ref.page_size_bytes]) for ref in refs],
+            blocks_per_chunk,
+        )
+        for refs in kv_caches.group_data_refs
+    ]
 
 
 def _device_blocks(spec: GPULoadStoreSpec) -> DeviceBlocks:

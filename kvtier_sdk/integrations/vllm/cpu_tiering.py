@@ -10,6 +10,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.copies import worker_over_region
+from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
@@ -19,6 +20,11 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
     """``TieringOffloadingSpec`` with a worker for CPU-only engines; elsewhere it is the same."""
 
     _worker: OffloadingWorker | None
+
+    @property
+    def slot_layout(self) -> str:
+        """Whose worker fills the slots; our tiers ask for it."""
+        return OUR_SLOTS if current_platform.is_cpu() else THEIR_SLOTS
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if not current_platform.is_cpu():

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vllm.platforms import current_platform
+from huggingface_hub.constants import HF_HUB_CACHE
 
 from kvtier_sdk.integrations.vllm import compat
+from kvtier_sdk.integrations.vllm.model_revision import find_revision
 from kvtier_sdk.namespace import Namespace
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.config import OffloadingConfig
 
-_log = logging.getLogger("kvtier.vllm")
+#: Where in its part of a slot a worker puts a group's tensors. vLLM's has a place for each tensor
+#: of the cache, padding included; ours puts those of the group one behind the other, without.
+THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
 
-#: Of a local model, what tells one revision from another without reading the weights.
-_MODEL_FILES = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+_log = logging.getLogger("kvtier.vllm")
 
 
 class Identity:
@@ -34,13 +35,27 @@ class Identity:
     Args:
         config: vLLM's description of the engine.
         chunk_bytes: payload of a slot.
+        slot_layout: whose worker fills the slots.
         revision: of the model, where the operator names it.
+
+    Raises:
+        ConfigError: he does not, and it cannot be told.
     """
 
     def __init__(
-        self, config: OffloadingConfig, *, chunk_bytes: int, revision: str | None = None
+        self,
+        config: OffloadingConfig,
+        *,
+        chunk_bytes: int,
+        slot_layout: str,
+        revision: str | None = None,
     ) -> None:
-        self._facts = _engine_facts(config, chunk_bytes, revision)
+        self._facts = {
+            **_engine_facts(config),
+            "model_revision": revision or find_revision(config.model.name, Path(HF_HUB_CACHE)),
+            "chunk_bytes": chunk_bytes,
+            "slot_layout": slot_layout,
+        }
         self._settled = False
         self.namespace = self._with_hash(*compat.expected_hash())
 
@@ -69,15 +84,14 @@ class Identity:
         return Namespace({**self._facts, "hash_algorithm": algorithm, "hash_seed": seed.hex()})
 
 
-def _engine_facts(
-    config: OffloadingConfig, chunk_bytes: int, revision: str | None
-) -> dict[str, object]:
+def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
     parallel = config.parallel
     return {
         "engine": f"vllm {compat.release()}",
-        "device": str(current_platform.device_type),
+        **compat.device_facts(
+            config.model.dtype, [group.tokens_per_block for group in config.groups]
+        ),
         "model": config.model.name,
-        "model_revision": revision or _revision(config.model.name),
         "dtype": str(config.model.dtype),
         "kv_layout": config.kv_cache_layout,
         "canonical_layout": config.canonical_layout,
@@ -94,33 +108,4 @@ def _engine_facts(
         ],
         "tokens_per_hash": config.cache.tokens_per_hash,
         "blocks_per_chunk": config.cache.blocks_per_chunk,
-        "chunk_bytes": chunk_bytes,
     }
-
-
-def _revision(model: str) -> str | None:
-    """The revision of a model, by its directory or by the snapshot in the cache."""
-    folder = Path(model)
-    if folder.is_dir():
-        digest = hashlib.sha256()
-        for name in _MODEL_FILES:
-            if (folder / name).is_file():
-                digest.update(name.encode() + (folder / name).read_bytes())
-        return digest.hexdigest()[:16]
-    path = _cached_config(model)
-    return Path(path).parent.name if isinstance(path, str) else None
-
-
-def _cached_config(model: str) -> Any:
-    """Where the model's config lies in the cache of the Hugging Face hub, if it does."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        return try_to_load_from_cache(model, "config.json")
-    except Exception as error:
-        _log.warning(
-            "the revision of model %s could not be found out (%s); set 'model_revision'",
-            model,
-            error,
-        )
-        return None

@@ -22,7 +22,7 @@ from kvtier_sdk.clock import Clock, SystemClock
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.integrations.vllm import compat
-from kvtier_sdk.integrations.vllm.identity import Identity
+from kvtier_sdk.integrations.vllm.identity import THEIR_SLOTS, Identity
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import StatsFeed, metric_definitions
 from kvtier_sdk.integrations.vllm.options import GuestEntry
@@ -132,6 +132,7 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._identity = Identity(
             offloading_spec.config,
             chunk_bytes=self._slots.chunk_bytes,
+            slot_layout=getattr(offloading_spec, "slot_layout", THEIR_SLOTS),
             revision=entry.options.model_revision,
         )
         self._clock: Clock = SystemClock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingSpec
@@ -15,7 +15,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.host_memory import total_memory_bytes
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.copies import worker_over_pool
-from kvtier_sdk.integrations.vllm.identity import Identity
+from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS, Identity
 from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import metric_definitions
@@ -120,11 +120,12 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         # A number is bytes, a share of the memory a fraction.
         return size if isinstance(size, int) else int(size * total_memory_bytes())
 
-    def _make_manager(self, pool: HostPool) -> KVTierOffloadingManager:
+    def _make_manager(self, pool: HostPool | EngineSlots) -> KVTierOffloadingManager:
         config = self._options.config
         identity = Identity(
             self.config,
             chunk_bytes=pool.chunk_bytes,
+            slot_layout=THEIR_SLOTS if self._theirs else OUR_SLOTS,
             revision=self._options.engine.model_revision,
         )
 
@@ -144,12 +145,11 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             steps_in_flight=self.config.parallel.pp_size + 1,
         )
 
-    def _scheduler_pool(self) -> HostPool:
+    def _scheduler_pool(self) -> HostPool | EngineSlots:
         if not self._theirs:
             return HostPool.join(self.config.engine_id, self._layout)
         region = self._region(rank=None)
-        # As far as the manager and the tiers need one, it is a pool.
-        return cast(HostPool, EngineSlots(region.create_kv_memoryview(), region.cleanup))
+        return EngineSlots(region.create_kv_memoryview(), region.cleanup)
 
     def _their_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         region = self._region(rank=0 if self.replicated_layout else self.config.parallel.rank)

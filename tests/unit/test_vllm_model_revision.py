@@ -1,0 +1,142 @@
+"""Which revision of a model an engine serves, as far as its files tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtier_sdk import ConfigError
+from kvtier_sdk.integrations.vllm.model_revision import find_revision
+
+WEIGHTS = np.random.default_rng(1).integers(0, 256, 3 * 2**20, dtype=np.uint8)
+NAME = "acme/llama"
+MAIN, OTHER = "a" * 40, "b" * 40
+
+
+def make_model(folder: Path, weights: bytes = WEIGHTS.tobytes()) -> Path:
+    """A model in a directory, as it is after a training."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model-00001-of-00001.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_it_is_the_same_wherever_the_files_are_and_whatever_lies_beside_them(
+    tmp_path: Path,
+) -> None:
+    first = find_revision(str(make_model(tmp_path / "one")), tmp_path)
+    other = make_model(tmp_path / "other")
+    (other / "README.md").write_text("about it")
+    (other / "original").mkdir()
+    assert find_revision(str(other), tmp_path) == first
+
+
+@pytest.mark.parametrize("part", ["head", "middle", "tail"])
+def test_a_tenth_of_the_weights_trained_on_is_another_revision(tmp_path: Path, part: str) -> None:
+    tenth = len(WEIGHTS) // 10
+    start = {"head": 0, "middle": 5 * tenth, "tail": 9 * tenth}[part]
+    trained = WEIGHTS.copy()
+    trained[start : start + tenth] ^= 1
+    folders = make_model(tmp_path / "A"), make_model(tmp_path / "B", trained.tobytes())
+    link = tmp_path / "current"
+    revisions = set()
+    for folder in folders:
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder)
+        revisions.add(find_revision(str(link), tmp_path))
+    assert len(revisions) == 2
+
+
+def test_weights_cut_short_are_another_revision(tmp_path: Path) -> None:
+    one = make_model(tmp_path / "one", bytes(9000))
+    other = make_model(tmp_path / "other", bytes(8999))
+    assert find_revision(str(one), tmp_path) != find_revision(str(other), tmp_path)
+
+
+def test_another_config_is_another_revision(tmp_path: Path) -> None:
+    one, other = make_model(tmp_path / "one"), make_model(tmp_path / "other")
+    (other / "config.json").write_text('{"rope_theta": 1}')
+    assert find_revision(str(one), tmp_path) != find_revision(str(other), tmp_path)
+
+
+def test_a_model_of_one_file(tmp_path: Path) -> None:
+    files = [tmp_path / "a.gguf", tmp_path / "b" / "a.gguf"]
+    files[1].parent.mkdir()
+    for number, file in enumerate(files):
+        file.write_bytes(bytes([number]))
+    assert len({find_revision(str(file), tmp_path) for file in files}) == 2
+
+
+class Cache:
+    """The cache of the hub: what is equal is kept once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._repository = folder / "models--acme--llama"
+
+    def hold(self, commit: str, **blobs: str) -> Path:
+        """Have a revision, of files by what is in them."""
+        snapshot = self._repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        store = self._repository / "blobs"
+        store.mkdir(exist_ok=True)
+        for name, content in blobs.items():
+            (store / content).write_text(content)
+            (snapshot / name.replace("_", ".")).symlink_to(store / content)
+        return snapshot
+
+    def revision(self) -> str:
+        return find_revision(NAME, self.folder)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "hub")
+
+
+def test_the_only_revision_of_the_cache_whatever_it_is_called(cache: Cache) -> None:
+    cache.hold(OTHER, config_json="c", model_safetensors="w")
+    # Of another revision, only what no engine can serve.
+    cache.hold(MAIN, tokenizer_json="t")
+    assert cache.revision() == OTHER
+
+
+def test_revisions_of_one_model_are_one(cache: Cache) -> None:
+    for commit, page in ((MAIN, "first"), (OTHER, "second")):
+        cache.hold(commit, config_json="c", model_safetensors="w", README_md=page)
+    assert cache.revision() == MAIN
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"config_json": "c", "model_safetensors": "trained"},
+        {"config_json": "rope", "model_safetensors": "w"},
+        {"config_json": "c"},
+    ],
+)
+def test_several_that_differ_are_the_operators_to_choose(
+    cache: Cache, other: dict[str, str]
+) -> None:
+    cache.hold(MAIN, config_json="c", model_safetensors="w")
+    cache.hold(OTHER, **other)
+    with pytest.raises(ConfigError, match=r"option 'model_revision' is missing") as error:
+        cache.revision()
+    assert f"(there: {MAIN}, {OTHER})" in str(error.value)
+
+
+def test_revisions_whose_weights_are_elsewhere_are_the_operators_to_choose(cache: Cache) -> None:
+    for commit in (MAIN, OTHER):
+        cache.hold(commit, config_json="c")
+    with pytest.raises(ConfigError, match="option 'model_revision' is missing"):
+        cache.revision()
+
+
+def test_a_model_that_the_cache_does_not_know(cache: Cache) -> None:
+    with pytest.raises(ConfigError, match=r"\(there: none\)"):
+        cache.revision()
