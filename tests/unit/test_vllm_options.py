@@ -71,6 +71,17 @@ def test_a_wrong_entry_is_a_sentence_with_its_path(
     assert str(error.value).startswith("kv_connector_extra_config: ")
 
 
+def test_all_entries_of_ours_are_read_by_where_they_stand() -> None:
+    entries = [{"type": "fs"}, ENTRY, {**ENTRY, "name": "second", "backpressure": {}}]
+    read = GuestEntry.read_all(entries)
+    assert {path: entry.tier.name for path, entry in read.items()} == {
+        "secondary_tiers[1]": "memory",
+        "secondary_tiers[2]": "second",
+    }
+    assert guest(entries, 2) == read["secondary_tiers[2]"]
+    assert GuestEntry.read_all([{"type": "fs"}]) == {}
+
+
 def test_vllms_names_and_ours_make_one_configuration() -> None:
     options = host(
         cpu_bytes_to_use="4GiB",

@@ -8,12 +8,7 @@ from typing import Any
 
 from kvtier_sdk.config import kind_of, nearest
 from kvtier_sdk.errors import BackendError, ConfigError
-from kvtier_sdk.integrations.vllm.options import (
-    CLASS_TYPE,
-    ENGINE_TIER_KEYS,
-    GuestEntry,
-    HostOptions,
-)
+from kvtier_sdk.integrations.vllm.options import GuestEntry, HostOptions
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
 from kvtier_sdk.tiering import TieringConfig
 from kvtier_sdk.units import parse_bytes
@@ -73,16 +68,12 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError(f"{_EXTRA}: option 'secondary_tiers' should be a list of tables")
     pool_bytes = _read_pool_bytes(extra.get("cpu_bytes_to_use"))
-    ours = [
-        {key: value for key, value in entry.items() if key not in ENGINE_TIER_KEYS}
-        for entry in entries
-        if entry.get("type") in (TIER_TYPE, CLASS_TYPE)
-    ]
-    if not ours:
+    guests = GuestEntry.read_all(entries)
+    if not guests:
         raise ConfigError(
             f"{_EXTRA}: no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; nothing is ours"
         )
-    specs = [GuestEntry.read(entry, entries).tier for entry in ours]
+    specs = [guest.tier for guest in guests.values()]
     return TieringConfig.from_dict({"pool_bytes": pool_bytes, "tiers": specs}, where=_EXTRA)
 
 
