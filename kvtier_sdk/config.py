@@ -19,7 +19,14 @@ from pydantic import (
 )
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.masking import MASK, is_secret, masked, secrets_in, without_password
+from kvtier_sdk.masking import (
+    MASK,
+    is_secret,
+    masked,
+    secrets_in,
+    url_without_password,
+    without_password,
+)
 from kvtier_sdk.units import Bytes, Count, Seconds
 
 
@@ -139,7 +146,7 @@ class TierURL:
             ConfigError: there is no scheme, the port is no number, there is a fragment, or an
                 option is given twice.
         """
-        shown = without_password(url)
+        shown = url_without_password(url)
         # The messages of urllib quote parts of the URL, be they a password.
         try:
             parts = urlsplit(url)
@@ -149,8 +156,7 @@ class TierURL:
             port = parts.port
         except ValueError:
             raise ConfigError(
-                f"tier URL {shown!r}: the port should be a number up to 65535; in a password "
-                "write ':' as %3A, '/' as %2F, '@' as %40"
+                f"tier URL {shown!r}: the port should be a number up to 65535"
             ) from None
         scheme = url.partition(":")[0] if ":" in url else ""
         if "_" in scheme and scheme.replace("_", "").isalnum():
@@ -360,11 +366,13 @@ def _complaint(
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if loc and (loc[0] in secret_names or any(is_secret(str(part)) for part in loc)):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
+    value = masked(str(loc[-1]), fault["input"]) if loc else None
     if fault["type"] != "value_error":
-        value = masked(str(loc[-1]), fault["input"])
         message = _PLAIN.get(fault["type"], message)
         return f"{option} is {value!r} but should be {message}"
-    # A rule's own words may quote any option.
+    # A rule's own words may quote any option, most often its own.
+    if loc:
+        message = message.replace(repr(fault["input"]), repr(value))
     for secret in sorted(hidden, key=len, reverse=True):
         message = message.replace(secret, MASK).replace(repr(secret)[1:-1], MASK)
     message = without_password(message)

@@ -11,9 +11,14 @@ from typing import Any
 MASK = "***"
 
 _SECRET_WORDS = ("credentials", "passphrase", "passwd", "password", "secret", "token")
-# As far as the last '@': a password that was not percent-encoded may hold any character.
-_USER_INFO = re.compile(r"(//[^/@:?#\s'\"]*):[^\s'\"]*@")
-_QUERY_OPTION = re.compile(r"([?&])([^=&?#\s]*)=([^&#\s'\"]+)")
+# As far as the last '@': a password that was not percent-encoded may hold any character. In prose a
+# blank or a quote ends the URL; a URL by itself is masked by position only, with '//' or without.
+_IN_PROSE = re.compile(r"(//[^:\s'\"]*:)[^\s'\"]*@")
+_IN_URL = re.compile(r"\A((?:(?:[^:/?#@]*:)?//)?+[^:]*:).*@", re.DOTALL)
+_QUERY_OPTION_IN_PROSE = re.compile(r"([?&])([^=&?#\s]*)=([^&#\s'\"]+)")
+_QUERY_OPTION_IN_URL = re.compile(r"([?&])([^=&?]*)=([^&]+)")
+# The last '@' is the one at which every parser ends the user's name and password.
+_CLEAR_URL = re.compile(r"[^:/?#@]*://[^/?#]*@[^@]*\Z")
 
 
 def is_secret(name: str) -> bool:
@@ -26,9 +31,22 @@ def without_password(text: str) -> str:
 
     An option whose name is nearly that of a secret counts as one: it is where a misspelt name is
     complained about that a URL is shown.
+
+    Whoever has the URL itself takes :func:`url_without_password`: where one ends is a guess here.
     """
-    text = _USER_INFO.sub(rf"\1:{MASK}@", text)
-    return _QUERY_OPTION.sub(_without_secret, text)
+    text = _IN_PROSE.sub(rf"\1{MASK}@", text)
+    return _QUERY_OPTION_IN_PROSE.sub(_without_secret, text)
+
+
+def url_without_password(url: str) -> str:
+    """A URL as it may be shown, whatever characters its password has."""
+    url = _IN_URL.sub(rf"\1{MASK}@", url)
+    return _QUERY_OPTION_IN_URL.sub(_without_secret, url)
+
+
+def hides_more_than_password(url: str) -> bool:
+    """Whether some of what is not shown of a URL is something else to a parser: a path, a name."""
+    return _IN_URL.match(url) is not None and _CLEAR_URL.match(url) is None
 
 
 def masked(name: str, value: Any) -> Any:
@@ -44,7 +62,7 @@ def masked(name: str, value: Any) -> Any:
     if is_secret(name):
         return MASK
     if isinstance(value, str):
-        return without_password(value)
+        return url_without_password(value) if "//" in value else without_password(value)
     if isinstance(value, Mapping):
         return {key: masked(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

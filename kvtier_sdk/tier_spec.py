@@ -17,7 +17,7 @@ from kvtier_sdk.config import (
 )
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.masking import masked, without_password
+from kvtier_sdk.masking import hides_more_than_password, masked, url_without_password
 from kvtier_sdk.registry import backend_name, load_backend
 
 # Keys of a tier entry that are neither the backend's nor the runner's.
@@ -58,7 +58,9 @@ class TierSpec:
             ConfigError: the URL or an option is wrong.
             BackendError: the backend cannot be found or loaded.
         """
-        return cls.from_options({"url": url, **overrides}, where=f"tier {without_password(url)!r}")
+        return cls.from_options(
+            {"url": url, **overrides}, where=f"tier {url_without_password(url)!r}"
+        )
 
     @classmethod
     def from_options(cls, entry: Mapping[str, Any], *, where: str = "tier", path: str = "") -> Self:
@@ -80,6 +82,20 @@ class TierSpec:
         """
         place = _Place(where, path)
         _check_text(entry, place)
+        try:
+            return cls._read(entry, place)
+        except ConfigError:
+            # What is wrong may well be a piece of a password that was taken for an option.
+            if hides_more_than_password(entry.get("url", "")):
+                raise place.error(
+                    "url",
+                    "cannot be used: it is not clear where its password ends; in names, passwords "
+                    "and options write '@' as %40, ':' as %3A, '/' as %2F, '?' as %3F, '#' as %23",
+                ) from None
+            raise
+
+    @classmethod
+    def _read(cls, entry: Mapping[str, Any], place: _Place) -> Self:
         url = _parse_url(entry, place)
         backend = backend_name(_backend_given(entry, url, place))
         tier_class = load_backend(backend)
@@ -91,7 +107,7 @@ class TierSpec:
                 raise place.error(
                     "url",
                     f"begins with '{url.scheme}:', which is not the backend {backend!r} that "
-                    f"{option_path(path, backend_option(entry))!r} names",
+                    f"{option_path(place.path, backend_option(entry))!r} names",
                 )
             given = _url_options(url, tier_class, place)
             for key in sorted(given.keys() & options.keys()):
@@ -108,11 +124,11 @@ class TierSpec:
             config=validate_options(
                 tier_class.config_model,
                 own,
-                where=where,
-                path=path,
+                where=place.where,
+                path=place.path,
                 also_known=[*RunnerOptions.option_names(), *_ENTRY_KEYS],
             ),
-            runner=validate_options(RunnerOptions, common, where=where, path=path),
+            runner=validate_options(RunnerOptions, common, where=place.where, path=place.path),
         )
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:

@@ -160,6 +160,11 @@ def test_what_vllm_is_given_is_read(tmp_path: Path, extra: dict[str, Any]) -> No
         ({**GUEST, "secondary_tiers": [{"type": "kvtier"}]}, {}, "'secondary_tiers[0].backend'"),
         ({**GUEST, "secondary_tiers": "memory:"}, {}, "'secondary_tiers' should be a list"),
         ({**GUEST, "cpu_bytes_to_use": None}, {}, "'cpu_bytes_to_use' is missing"),
+        (
+            {**GUEST, "cpu_bytes_to_use": "4GiB"},
+            {},
+            "is '4GiB', and vLLM takes bytes only; write 4",
+        ),
     ],
 )
 def test_a_mistake_in_what_vllm_is_given_is_told(

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_v
 
 from kvtier_sdk import Bytes, ConfigError, Flag, RunnerOptions, TierConfig, TierURL
 from kvtier_sdk.config import nearest, validate_options
-from kvtier_sdk.masking import without_password
+from kvtier_sdk.masking import masked, url_without_password, without_password
 
 
 class Options(TierConfig):
@@ -310,6 +310,8 @@ def test_a_secret_is_shown_by_no_repr_but_given_when_asked_for() -> None:
         ("redis://u:p@h/0", "redis://u:***@h/0"),
         ("redis://:p@h", "redis://:***@h"),
         ("redis://u:a/b@c:d@h/0", "redis://u:***@h/0"),
+        ("redis://u@corp.com:p@h/0", "redis://u@corp.com:***@h/0"),
+        ("redis://u/x:p@h/0", "redis://u/x:***@h/0"),
         ("at redis://u:p@h, http://x:1/y", "at redis://u:***@h, http://x:1/y"),
         ("redis://h:1/0?ttl=1h", "redis://h:1/0?ttl=1h"),
         ("s3://b?secret_access_key=p&region=x", "s3://b?secret_access_key=***&region=x"),
@@ -318,5 +320,32 @@ def test_a_secret_is_shown_by_no_repr_but_given_when_asked_for() -> None:
         ("redis://user@h", "redis://user@h"),
     ],
 )
-def test_what_is_shown_of_a_url(text: str, shown: str) -> None:
+def test_what_is_shown_of_a_text_with_urls_in_it(text: str, shown: str) -> None:
     assert without_password(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://u:p@h:1/0", "redis://u:***@h:1/0"),
+        ("redis://h:1/0?ttl=1h", "redis://h:1/0?ttl=1h"),
+        ("redis://user@h:1/0", "redis://user@h:1/0"),
+        ("redis://u:hun ter'2\"@h/0", "redis://u:***@h/0"),
+        ("redis://u@corp:a@b/c?d#e@h/0", "redis://u@corp:***@h/0"),
+        ("redis://u/x?y:p@h", "redis://u/x?y:***@h"),
+        ("//u:p@h", "//u:***@h"),
+        ("u:p@h:1/0", "u:***@h:1/0"),
+        ("redis:/u:p@h", "redis:***@h"),
+        ("mine:?path=/a:b", "mine:?path=/a:b"),
+        ("mine:?password=hun ter'2#x&path=/a", "mine:?password=***&path=/a"),
+    ],
+)
+def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
+    assert url_without_password(url) == shown
+
+
+@given(st.text(), st.text())
+def test_a_password_is_not_shown_whatever_is_in_it(user: str, password: str) -> None:
+    shown = url_without_password(f"redis://{user}:{password}@host/0")
+    assert shown == f"redis://{user.partition(':')[0]}:***@host/0"
+    assert masked("nodes", [f"redis://{user}:{password}@host/0"]) == [shown]

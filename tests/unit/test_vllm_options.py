@@ -8,6 +8,8 @@ import pytest
 
 from kvtier_sdk import ConfigError
 from kvtier_sdk.integrations.vllm.options import GuestEntry, HostOptions
+from kvtier_sdk.integrations.vllm.transfer_config import read_transfer_config
+from kvtier_sdk.tiering import TieringConfig
 
 ENTRY = {"type": "kvtier", "url": "memory:?capacity=1GiB"}
 
@@ -21,6 +23,16 @@ def guest(entries: list[dict[str, Any]], index: int = 0) -> GuestEntry:
 
 def host(**options: Any) -> HostOptions:
     return HostOptions.read({"spec_name": "KVTierOffloadingSpec", **options})
+
+
+def under_vllms_manager(cpu_bytes_to_use: object) -> TieringConfig:
+    extra = {
+        "spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": cpu_bytes_to_use,
+        "secondary_tiers": [ENTRY],
+    }
+    options = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+    return read_transfer_config(options, where="kv.json")
 
 
 def test_an_entry_by_url_and_one_by_flat_options_are_the_same() -> None:
@@ -57,6 +69,17 @@ def test_a_wrong_entry_is_a_sentence_with_its_path(
         guest(entries, index)
     assert complaint in str(error.value)
     assert str(error.value).startswith("kv_connector_extra_config: ")
+
+
+def test_all_entries_of_ours_are_read_by_where_they_stand() -> None:
+    entries = [{"type": "fs"}, ENTRY, {**ENTRY, "name": "second", "backpressure": {}}]
+    read = GuestEntry.read_all(entries)
+    assert {path: entry.tier.name for path, entry in read.items()} == {
+        "secondary_tiers[1]": "memory",
+        "secondary_tiers[2]": "second",
+    }
+    assert guest(entries, 2) == read["secondary_tiers[2]"]
+    assert GuestEntry.read_all([{"type": "fs"}]) == {}
 
 
 def test_vllms_names_and_ours_make_one_configuration() -> None:
@@ -98,3 +121,33 @@ def test_a_wrong_option_is_a_sentence_in_the_words_it_was_written_in(
         host(**options)
     assert complaint in str(error.value)
     assert str(error.value).startswith("kv_connector_extra_config: ")
+
+
+@pytest.mark.parametrize("size", [4 << 30, str(4 << 30), "4_294_967_296", float(4 << 30)])
+def test_the_size_of_vllms_own_pool_is_what_vllm_makes_of_it(size: object) -> None:
+    assert under_vllms_manager(size).pool_bytes == int(size)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("size", "write"),
+    [
+        ("4GiB", "write 4294967296"),
+        ("1.5 KB", "write 1500"),
+        ("50%", "write for example 4294967296"),
+        ("0GiB", "write for example 4294967296"),
+        (0.5, "write for example 4294967296"),
+        (0, "write for example 4294967296"),
+        (-1, "write for example 4294967296"),
+        (float("inf"), "write for example 4294967296"),
+        ([], "write for example 4294967296"),
+    ],
+)
+def test_a_size_that_vllm_cannot_read_is_refused_with_the_one_to_write(
+    size: object, write: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        under_vllms_manager(size)
+    assert str(error.value) == (
+        f"kv.json: kv_connector_extra_config: option 'cpu_bytes_to_use' is {size!r}, and vLLM "
+        f"takes bytes only; {write}"
+    )

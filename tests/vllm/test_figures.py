@@ -29,6 +29,8 @@ def test_metrics_reach_prometheus(engine: Engine) -> None:
     assert metrics["kvtier_stored_bytes_total,tier=shelf"] == CHUNKS * CHUNK_BYTES
     assert metrics["kvtier_loaded_chunks_total,tier=shelf"] == CHUNKS
     assert metrics["kvtier_hit_chunks_total,tier=shelf"] == CHUNKS
+    assert metrics["kvtier_read_breaker_open,tier=shelf"] == 0
+    assert metrics["kvtier_process_restarts_total,tier=shelf"] == 0
 
 
 def test_events_name_each_medium(engine: Engine) -> None:

@@ -171,6 +171,23 @@ def test_every_metric_that_is_emitted_is_declared(manager: KVTierOffloadingManag
         assert all(len(labels) == len(declared[name].labelnames) for labels in values)
 
 
+def test_what_is_zero_is_told_once_and_then_its_changes(
+    manager: KVTierOffloadingManager,
+) -> None:
+    stats = manager.get_stats()
+    assert stats is not None
+    first = stats.data["data"]
+    assert first["kvtier_read_breaker_open"][("memory",)] == 0
+    assert first["kvtier_pool_pinned_slots"] == {(): 0}
+    assert first["kvtier_loaded_chunks_total"][("memory",)] == 0
+    assert manager.get_stats() is None
+    store(manager, KEYS[:2])
+    stats = manager.get_stats()
+    assert stats is not None
+    assert "kvtier_read_breaker_open" not in stats.data["data"]
+    assert stats.data["data"]["kvtier_stored_chunks_total"][("memory",)] == 2
+
+
 def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ended(
     manager: KVTierOffloadingManager,
 ) -> None:

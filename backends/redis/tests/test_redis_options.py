@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from kvtier_redis import RedisTier
-from kvtier_sdk import ConfigError, TierSpec, load_backend
+from kvtier_sdk import BackendError, ConfigError, TierSpec, load_backend
 
 
 def config(url: str, **options: object):
@@ -75,3 +77,34 @@ def test_everything_in_a_url():
 def test_mistakes_are_explained(url, complaint):
     with pytest.raises(ConfigError, match=complaint):
         config(url)
+
+
+# Beside any text: much of what ends a part of a URL.
+any_text = st.text() | st.text("ab1@:/?#&=%[]'\" \t\n", max_size=8)
+starts = st.sampled_from(["redis://", "rediss://", "redis+unix://", "redis:/", "redis:", "//"])
+rests = st.sampled_from(["", "/0?bogus=1", ":70000/0", "/zero", ":1/0?ttl=soon", "?db=1#x"])
+
+
+@given(starts, any_text, any_text, any_text, rests)
+@example("redis://", "us@er", "", "", ":6379/0?bogus=1")
+@example("redis://", "", "hun'", "", "/0?bogus=1")
+@example("redis://", "u", "hun ", "", "/0?bogus=1")
+@example("redis://", "us/er", "", "", "/0")
+@example("redis://", "u?ttl=", "", "", "")
+@example("redis://", "u", "1?", "", "")
+@example("redis:", "u", "", "", "/0")
+def test_a_password_is_in_no_message_whatever_is_around_it(start, user, before, after, rest):
+    message = ""
+    try:
+        config(f"{start}{user}:{before}hunter2{after}@h{rest}")
+    except (ConfigError, BackendError) as error:
+        message = str(error)
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("user", ["us/er", "us?er", "us#er"])
+def test_a_url_whose_password_ends_somewhere_else_than_meant_says_what_to_write(user):
+    with pytest.raises(ConfigError, match=r"option 'url' cannot be used: .* '@' as %40, ':' as"):
+        config(f"redis://{user}:hunter2@h/0?bogus=1")
+    assert config("redis://us%2Fer:hun%40ter2@h/0").username == "us/er"
+    assert config("redis://user@corp.com:hunter2@h:1/0?prefix=a@b").username == "user@corp.com"

@@ -106,3 +106,5 @@ def test_no_mistake_shows_a_secret():
     with pytest.raises(ConfigError) as caught:
         config("s3://kv?secret_access_key=hunter2&session_token=hunter3&sse_secret_key=hunter4")
     assert "hunter" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"'ftp://u:\*\*\*@h' is no endpoint") as caught:
+        config("s3://kv", endpoint="ftp://u:hun'ter 2@h")

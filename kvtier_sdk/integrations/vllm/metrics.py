@@ -44,17 +44,19 @@ class StatsFeed:
             samples: current values.
 
         Returns:
-            Increments of counters and new values of gauges; ``None`` where nothing has changed.
+            Increments of counters and new values of gauges, the first time of all of them;
+            ``None`` where nothing has changed.
         """
         stats = OffloadingConnectorStats()
         for sample in samples:
             name, labels = sample.metric.name, sample.labels
-            before = self._taken.get((name, labels), 0)
+            before = self._taken.get((name, labels))
+            # A first 0 counts as a change: without a value there is no series to look at.
             if sample.value == before:
                 continue
             self._taken[name, labels] = sample.value
             if sample.metric.kind is MetricKind.COUNTER:
-                stats.increase_counter(name, sample.value - before, labels)
+                stats.increase_counter(name, sample.value - (before or 0), labels)
             else:
                 stats.set_gauge(name, sample.value, labels)
         return None if stats.is_empty() else stats

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -29,10 +28,10 @@ ENGINE_KEYS = (
     "canonical_layout",
     "sync_load_budget_bytes",
 )
-#: Keys of a tier's entry that vLLM's own manager keeps for itself.
-ENGINE_TIER_KEYS = frozenset({"type", "module_path", "backpressure"})
-#: What ``type`` says where our class is named instead of the registered type.
-CLASS_TYPE = "KVTierSecondaryTier"
+# Keys of a tier's entry that vLLM's own manager keeps for itself.
+_ENGINE_TIER_KEYS = frozenset({"type", "module_path", "backpressure"})
+# What ``type`` says where our class is named instead of the registered type.
+_CLASS_TYPE = "KVTierSecondaryTier"
 
 _WHERE = "kv_connector_extra_config"
 _TIERS = "secondary_tiers"
@@ -76,31 +75,45 @@ class GuestEntry:
 
         Args:
             options: the entry, without the keys that vLLM keeps for itself.
-            entries: all of ``secondary_tiers``, which say where this one stands.
+            entries: all of ``secondary_tiers``, this one among them.
 
         Returns:
             The validated entry.
 
         Raises:
-            ConfigError: an option is wrong, or another entry of ours has the same name.
+            ConfigError: as for :meth:`read_all`.
             BackendError: the backend cannot be found or loaded.
         """
-        ours = [
-            (option_path(_TIERS, index), _without_engine_keys(entry))
-            for index, entry in enumerate(entries)
-            if entry.get("type") in (TIER_TYPE, CLASS_TYPE)
-        ]
-        path = next((path for path, entry in ours if entry == options), _TIERS)
-        read = cls._read(options, path)
-        tiers = {path: cls._read(entry, path).tier for path, entry in ours}
-        names = Counter(tier.name for tier in tiers.values())
-        if names[read.tier.name] > 1:
-            raise ConfigError(
-                f"{_WHERE}: option '{path}.name': two tiers are named {read.tier.name!r}; name "
-                f"one of them, for example '{read.tier.name}-2'"
-            )
-        for at, fault in place_clashes(tiers):
-            raise ConfigError(f"{_WHERE}: option {at!r}: {tiers[at].name!r} {fault}")
+        read = cls.read_all(entries)
+        path = next((path for path, entry in _ours(entries).items() if entry == options), None)
+        return read[path] if path else cls._read(options, _TIERS)
+
+    @classmethod
+    def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[str, Self]:
+        """Read the entries that are ours.
+
+        Args:
+            entries: all of ``secondary_tiers``; others are vLLM's to check.
+
+        Returns:
+            Path, ``secondary_tiers[0]``, to validated entry.
+
+        Raises:
+            ConfigError: an option is wrong, or two entries have one name or clash otherwise.
+            BackendError: a backend cannot be found or loaded.
+        """
+        read = {path: cls._read(entry, path) for path, entry in _ours(entries).items()}
+        tiers = {path: entry.tier for path, entry in read.items()}
+        names: set[str] = set()
+        for path, tier in tiers.items():
+            if tier.name in names:
+                raise ConfigError(
+                    f"{_WHERE}: option '{path}.name': two tiers are named {tier.name!r}; name "
+                    f"one of them, for example '{tier.name}-2'"
+                )
+            names.add(tier.name)
+        for path, fault in place_clashes(tiers):
+            raise ConfigError(f"{_WHERE}: option {path!r}: {tiers[path].name!r} {fault}")
         return read
 
     @classmethod
@@ -170,8 +183,15 @@ class HostOptions:
         return cls(tiering, validate_options(EngineOptions, engine, where=_WHERE))
 
 
-def _without_engine_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key not in ENGINE_TIER_KEYS}
+def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Our entries by their paths, without the keys that vLLM keeps for itself."""
+    return {
+        option_path(_TIERS, index): {
+            key: value for key, value in entry.items() if key not in _ENGINE_TIER_KEYS
+        }
+        for index, entry in enumerate(entries)
+        if entry.get("type") in (TIER_TYPE, _CLASS_TYPE)
+    }
 
 
 def _config_names() -> list[str]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from kvtier_sdk.config import kind_of, nearest
 from kvtier_sdk.errors import BackendError, ConfigError
-from kvtier_sdk.integrations.vllm.options import (
-    CLASS_TYPE,
-    ENGINE_TIER_KEYS,
-    GuestEntry,
-    HostOptions,
-)
+from kvtier_sdk.integrations.vllm.options import GuestEntry, HostOptions
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
 from kvtier_sdk.tiering import TieringConfig
+from kvtier_sdk.units import parse_bytes
 
 _CONNECTOR = "OffloadingConnector"
 _EXTRA = "kv_connector_extra_config"
@@ -70,18 +67,27 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
     entries = extra.get("secondary_tiers", [])
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError(f"{_EXTRA}: option 'secondary_tiers' should be a list of tables")
-    if extra.get("cpu_bytes_to_use") is None:
-        raise ConfigError(f"{_EXTRA}: option 'cpu_bytes_to_use' is missing")
-    ours = [
-        {key: value for key, value in entry.items() if key not in ENGINE_TIER_KEYS}
-        for entry in entries
-        if entry.get("type") in (TIER_TYPE, CLASS_TYPE)
-    ]
-    if not ours:
+    pool_bytes = _read_pool_bytes(extra.get("cpu_bytes_to_use"))
+    guests = GuestEntry.read_all(entries)
+    if not guests:
         raise ConfigError(
             f"{_EXTRA}: no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; nothing is ours"
         )
-    specs = [GuestEntry.read(entry, entries).tier for entry in ours]
-    return TieringConfig.from_dict(
-        {"pool_bytes": extra["cpu_bytes_to_use"], "tiers": specs}, where=_EXTRA
+    specs = [guest.tier for guest in guests.values()]
+    return TieringConfig.from_dict({"pool_bytes": pool_bytes, "tiers": specs}, where=_EXTRA)
+
+
+def _read_pool_bytes(value: Any) -> int:
+    """What vLLM makes of the size of its own pool: it calls ``int``, which knows no units."""
+    if value is None:
+        raise ConfigError(f"{_EXTRA}: option 'cpu_bytes_to_use' is missing")
+    with suppress(TypeError, ValueError, OverflowError):
+        if (pool_bytes := int(value)) > 0:
+            return pool_bytes
+    advice = f"for example {4 << 30}"
+    with suppress(ValueError):
+        advice = str(parse_bytes(value) or advice)
+    raise ConfigError(
+        f"{_EXTRA}: option 'cpu_bytes_to_use' is {value!r}, and vLLM takes bytes only; "
+        f"write {advice}"
     )
