@@ -454,6 +454,8 @@ class TieringManager:
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although no request is scheduled."""
         self._collect()
+        # It may be the last that an engine asks before it sleeps: the next step collects anew.
+        self._collected = False
         return self._cascade.behind or any(port.jobs or port.waiting for port in self._ports)
 
     def take_events(self) -> list[OffloadingEvent]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,21 @@ def test_a_lookup_past_its_deadline(make: EngineFactory) -> None:
     engine.clock.advance(0.06)
     assert engine.look(A, KEYS[0]) == ["MISS"]
     assert misses(engine) == {"timeout": 1}
+
+
+def test_time_in_which_an_engine_slept_does_not_count_as_waiting(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.at_rest()
+    assert not engine.manager.has_pending_work(), "the last that an engine asks before it sleeps"
+    engine.clock.advance(60.0)
+    engine.tiers[0].gate, engine.tiers[0].gated = asyncio.Event(), {"lookup"}
+    assert engine.look(B, KEYS[0]) == ["RETRY"]
+    engine.step()
+    assert engine.look(B, KEYS[0]) == ["RETRY"]
+    engine.tiers[0].gate.set()
+    assert engine.settle(B, KEYS[0]) == ["HIT"]
+    assert misses(engine) == {}
 
 
 def test_a_load_that_failed(make: EngineFactory) -> None:
