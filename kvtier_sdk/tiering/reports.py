@@ -165,7 +165,7 @@ class ReportDesk:
         stats.stored_chunks += stored
         stats.stored_bytes += result.moved_bytes
         stats.store_s += result.duration_s
-        self._cascade.settled(port, job)
+        self._cascade.settled(port, job, result.verdicts)
         if self._events.wanted:
             verdicts = zip(job.keys, result.verdicts, strict=True)
             keys = [key for key, verdict in verdicts if verdict is _OK]
