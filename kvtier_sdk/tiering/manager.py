@@ -207,7 +207,8 @@ class TieringManager:
             if question is None:
                 return _MISS
         having = question.hits.get(key)
-        if having:
+        # Whose load it joined may have asked tiers that are none of its own.
+        if having and having & state.tiers:
             return self._promote(key, question, state)
         if question.waiting:
             if self._now_s <= question.deadline_s:
@@ -559,8 +560,7 @@ class TieringManager:
         if not self._ports:
             return None
         # Who may not ask all of them has its answers for itself.
-        shares = state.tiers == -1
-        question = self._questions.open.get(key) if shares else None
+        question = self._questions.open.get(key) if state.tiers == -1 else None
         if question is None:
             question = state.asking
             if question is None or question.sealed:
@@ -571,7 +571,7 @@ class TieringManager:
                     self._count_miss(key, state, reason.value)
                     return None
             question.keys.append(key)
-            if shares:
+            if question.shared:
                 self._questions.open[key] = question
         state.asked[key] = question
         return question
@@ -586,21 +586,21 @@ class TieringManager:
         if not tiers:
             return None
         deadline_s = self._now_s + self._lookup_deadline_s
-        question = self._questions.begin(state.context, tiers, deadline_s)
+        question = self._questions.begin(state.context, tiers, deadline_s, shared=state.tiers == -1)
         if tiers != may_ask:
             question.doubt = MissReason.UNAVAILABLE.value
         state.asking = question
         return question
 
     def _promote(self, key: OffloadKey, question: Question, state: RequestState) -> LookupResult:
-        port = self._ports[question.best_hit(key)]
+        port = self._ports[question.best_hit(key, state.tiers)]
         while not port.takes_reads:
             # It had the chunk when it answered, and would refuse now.
             question.strike(key, port.index)
-            if not question.hits[key]:
+            if not question.hits[key] & state.tiers:
                 self._count_miss(key, state, MissReason.UNAVAILABLE.value)
                 return _MISS
-            port = self._ports[question.best_hit(key)]
+            port = self._ports[question.best_hit(key, state.tiers)]
         room = port.load_room
         if not room:
             port.stats.dropped["load.queue_full"] += 1
