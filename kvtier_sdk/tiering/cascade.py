@@ -194,8 +194,8 @@ class Cascade:
         """The primary tier has been emptied."""
         self._missing = 0
 
-    def _offer(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> int:
-        """Send those chunks that the tier's policy wants; how many were taken."""
+    def _offer(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> None:
+        """Send those chunks that the tier's policy wants."""
         policy = port.store_policy
         if policy.filters:
             wanted = []
@@ -207,18 +207,17 @@ class Cascade:
                 elif offers is not None:
                     offers.owed &= ~port.bit
             slots = wanted
-        return self._send(port, slots, request)
+        self._send(port, slots, request)
 
-    def _send(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> int:
+    def _send(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> None:
         if not slots:
-            return 0
+            return
         taken = port.store([slot.key for slot in slots], [slot.index for slot in slots], request)
         for slot in slots[:taken]:
             slot.pins += 1
         if self.tracks:
             for slot in slots[:taken]:
                 self._offers(slot).sent |= port.bit
-        return taken
 
     def _offers(self, slot: Slot) -> Offers:
         if slot.offers is None:

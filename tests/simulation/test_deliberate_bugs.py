@@ -83,11 +83,11 @@ def a_slot_is_used_again_once_the_deadline_has_passed(patch: pytest.MonkeyPatch)
 
 @bug("each pin has its owner")
 def a_store_does_not_pin(patch: pytest.MonkeyPatch) -> None:
-    def send(original: Any, self: Any, port: TierPort, slots: Sequence[Slot], request: Any) -> int:
-        taken: int = original(self, port, slots, request)
-        for slot in slots[:taken]:
-            slot.pins -= 1
-        return taken
+    def send(original: Any, self: Any, port: TierPort, slots: Sequence[Slot], request: Any) -> None:
+        pins = [slot.pins for slot in slots]
+        original(self, port, slots, request)
+        for slot, before in zip(slots, pins, strict=True):
+            slot.pins = before
 
     around(patch, Cascade, "_send", send)
 
