@@ -89,7 +89,8 @@ class TieringManager:
         self._requests: dict[str, RequestState] = {}
         self._job_ids = itertools.count(1)
         self._touched: dict[OffloadKey, None] = {}
-        self._evicted: list[OffloadKey] = []
+        # What makes room for a store that is being prepared.
+        self._evicted: list[OffloadKey] | None = None
         # Slots that copies of before a reset may still touch.
         self._stale_copies: list[Slot] = []
         self._collected = False
@@ -358,8 +359,9 @@ class TieringManager:
         if self._cascade.tracks and len(new) < len(distinct):
             present = [slot for key in distinct if (slot := by_key.get(key)) is not None]
             self._cascade.include(present, state.context)
-        self._evicted = []
+        evicted = self._evicted = []
         slots = self._primary.take(len(new))
+        self._evicted = None
         rejected = new[len(slots) :]
         if rejected:
             del new[len(slots) :]
@@ -370,7 +372,7 @@ class TieringManager:
         if state.lineage is not None:
             for key, slot in zip(new, slots, strict=True):
                 slot.parent, slot.position = state.lineage.note(key)
-        return PrepareStoreOutput(new, [slot.index for slot in slots], self._evicted, rejected)
+        return PrepareStoreOutput(new, [slot.index for slot in slots], evicted, rejected)
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
@@ -654,6 +656,7 @@ class TieringManager:
             port.flush(now_s, self._job_ids.__next__, questions, self._questions.handed_over)
 
     def _note_evicted(self, keys: Sequence[OffloadKey]) -> None:
-        self._evicted.extend(keys)
+        if self._evicted is not None:
+            self._evicted.extend(keys)
         self._primary_stats.evicted_chunks += len(keys)
         self._events.primary(keys, removed=True)
