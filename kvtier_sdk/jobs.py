@@ -193,6 +193,16 @@ class JobTable:
         """How many concluded jobs may still touch their slots."""
         return len(self._quarantined)
 
+    @property
+    def newest(self) -> int:
+        """Id of the job that was handed over last of those that await their conclusion."""
+        return next(reversed(self._running))
+
+    def oldest(self, operation: Operation) -> int | None:
+        """Id of the first such job that awaits its conclusion, ``None`` where none does."""
+        running = self._running.items()
+        return next((job_id for job_id, job in running if job.operation is operation), None)
+
     def add(self, job: Job) -> None:
         """Register a job that is being handed over."""
         self._running[job.job_id] = job

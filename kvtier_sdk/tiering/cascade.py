@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtier_sdk.contract import StoreMoment
-from kvtier_sdk.jobs import Job
+from kvtier_sdk.jobs import Job, Verdict
 from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_port import NOBODY, TierPort
 from kvtier_sdk.types import RequestContext
 
+_OK = Verdict.OK
 _READY = SlotState.READY
 
 
@@ -170,20 +171,31 @@ class Cascade:
             [slot.key for slot in victims if not slot.offers.owed and not slot.pins]
         )
 
-    def settled(self, port: TierPort, job: Job) -> None:
-        """A store has been concluded: well or not, the chunks are owed to the tier no more."""
-        if port.bit & self._owed_mask:
-            for index in job.slots:
-                offers = self._primary.slots[index].offers
-                if offers is not None:
-                    offers.owed &= ~port.bit
+    def settled(self, port: TierPort, job: Job, verdicts: Sequence[Verdict]) -> None:
+        """A store has been concluded: well or not, the chunks are owed to the tier no more.
+
+        Args:
+            port: the tier.
+            job: the store.
+            verdicts: one a chunk; what has failed counts as never sent, and is offered again
+                where its moment returns.
+        """
+        if not self.tracks:
+            return
+        for index, verdict in zip(job.slots, verdicts, strict=True):
+            offers = self._primary.slots[index].offers
+            # A slot whose chunk was forgotten by a reset meanwhile has none.
+            if offers is not None:
+                offers.owed &= ~port.bit
+                if verdict is not _OK:
+                    offers.sent &= ~port.bit
 
     def forget(self) -> None:
         """The primary tier has been emptied."""
         self._missing = 0
 
-    def _offer(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> int:
-        """Send those chunks that the tier's policy wants; how many were taken."""
+    def _offer(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> None:
+        """Send those chunks that the tier's policy wants."""
         policy = port.store_policy
         if policy.filters:
             wanted = []
@@ -195,18 +207,17 @@ class Cascade:
                 elif offers is not None:
                     offers.owed &= ~port.bit
             slots = wanted
-        return self._send(port, slots, request)
+        self._send(port, slots, request)
 
-    def _send(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> int:
+    def _send(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> None:
         if not slots:
-            return 0
+            return
         taken = port.store([slot.key for slot in slots], [slot.index for slot in slots], request)
         for slot in slots[:taken]:
             slot.pins += 1
         if self.tracks:
             for slot in slots[:taken]:
                 self._offers(slot).sent |= port.bit
-        return taken
 
     def _offers(self, slot: Slot) -> Offers:
         if slot.offers is None:

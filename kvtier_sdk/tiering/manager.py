@@ -88,7 +88,8 @@ class TieringManager:
         self._requests: dict[str, RequestState] = {}
         self._job_ids = itertools.count(1)
         self._touched: dict[OffloadKey, None] = {}
-        self._evicted: list[OffloadKey] = []
+        # What makes room for a store that is being prepared.
+        self._evicted: list[OffloadKey] | None = None
         # Slots that copies of before a reset may still touch.
         self._stale_copies: list[Slot] = []
         self._collected = False
@@ -206,7 +207,8 @@ class TieringManager:
             if question is None:
                 return _MISS
         having = question.hits.get(key)
-        if having:
+        # Whose load it joined may have asked tiers that are none of its own.
+        if having and having & state.tiers:
             return self._promote(key, question, state)
         if question.waiting:
             if self._now_s <= question.deadline_s:
@@ -356,8 +358,9 @@ class TieringManager:
         if self._cascade.tracks and len(new) < len(distinct):
             present = [slot for key in distinct if (slot := by_key.get(key)) is not None]
             self._cascade.include(present, state.context)
-        self._evicted = []
+        evicted = self._evicted = []
         slots = self._primary.take(len(new))
+        self._evicted = None
         rejected = new[len(slots) :]
         if rejected:
             del new[len(slots) :]
@@ -368,7 +371,7 @@ class TieringManager:
         if state.lineage is not None:
             for key, slot in zip(new, slots, strict=True):
                 slot.parent, slot.position = state.lineage.note(key)
-        return PrepareStoreOutput(new, [slot.index for slot in slots], self._evicted, rejected)
+        return PrepareStoreOutput(new, [slot.index for slot in slots], evicted, rejected)
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
@@ -453,6 +456,8 @@ class TieringManager:
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although no request is scheduled."""
         self._collect()
+        # It may be the last that an engine asks before it sleeps: the next step collects anew.
+        self._collected = False
         return self._cascade.behind or any(port.jobs or port.waiting for port in self._ports)
 
     def take_events(self) -> list[OffloadingEvent]:
@@ -556,8 +561,7 @@ class TieringManager:
         if not self._ports:
             return None
         # Who may not ask all of them has its answers for itself.
-        shares = state.tiers == -1
-        question = self._questions.open.get(key) if shares else None
+        question = self._questions.open.get(key) if state.tiers == -1 else None
         if question is None:
             question = state.asking
             if question is None or question.sealed:
@@ -568,7 +572,7 @@ class TieringManager:
                     self._count_miss(key, state, reason.value)
                     return None
             question.keys.append(key)
-            if shares:
+            if question.shared:
                 self._questions.open[key] = question
         state.asked[key] = question
         return question
@@ -583,21 +587,21 @@ class TieringManager:
         if not tiers:
             return None
         deadline_s = self._now_s + self._lookup_deadline_s
-        question = self._questions.begin(state.context, tiers, deadline_s)
+        question = self._questions.begin(state.context, tiers, deadline_s, shared=state.tiers == -1)
         if tiers != may_ask:
             question.doubt = MissReason.UNAVAILABLE.value
         state.asking = question
         return question
 
     def _promote(self, key: OffloadKey, question: Question, state: RequestState) -> LookupResult:
-        port = self._ports[question.best_hit(key)]
+        port = self._ports[question.best_hit(key, state.tiers)]
         while not port.takes_reads:
             # It had the chunk when it answered, and would refuse now.
             question.strike(key, port.index)
-            if not question.hits[key]:
+            if not question.hits[key] & state.tiers:
                 self._count_miss(key, state, MissReason.UNAVAILABLE.value)
                 return _MISS
-            port = self._ports[question.best_hit(key)]
+            port = self._ports[question.best_hit(key, state.tiers)]
         room = port.load_room
         if not room:
             port.stats.dropped["load.queue_full"] += 1
@@ -651,6 +655,7 @@ class TieringManager:
             port.flush(now_s, self._job_ids.__next__, questions, self._questions.handed_over)
 
     def _note_evicted(self, keys: Sequence[OffloadKey]) -> None:
-        self._evicted.extend(keys)
+        if self._evicted is not None:
+            self._evicted.extend(keys)
         self._primary_stats.evicted_chunks += len(keys)
         self._events.primary(keys, removed=True)

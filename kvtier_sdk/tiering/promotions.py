@@ -82,13 +82,18 @@ class Promotions:
         return len(slots)
 
     def join(self, slot: Slot, state: RequestState) -> None:
-        """A request waits for a load that is under way; if it fails, the answer is its too."""
+        """A request waits for a load that is under way.
+
+        If that fails, it falls through to the other tiers that have the chunk: by the answers the
+        load rests on, or by its own where those were not everybody's.
+        """
         promotion: Promotion = slot.promotion
         promotion.waiters.append(state)
         promotion.claims += 1
         slot.pins += 1
         state.claims[slot.key] = slot
-        state.asked[slot.key] = promotion.question
+        if promotion.question.shared:
+            state.asked[slot.key] = promotion.question
 
     def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
         """Take the verdicts of a load job: what has failed is forgotten.

@@ -25,6 +25,7 @@ class Question:
         doubt: why an answer may be wrong: a tier that could not be asked or did not answer. The
             reason that a miss is counted under.
         sealed: whether it has been handed over: no key is added any more.
+        shared: whether all tiers may be asked for the request: its answers are everybody's.
         worth_loading: whether loading is faster than recomputing; ``None`` until it was weighed.
     """
 
@@ -35,11 +36,14 @@ class Question:
         "keys",
         "request",
         "sealed",
+        "shared",
         "waiting",
         "worth_loading",
     )
 
-    def __init__(self, request: RequestContext, waiting: int, deadline_s: float) -> None:
+    def __init__(
+        self, request: RequestContext, waiting: int, deadline_s: float, *, shared: bool
+    ) -> None:
         self.keys: list[OffloadKey] = []
         self.request = request
         self.waiting = waiting
@@ -47,11 +51,12 @@ class Question:
         self.deadline_s = deadline_s
         self.doubt: str | None = None
         self.sealed = False
+        self.shared = shared
         self.worth_loading: bool | None = None
 
-    def best_hit(self, key: OffloadKey) -> int:
-        """Index of the first tier that has the chunk; only where there is one."""
-        mask = self.hits[key]
+    def best_hit(self, key: OffloadKey, tiers: int) -> int:
+        """Index of the first of these tiers that has the chunk; only where there is one."""
+        mask = self.hits[key] & tiers
         return (mask & -mask).bit_length() - 1
 
     def found_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
@@ -96,18 +101,21 @@ class QuestionBook:
         self._new: list[Question] = []
         self._by_job: dict[int, Question] = {}
 
-    def begin(self, request: RequestContext, tiers: int, deadline_s: float) -> Question:
+    def begin(
+        self, request: RequestContext, tiers: int, deadline_s: float, *, shared: bool
+    ) -> Question:
         """Begin a question, to be handed over at the end of the step.
 
         Args:
             request: on whose behalf.
             tiers: mask of the tiers that are asked.
             deadline_s: of the answers.
+            shared: whether all tiers may be asked for the request.
 
         Returns:
             The question, still without keys.
         """
-        question = Question(request, tiers, deadline_s)
+        question = Question(request, tiers, deadline_s, shared=shared)
         self._new.append(question)
         return question
 

@@ -94,8 +94,8 @@ class ReportDesk:
             elif isinstance(report, ChunksRemoved):
                 port.stats.evicted_chunks += len(report.keys)
                 self._events.secondary(port, report.keys, removed=True)
-                if self._events.wanted and port.stores:
-                    port.removed_meanwhile.update(report.keys)
+                if self._events.wanted:
+                    port.departures.note(report.keys)
             elif isinstance(report, BreakerMoved):
                 port.breaker_moved(report)
             elif isinstance(report, ProcessRestarted):
@@ -165,19 +165,11 @@ class ReportDesk:
         stats.stored_chunks += stored
         stats.stored_bytes += result.moved_bytes
         stats.store_s += result.duration_s
-        self._cascade.settled(port, job)
+        self._cascade.settled(port, job, result.verdicts)
         if self._events.wanted:
-            # Of a chunk that left before its store was concluded nobody knows which came first:
-            # that it is there is not announced.
-            gone = port.removed_meanwhile
-            keys = [
-                key
-                for key, verdict in zip(job.keys, result.verdicts, strict=True)
-                if verdict is _OK and key not in gone
-            ]
-            self._events.secondary(port, keys, removed=False)
-            if not port.stores:
-                gone.clear()
+            verdicts = zip(job.keys, result.verdicts, strict=True)
+            keys = [key for key, verdict in verdicts if verdict is _OK]
+            self._events.secondary(port, port.departures.without(job, keys), removed=False)
 
     def _purged(self, port: TierPort, job: Job, result: JobResult) -> None:
         port.purged(succeeded=bool(self._count_failures(port, job, result)))

@@ -14,6 +14,7 @@ from kvtier_sdk.jobs import EVERY_CHUNK, BreakerMoved, Job, JobTable, Operation
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.tiering.departures import Departures
 from kvtier_sdk.tiering.load_rate import LoadRate
 from kvtier_sdk.tiering.questions import Question
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
@@ -50,8 +51,8 @@ class TierPort:
         whole_requests: whether it gets all chunks of a request.
         store_bytes: payload of stores that are collected or under way.
         load_bytes: payload of loads that are collected or under way.
-        removed_meanwhile: chunks that left the tier while stores were under way, where anybody
-            wants events.
+        departures: chunks that left the tier while stores were under way, where anybody wants
+            events.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TierPort:
         self.whole_requests = spec.runner.offload_policy == "request"
         self.store_bytes = 0
         self.load_bytes = 0
-        self.removed_meanwhile: set[OffloadKey] = set()
+        self.departures = Departures(self.jobs)
         self._chunk_bytes = chunk_bytes
         # What waits for a tier is pinned: a slow one leaves half of a small pool to the others.
         self._max_store_bytes = min(spec.runner.max_queue_bytes, (slots + 1) // 2 * chunk_bytes)

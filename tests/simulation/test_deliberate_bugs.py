@@ -19,6 +19,7 @@ from kvtier_sdk.runner.tier_caller import TierCaller
 from kvtier_sdk.runner.tier_loop import TierLoop
 from kvtier_sdk.testing.simulation import Breach, simulate
 from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.tiering.departures import Departures
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.questions import Question, QuestionBook
@@ -83,11 +84,11 @@ def a_slot_is_used_again_once_the_deadline_has_passed(patch: pytest.MonkeyPatch)
 
 @bug("each pin has its owner")
 def a_store_does_not_pin(patch: pytest.MonkeyPatch) -> None:
-    def send(original: Any, self: Any, port: TierPort, slots: Sequence[Slot], request: Any) -> int:
-        taken: int = original(self, port, slots, request)
-        for slot in slots[:taken]:
-            slot.pins -= 1
-        return taken
+    def send(original: Any, self: Any, port: TierPort, slots: Sequence[Slot], request: Any) -> None:
+        pins = [slot.pins for slot in slots]
+        original(self, port, slots, request)
+        for slot, before in zip(slots, pins, strict=True):
+            slot.pins = before
 
     around(patch, Cascade, "_send", send)
 
@@ -259,6 +260,62 @@ def an_open_breaker_is_not_probed(patch: pytest.MonkeyPatch) -> None:
         return
 
     patch.setattr(TierGate, "_probe", probe)
+
+
+@bug("a question has its whole time")
+def a_step_begins_before_the_engine_sleeps(patch: pytest.MonkeyPatch) -> None:
+    def pending(original: Any, self: Any) -> bool:
+        answer: bool = original(self)
+        self._collected = True
+        return answer
+
+    around(patch, TieringManager, "has_pending_work", pending)
+
+
+@bug("a request asks its own tiers alone")
+def who_joins_a_load_may_ask_all_tiers(patch: pytest.MonkeyPatch) -> None:
+    def join(original: Any, self: Any, slot: Slot, state: RequestState) -> None:
+        state.tiers = -1
+        original(self, slot, state)
+
+    around(patch, Promotions, "join", join)
+
+
+@bug("what a tier is not offered it has")
+def a_failed_store_counts_as_sent(patch: pytest.MonkeyPatch) -> None:
+    def settled(original: Any, self: Any, port: TierPort, job: Any, verdicts: Any) -> None:
+        original(self, port, job, [Verdict.OK] * len(verdicts))
+
+    around(patch, Cascade, "settled", settled)
+
+
+@bug("events agree with the tiers")
+def what_has_left_once_is_never_announced_again(patch: pytest.MonkeyPatch) -> None:
+    def without(self: Departures, store: Any, keys: list[bytes]) -> list[bytes]:
+        return [key for key in keys if key not in self._newest]
+
+    patch.setattr(Departures, "without", without)
+
+
+@bug("at rest nothing is left")
+def what_has_left_is_remembered_for_ever(patch: pytest.MonkeyPatch) -> None:
+    def without(original: Any, self: Departures, store: Any, keys: list[bytes]) -> Any:
+        newest = self._newest.copy()
+        kept = original(self, store, keys)
+        self._newest = newest
+        return kept
+
+    around(patch, Departures, "without", without)
+
+
+@bug("at rest nothing is left")
+def evictions_are_noted_for_nobody(patch: pytest.MonkeyPatch) -> None:
+    def note(original: Any, self: Any, keys: Sequence[bytes]) -> None:
+        if self._evicted is None:
+            self._evicted = []
+        original(self, keys)
+
+    around(patch, TieringManager, "_note_evicted", note)
 
 
 @bug("events agree with the primary tier")

@@ -22,6 +22,7 @@ requests aborted while waiting
 requests aborted while loading
 requests aborted while running
 preemptions
+choosy requests
 resets of primary
 resets of all
 touches

@@ -374,6 +374,29 @@ def test_a_stalled_tier_leaves_half_of_the_pool_to_others(make: Callable[..., En
     engine.at_rest()
 
 
+def test_a_chunk_that_left_once_is_announced_when_it_is_stored_again(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make()
+    tier = engine.tiers[0]
+    engine.store(A, KEYS[0])
+    engine.step()
+    engine.manager.reset_cache()
+    # From here on the tier is never without a store under way.
+    tier.gate = asyncio.Event()
+    engine.store(A, KEYS[1])
+    engine.step()
+    tier._remove([KEYS[0]])
+    engine.step()
+    engine.store(A, KEYS[0])
+    engine.step()
+    tier.gate.set()
+    engine.step()
+    engine.manager.on_schedule_end()
+    seen = [(e.removed, list(e.keys)) for e in engine.manager.take_events() if e.tier == "tier0"]
+    assert seen == [(False, KEYS[:1]), (True, KEYS[:1]), (False, KEYS[1:2]), (False, KEYS[:1])]
+
+
 def test_a_chunk_that_left_before_its_store_was_concluded_is_not_announced(
     make: Callable[..., Engine],
 ) -> None:

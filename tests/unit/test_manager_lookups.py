@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,59 @@ def test_requests_that_may_ask_different_tiers_share_no_answer(make: EngineFacto
     assert engine.settle(A, KEYS[0]) == ["HIT"]
 
 
+def test_a_request_that_joined_a_load_falls_through_to_its_own_tiers_alone(
+    make: EngineFactory,
+) -> None:
+    engine = make(tiers=2)
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
+    choosy = RequestContext("choosy")
+    engine.manager.on_new_request(choosy, ["tier0"])
+    engine.look(B, KEYS[0])
+    engine.step()
+    assert engine.look(B, KEYS[0]) == engine.look(choosy, KEYS[0]) == ["HIT_PENDING"]
+    engine.manager.on_request_finished(B)
+    assert engine.settle(choosy, KEYS[0]) == ["MISS"]
+    assert "load" not in engine.tiers[1].called()
+    engine.at_rest()
+
+
+def test_a_request_that_joined_a_load_falls_through_to_all_of_its_own_tiers(
+    make: EngineFactory,
+) -> None:
+    engine = make(tiers=2)
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
+    choosy = RequestContext("choosy")
+    engine.manager.on_new_request(choosy, ["tier0"])
+    engine.look(choosy, KEYS[0])
+    engine.step()
+    assert engine.look(choosy, KEYS[0]) == engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    assert engine.settle(B, KEYS[0]) == ["HIT"]
+    assert engine.look(choosy, KEYS[0]) == ["HIT"], "what is there is there for all"
+
+
+def test_what_another_tier_has_does_not_end_the_wait_for_an_own_one(make: EngineFactory) -> None:
+    engine = make(tiers=3)
+    stored_below(engine, KEYS[0])
+    slow, failing, _ = engine.tiers
+    slow.gate, slow.gated = asyncio.Event(), {"lookup"}
+    failing.on_load = lambda transfer: CorruptChunkError("flipped")
+    choosy = RequestContext("choosy")
+    engine.manager.on_new_request(choosy, ["tier0"])
+    engine.look(B, KEYS[0])
+    engine.step()
+    assert engine.look(B, KEYS[0]) == engine.look(choosy, KEYS[0]) == ["HIT_PENDING"]
+    engine.manager.on_request_finished(B)
+    engine.step()
+    assert engine.look(choosy, KEYS[0]) == ["RETRY"]
+    slow.gate.set()
+    assert engine.settle(choosy, KEYS[0]) == ["HIT"]
+    assert engine.manager.prepare_load(KEYS[:1], choosy).sources == [0]
+    engine.manager.complete_load(KEYS[:1], choosy)
+    engine.at_rest()
+
+
 def test_a_lookup_past_its_deadline(make: EngineFactory) -> None:
     engine = make()
     engine.look(A, KEYS[0])
@@ -81,6 +135,21 @@ def test_a_lookup_past_its_deadline(make: EngineFactory) -> None:
     engine.clock.advance(0.06)
     assert engine.look(A, KEYS[0]) == ["MISS"]
     assert misses(engine) == {"timeout": 1}
+
+
+def test_time_in_which_an_engine_slept_does_not_count_as_waiting(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.at_rest()
+    assert not engine.manager.has_pending_work(), "the last that an engine asks before it sleeps"
+    engine.clock.advance(60.0)
+    engine.tiers[0].gate, engine.tiers[0].gated = asyncio.Event(), {"lookup"}
+    assert engine.look(B, KEYS[0]) == ["RETRY"]
+    engine.step()
+    assert engine.look(B, KEYS[0]) == ["RETRY"]
+    engine.tiers[0].gate.set()
+    assert engine.settle(B, KEYS[0]) == ["HIT"]
+    assert misses(engine) == {}
 
 
 def test_a_load_that_failed(make: EngineFactory) -> None:

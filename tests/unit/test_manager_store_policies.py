@@ -114,6 +114,20 @@ def test_after_hits_a_tier_gets_what_came_back_that_often(make: EngineFactory) -
     assert [name for name, _ in engine.tiers[0].calls].count("store") == 1, "once is enough"
 
 
+def test_after_hits_what_could_not_be_stored_is_offered_at_the_next_hit(
+    make: EngineFactory,
+) -> None:
+    engine = make(store_policy="after_hits:1", retries=0)
+    engine.store(A, KEYS[0])
+    engine.tiers[0].raises = TierError("a moment of trouble")
+    for stored in (set(), {KEYS[0]}, {KEYS[0]}):
+        assert engine.look(B, KEYS[0]) == ["HIT"]
+        engine.load(B, KEYS[0])
+        engine.at_rest()
+        assert below(engine) == stored
+    assert engine.tiers[0].called().count("store") == 2
+
+
 def test_prompt_only_leaves_what_was_generated(make: EngineFactory) -> None:
     engine = make(store_policy="prompt_only")
     request = RequestContext("c", prompt_chunks=2)

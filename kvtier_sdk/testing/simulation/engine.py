@@ -14,6 +14,7 @@ from kvtier_sdk.testing.simulation.breach import Journal, short
 from kvtier_sdk.testing.simulation.chunks import ChunkTree
 from kvtier_sdk.testing.simulation.device import Copy, Device
 from kvtier_sdk.testing.simulation.inside import Inside
+from kvtier_sdk.testing.simulation.ledger import ROUNDING_S
 from kvtier_sdk.testing.simulation.plan import Plan
 from kvtier_sdk.tiering import ResetScope, TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
@@ -63,6 +64,7 @@ class Engine:
         counts: what happened how often.
         step: the number of the present step.
         requests: those that are alive.
+        choosy: names of the tiers that may be asked for a request, where these are not all.
 
     Args:
         manager: what is driven.
@@ -94,6 +96,7 @@ class Engine:
         self.counts: Counter[str] = Counter()
         self.step = 0
         self.requests: list[_Request] = []
+        self.choosy: dict[str, set[str]] = {}
         self._manager = manager
         self._inside = inside
         self._device = device
@@ -105,6 +108,7 @@ class Engine:
         self._breach = on_breach
         self._resetting = resetting
         self._patience_s = _patience_s(plan)
+        self._lookup_deadline_s = _lookup_deadline_s(plan)
         self._arrived = 0
         self._flush_step = 0
         # What loads at the end of the step, after others have taken slots.
@@ -201,7 +205,12 @@ class Engine:
         self._count("requests")
         self._note("request", context.request_id, self._tree.keys(path))
         self.requests.append(_Request(context, path, self._clock.now_s()))
-        self._manager.on_new_request(context)
+        tiers = None
+        if self._rng.random() < self._plan.choosy_rate:
+            tiers = {tier.name for tier in self._plan.tiers if self._rng.random() < 0.5}
+            self.choosy[context.request_id] = tiers
+            self._count("choosy requests")
+        self._manager.on_new_request(context, tiers)
 
     def _reset(self) -> None:
         scope = self._rng.choice(list(ResetScope))
@@ -280,7 +289,7 @@ class Engine:
         for key in keys:
             answer = self._manager.lookup(key, context)
             answers.append(answer.name)
-            self._check_answer(key, answer)
+            self._check_answer(key, answer, context)
             self._count(f"lookup {answer.name}")
             if answer is LookupResult.MISS:
                 break
@@ -289,10 +298,10 @@ class Engine:
         self._note("lookup", context.request_id, keys[: len(answers)], answers)
         return hits, pending
 
-    def _check_answer(self, key: OffloadKey, answer: LookupResult) -> None:
+    def _check_answer(self, key: OffloadKey, answer: LookupResult, context: RequestContext) -> None:
         slot = self._inside.primary.by_key.get(key)
         readable = slot is not None and slot.state is _READY
-        question = self._inside.open_questions.get(key)
+        question = self._inside.asked(context.request_id, key)
         true = {
             LookupResult.HIT: readable,
             LookupResult.MISS: slot is None,
@@ -302,6 +311,13 @@ class Engine:
         if not true:
             state = "not in the primary tier" if slot is None else slot.state.value
             self._breach("an answer is true", f"{answer.name} for {short(key)}, which is {state}")
+        if answer is LookupResult.RETRY and question is not None and not question.sealed:
+            left_s = question.deadline_s - self._clock.now_s()
+            if left_s < self._lookup_deadline_s - ROUNDING_S:
+                self._breach(
+                    "a question has its whole time",
+                    f"{short(key)} is asked for just now, and {left_s:g} s are left",
+                )
 
     def _load(self, request: _Request, keys: Sequence[OffloadKey]) -> None:
         request.phase = _Phase.LOADING
@@ -343,7 +359,12 @@ def _patience_s(plan: Plan) -> float:
     be waited for; and the steps in between take their time.
     """
     step_s = plan.step_s * len(plan.tiers)
-    lookups_s = max(float(tier.options["lookup_deadline"]) for tier in plan.tiers)
+    lookups_s = _lookup_deadline_s(plan)
     loads_s = sum(float(tier.options["load_deadline"]) for tier in plan.tiers)
     chunks = 2 * plan.depth * plan.groups
     return chunks * (lookups_s + loads_s + 12 * step_s)
+
+
+def _lookup_deadline_s(plan: Plan) -> float:
+    """How long an answer is waited for: as long as the most patient tier has."""
+    return max(float(tier.options["lookup_deadline"]) for tier in plan.tiers)

@@ -54,6 +54,21 @@ class Inside:
         """Slots that copies of before a reset may still touch, by the manager's own list."""
         return self._manager._stale_copies
 
+    @property
+    def evicted(self) -> list[OffloadKey] | None:
+        """What was evicted for the store that is being prepared."""
+        return self._manager._evicted
+
+    def asked(self, request_id: str, key: OffloadKey) -> Question | None:
+        """The question that a request awaits the answer to, for a chunk."""
+        return self._manager._requests[request_id].asked.get(key)
+
+    def sent(self, port: TierPort) -> Iterator[OffloadKey]:
+        """Readable chunks that a tier is taken to have or to be getting."""
+        for key, slot in self.primary.by_key.items():
+            if slot.offers is not None and slot.offers.sent & port.bit:
+                yield key
+
     def claims(self) -> Iterator[tuple[str, OffloadKey, Slot]]:
         """Chunks that requests hold because they were promoted for them."""
         for request_id, state in self._manager._requests.items():

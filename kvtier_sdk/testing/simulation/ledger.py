@@ -27,7 +27,7 @@ from kvtier_sdk.testing.simulation.breach import short
 from kvtier_sdk.types import OffloadKey
 
 #: How far apart two moments of the virtual clock may be that are meant to be one.
-_ROUNDING_S = 1e-6
+ROUNDING_S = 1e-6
 
 
 class Transfer(NamedTuple):
@@ -59,7 +59,9 @@ class Ledger:
         found: chunks that the tier said it has since the last reset, in answers to questions of
             after it, and how often it did.
         settled: chunks that a store of the tier has been concluded for, well or not.
-        stored: chunks to announce as stored, in order.
+        arrived: those for which one was concluded well.
+        stored: chunks to announce as stored, in order: not those that left before the manager
+            knew that they had been stored.
         removed: chunks to announce as removed, in order.
         given: how many chunks it was handed over to store.
         counts: what happened how often.
@@ -83,6 +85,7 @@ class Ledger:
         self.held: dict[int, Job] = {}
         self.found: Counter[OffloadKey] = Counter()
         self.settled: set[OffloadKey] = set()
+        self.arrived: set[OffloadKey] = set()
         self.stored: list[OffloadKey] = []
         self.removed: list[OffloadKey] = []
         self.given = 0
@@ -97,6 +100,8 @@ class Ledger:
         # Loads that failed since then.
         self._failed: Counter[OffloadKey] = Counter()
         self._results: dict[int, JobResult] = {}
+        # Chunks that left while these jobs were to store them.
+        self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
         # Resets of the tiers too, counted; since which of them a job is under way, and since which
         # a chunk is stored.
@@ -155,6 +160,7 @@ class Ledger:
                 self._take_end(report.job_id)
             elif isinstance(report, ChunksRemoved):
                 self.removed.extend(report.keys)
+                self._note_departures(set(report.keys))
 
     def put(self, key: OffloadKey) -> None:
         """The tier has written a chunk."""
@@ -178,7 +184,7 @@ class Ledger:
 
     def check_deadlines(self) -> None:
         """Call it when the runner has just run: what is due has been concluded."""
-        now_s = self._clock.now_s() - _ROUNDING_S
+        now_s = self._clock.now_s() - ROUNDING_S
         for job in self._running.values():
             if job.deadline_s < now_s:
                 self._on_breach(
@@ -218,6 +224,13 @@ class Ledger:
     def _take_end(self, job_id: int) -> None:
         self.held.pop(job_id, None)
         self._results.pop(job_id, None)
+
+    def _note_departures(self, keys: set[OffloadKey]) -> None:
+        for job in self.pending.values():
+            if job.operation is Operation.STORE:
+                self._left_meanwhile.update(
+                    (job.job_id, key) for key in keys.intersection(job.keys)
+                )
 
     def _under_way(self) -> Iterator[Job]:
         return itertools.chain(self._running.values(), self._lingering.values())
@@ -282,7 +295,9 @@ class Ledger:
                 if job.operation is Operation.LOOKUP and not outdated:
                     self.found[key] += 1
                 elif job.operation is Operation.STORE:
-                    self.stored.append(key)
+                    self.arrived.add(key)
+                    if (job.job_id, key) not in self._left_meanwhile:
+                        self.stored.append(key)
             elif job.operation is Operation.LOAD and not outdated:
                 self._failed[key] += 1
 

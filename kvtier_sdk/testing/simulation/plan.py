@@ -60,6 +60,7 @@ class Plan:
         step_s: how long a tier runs in a step, at most.
         reset_rate: share of the steps with a reset.
         lull_rate: share of the steps after which the engine does nothing for a while.
+        choosy_rate: share of the requests for which not all tiers may be asked.
         ends: how it comes to an end: the requests ``"finish"``, are ``"aborted"``, or the manager
             is ``"shut down"`` in the midst of everything.
         tiers: in the order in which they are asked.
@@ -77,6 +78,7 @@ class Plan:
     step_s: float
     reset_rate: float
     lull_rate: float
+    choosy_rate: float
     ends: str
     tiers: tuple[TierPlan, ...]
 
@@ -108,6 +110,7 @@ def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
         step_s=rng.choice([0.002, 0.01, 0.03]),
         reset_rate=rng.choice([0.0, 0.01, 0.04]),
         lull_rate=rng.choice([0.0, 0.01]),
+        choosy_rate=rng.choice([0.0, 0.0, 0.2]),
         ends=rng.choices(["finish", "aborted", "shut down"], [3, 2, 2])[0],
         tiers=tuple(_draw_tier(rng, index, slots, fault_rate) for index in range(tiers)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
@@ -32,6 +32,7 @@ class Evidence:
         ledgers: know which jobs are under way; one a tier.
         tiers: know what they hold; in the order of the ledgers.
         policy: knows which chunks are readable.
+        choosy: names of the tiers that may be asked for a request, where these are not all.
         promotion_limit: how many slots promotions may occupy.
     """
 
@@ -41,6 +42,7 @@ class Evidence:
     ledgers: Sequence[Ledger]
     tiers: Sequence[SimulatedTier]
     policy: WatchedPolicy
+    choosy: Mapping[str, Collection[str]]
     promotion_limit: int
 
 
@@ -72,8 +74,6 @@ class Rules:
         self._announced: set[OffloadKey] = set()
         # And each secondary tier.
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
-        # What has ever left a secondary tier.
-        self._removed_below: dict[str, set[OffloadKey]] = defaultdict(set)
         # Stores that resets took back, by tier.
         self._withdrawn: Counter[int] = Counter()
 
@@ -93,6 +93,7 @@ class Rules:
         self._check_jobs()
         self._check_questions()
         self._check_stores()
+        self._check_offers()
         self._check_usage()
         self._check_events(self._see.manager.take_events())
 
@@ -114,6 +115,8 @@ class Rules:
             "answers awaited": len(inside.questions_by_job),
             "promotions": inside.promotions,
             "offers": [slot.index for slot in inside.offered()],
+            "departures": [len(port.departures) for port in inside.ports if port.departures],
+            "evicted": inside.evicted,
             "stale copies": len(inside.stale_copies),
             "jobs": [ledger.describe() for ledger in self._see.ledgers if ledger.held],
             "work": self._see.manager.has_pending_work(),
@@ -228,6 +231,15 @@ class Rules:
                 self._breach("the manager knows its jobs", f"{port.spec.name}: {list(running)}")
             if running.keys() | quarantined.keys() != ledger.held.keys():
                 self._breach("the manager knows its jobs", f"{port.spec.name}: {ledger.describe()}")
+            for job in ledger.pending.values():
+                reads = job.operation in (Operation.LOOKUP, Operation.LOAD)
+                may_ask = self._see.choosy.get(job.request.request_id)
+                if reads and may_ask is not None and ledger.name not in may_ask:
+                    self._breach(
+                        "a request asks its own tiers alone",
+                        f"{job.operation.value} {job.job_id} of {ledger.name} is for "
+                        f"{job.request.request_id}",
+                    )
             if min(port.store_room, port.load_room) < 0:
                 self._breach("queues are bounded", port.spec.name)
             for operation, counted_bytes in (
@@ -260,6 +272,19 @@ class Rules:
                     "what is dropped is counted",
                     f"{ledger.name}: {expected} chunks were stored, {accounted} accounted for",
                 )
+
+    def _check_offers(self) -> None:
+        """What a tier is taken to have is there, or on its way."""
+        inside = self._see.inside
+        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
+            under_way = {t.key for t in ledger.transfers()} | {
+                t.key for t in inside.collected(port)
+            }
+            for key in inside.sent(port):
+                if not (key in ledger.arrived or ledger.found[key] or key in under_way):
+                    self._breach(
+                        "what a tier is not offered it has", f"{ledger.name} never got {short(key)}"
+                    )
 
     def _check_questions(self) -> None:
         inside = self._see.inside
@@ -303,8 +328,6 @@ class Rules:
             differing = [short(key) for key in sorted(self._see.policy.known ^ readable)]
             self._breach("the policy knows exactly the readable chunks", str(differing))
         for ledger in self._see.ledgers:
-            left = self._removed_below[ledger.name]
-            left.update(ledger.removed)
             for removed, expected in ((False, ledger.stored), (True, ledger.removed)):
                 said = [
                     key
@@ -312,10 +335,7 @@ class Rules:
                     if event.tier == ledger.name and event.removed is removed
                     for key in event.keys
                 ]
-                # Of what has left there may be silence: it may have left before it was announced.
-                silent = set() if removed else left
-                unsaid = Counter(expected) - Counter(said)
-                if Counter(said) - Counter(expected) or not unsaid.keys() <= silent:
+                if Counter(said) != Counter(expected):
                     self._breach(
                         "events agree with the tiers",
                         f"{ledger.name}: {len(said)} chunks, {len(expected)} expected",

@@ -121,18 +121,6 @@ class World:
         for tier_plan in self.plan.tiers:
             self._add_tier(tier_plan)
         self.spills.watch(self.inside, self.ledgers)
-        self.rules = Rules(
-            Evidence(
-                self.manager,
-                self.inside,
-                self.device,
-                self.ledgers,
-                self.tiers,
-                self.policy,
-                promotion_limit=self.plan.slots - round(self.plan.slots * self.plan.store_reserve),
-            ),
-            self.breach,
-        )
         self.engine = Engine(
             self.manager,
             inside=self.inside,
@@ -144,6 +132,19 @@ class World:
             journal=self.journal,
             on_breach=self.breach,
             resetting=self._resetting,
+        )
+        self.rules = Rules(
+            Evidence(
+                self.manager,
+                self.inside,
+                self.device,
+                self.ledgers,
+                self.tiers,
+                self.policy,
+                self.engine.choosy,
+                promotion_limit=self.plan.slots - round(self.plan.slots * self.plan.store_reserve),
+            ),
+            self.breach,
         )
 
     def breach(self, rule: str, message: str) -> None:
@@ -300,6 +301,8 @@ class World:
             self._run_tiers(self.rng.uniform(0, self.plan.step_s), stalled)
             if self.rng.random() < self.plan.lull_rate:
                 self.journal.note("lull")
+                # An engine asks before it sleeps.
+                self.manager.has_pending_work()
                 self._run_tiers(_LULL_S)
                 self.engine.excuse(_LULL_S * len(self.runners))
         self._raise_first_breach()
