@@ -10,7 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvtier_sdk.clock import Clock, SystemClock
-from kvtier_sdk.errors import BackendError, ConfigError, TierError, TierTimeoutError
+from kvtier_sdk.errors import (
+    BackendError,
+    ConfigError,
+    TierContractError,
+    TierError,
+    TierTimeoutError,
+)
 from kvtier_sdk.jobs import Job, JobResult, Operation, Verdict, verdict_of
 from kvtier_sdk.masking import MASK, without_password
 from kvtier_sdk.namespace import Namespace
@@ -133,6 +139,10 @@ class _Trial:
             self._note_fault(error, error.verdict)
         except (ConfigError, BackendError) as error:
             self._note_fault(error, None)
+        except Exception as error:  # whatever a stranger's tier does where it is made or opened
+            raised = TierContractError(f"raised {type(error).__name__}: {error}")
+            raised.tier, raised.operation = self._spec.name, "open"
+            self._note_fault(raised, Verdict.CONTRACT)
         return self._trial
 
     def _note_fault(self, error: Exception, verdict: Verdict | None) -> None:

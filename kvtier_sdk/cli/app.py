@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.config_file import read_options
 from kvtier_sdk.errors import ConfigError, KVTierError
+from kvtier_sdk.masking import without_password
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
 from kvtier_sdk.tiering import TieringConfig
 
@@ -24,6 +26,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    # Its boxes show local variables, in some releases by default: passwords are among them.
+    pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )
 
@@ -49,6 +53,8 @@ app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
 
 
+#: In the environment, has what nobody expected shown whole.
+_TRACEBACK = "KVTIER_TRACEBACK"
 #: What a replay takes where neither the command line nor the file says anything.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
 
@@ -189,11 +195,21 @@ def run() -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 2 with a line on stderr for what the user can mend.
+        The exit status: 2 with a line on stderr for what the user can mend, 3 with one for what
+        nobody expected.
     """
     try:
         app(standalone_mode=True)
     except KVTierError as error:
         print(f"kvtier: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        if os.environ.get(_TRACEBACK):
+            raise
+        print(
+            f"kvtier: unexpected {type(error).__name__}: {without_password(str(error))}; with "
+            f"{_TRACEBACK}=1 in the environment, a traceback is shown",
+            file=sys.stderr,
+        )
+        return 3
     return 0

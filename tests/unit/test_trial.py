@@ -106,6 +106,7 @@ def test_a_tier_that_does_not_work_is_told_with_its_step(
         ("refuse", "t open: connection refused", "see that the store runs"),
         ("expire", "t open: the key of Ada expired 3 days ago", "correct the credentials"),
         ("misconfigure", "tier 't': option 'bucket' names none", ""),
+        ("misbehave", "t open: raised ZeroDivisionError: a bug", "a bug of the backend: "),
         ("hang", "t open: it did not open within 0.2 s", "see whether the store is overloaded"),
     ],
 )
@@ -118,6 +119,18 @@ def test_a_tier_that_does_not_open_is_told(
     assert (trial.fault, trial.steps_s) == (fault, {})
     assert (trial.advice or "").startswith(advice)
     assert bool(trial.advice) == bool(advice)
+
+
+def test_a_tier_that_cannot_be_made_does_not_hide_the_next() -> None:
+    class Stillborn(MemoryTier):
+        def __init__(self, *_: Any) -> None:
+            raise RuntimeError("no driver")
+
+    spec = TierSpec("t", "memory", Stillborn, MemoryTier.config_model(), RunnerOptions())
+    first, second = trials(spec, "memory:")
+    assert first.fault == "t open: raised RuntimeError: no driver"
+    assert (first.advice or "").startswith("a bug of the backend: ")
+    assert second.fault is None
 
 
 def test_a_tier_that_hangs_is_given_up() -> None:

@@ -1,0 +1,50 @@
+"""The ``kvtier`` command as a whole: whatever goes wrong is a line, and has a status of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+COMMAND = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()"]
+
+
+def kvtier(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_what_nobody_expected_is_a_line_without_secrets(faulty_site: Path) -> None:
+    done = kvtier("replay", "--tier", "clumsy:", PYTHONPATH=str(faulty_site))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        "kvtier: unexpected LookupError: no //ada:***@host; with KVTIER_TRACEBACK=1 in the "
+        "environment, a traceback is shown\n"
+    )
+
+
+def test_a_traceback_is_shown_to_who_asks_for_it(faulty_site: Path) -> None:
+    asked = {"PYTHONPATH": str(faulty_site), "KVTIER_TRACEBACK": "1"}
+    done = kvtier("replay", "--tier", "clumsy:?runner=thread", **asked)
+    assert done.returncode != 0
+    assert done.stderr.startswith("Traceback (most recent call last):")
+    assert "kvtier_faulty/clumsy.py" in done.stderr
+
+
+def test_check_goes_on_after_a_backend_with_a_bug(faulty_site: Path, tmp_path: Path) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text('slots = 4\ntiers = ["clumsy:", "memory:"]\n')
+    done = kvtier("check", "--json", str(config), PYTHONPATH=str(faulty_site))
+    assert done.returncode == 1, done.stderr
+    clumsy, memory = json.loads(done.stdout)["tiers"]
+    assert clumsy["fault"] == "clumsy open: raised LookupError: no //ada:***@host"
+    assert clumsy["advice"].startswith("a bug of the backend: ")
+    assert memory["fault"] is None
