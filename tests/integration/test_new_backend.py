@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from support.author import ROOT, run, stranger
@@ -49,8 +53,21 @@ def test_a_newcomer_needs_no_edit(wheels: Path, tmp_path: Path) -> None:
     assert listed == "['demo', 'memory'] <class 'kvtier_demo.tier.DemoTier'>\n"
 
 
+def test_a_newcomer_with_a_clone_does_what_he_is_told(tmp_path: Path) -> None:
+    """Nothing is on an index, and no directory of wheels is named."""
+    told = distribution("kvtier-sdk").read_text("direct_url.json")
+    if told is None:
+        pytest.skip("kvtier-sdk was installed from an index or a directory of wheels")
+    source = url2pathname(urlsplit(json.loads(told)["url"]).path)
+    command = new_backend("demo", directory=tmp_path).stdout.splitlines()[-1]
+    assert command.endswith(f"make test PIP_OPTIONS={source}")
+    environment = stranger(tmp_path)
+    del environment["PIP_OPTIONS"]
+    assert re.search(r"^\d+ passed", run(command.strip(), tmp_path, environment), re.MULTILINE)
+
+
 @pytest.mark.parametrize(
-    ("name", "distribution", "package", "tier"),
+    ("name", "called", "package", "tier"),
     [
         ("demo", "kvtier-demo", "kvtier_demo", "DemoTier"),
         ("my_store2", "kvtier-my-store2", "kvtier_my_store2", "MyStore2Tier"),
@@ -58,11 +75,11 @@ def test_a_newcomer_needs_no_edit(wheels: Path, tmp_path: Path) -> None:
     ],
 )
 def test_the_package_is_called_after_the_backend(
-    tmp_path: Path, name: str, distribution: str, package: str, tier: str
+    tmp_path: Path, name: str, called: str, package: str, tier: str
 ) -> None:
     project = written(name, tmp_path)
     metadata = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    assert (project.name, metadata["name"]) == (distribution, distribution)
+    assert (project.name, metadata["name"]) == (called, called)
     (target,) = metadata["entry-points"]["kvtier.backends"].values()
     assert target.startswith(f"{package}:{tier}")
     (needed,) = metadata["dependencies"]
