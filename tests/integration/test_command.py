@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
 
 COMMAND = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()"]
 
@@ -37,6 +40,28 @@ def test_a_traceback_is_shown_to_who_asks_for_it(faulty_site: Path) -> None:
     assert done.returncode != 0
     assert done.stderr.startswith("Traceback (most recent call last):")
     assert "kvtier_faulty/clumsy.py" in done.stderr
+
+
+def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path) -> None:
+    """By a server that takes connections and never answers."""
+    config = tmp_path / "kv.toml"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}?connect_timeout=1h"
+        config.write_text(f'slots = 4\ntiers = ["memory:", "{url}"]\n')
+        command = [*COMMAND, "check", "--timeout", "1h", str(config)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as check:
+            connection, _ = silent.accept()
+            assert check.stdout is not None
+            told = b""
+            while b"tier 'memory': ok" not in told:
+                line = check.stdout.readline()
+                assert line, told
+                told += line
+            check.send_signal(signal.SIGINT)
+            rest, said = check.communicate()
+            connection.close()
+    assert told.startswith(b"slots = 4\n")
+    assert (check.returncode, rest.strip(), b"Traceback" in said) == (130, b"", False)
 
 
 def test_check_goes_on_after_a_backend_with_a_bug(faulty_site: Path, tmp_path: Path) -> None:

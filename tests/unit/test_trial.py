@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,7 @@ def test_a_tier_that_does_not_work_is_told_with_its_step(
         ("misconfigure", "tier 't': option 'bucket' names none", ""),
         ("misbehave", "t open: raised ZeroDivisionError: a bug", "a bug of the backend: "),
         ("hang", "t open: it did not open within 0.2 s", "see whether the store is overloaded"),
+        ("dally", "t open: no connection within 2 s", "see whether the store is overloaded"),
     ],
 )
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -119,6 +122,7 @@ def test_a_tier_that_does_not_open_is_told(
     assert (trial.fault, trial.steps_s) == (fault, {})
     assert (trial.advice or "").startswith(advice)
     assert bool(trial.advice) == bool(advice)
+    assert ("--timeout" in (trial.advice or "")) == (on_open == "hang")
 
 
 def test_a_tier_that_cannot_be_made_does_not_hide_the_next() -> None:
@@ -137,6 +141,18 @@ def test_a_tier_that_hangs_is_given_up() -> None:
     trial = trial_of(ScriptedTier, 0.2, on_load="hang")
     assert list(trial.steps_s) == ["open", "store", "lookup"]
     assert trial.fault == "t load: no answer within 0.2 s"
+    assert (trial.advice or "").endswith("; --timeout makes the check wait longer")
+
+
+def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
+    class Interrupted(ScriptedTier):
+        async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return await super().load(batch)
+
+    # Neither the call nor the closing would end within the test's life.
+    with pytest.raises(KeyboardInterrupt):
+        trial_of(Interrupted, 3600.0, on_load="hang", close_s=3600.0)
 
 
 def test_a_secret_in_a_tiers_words_is_masked() -> None:
