@@ -17,10 +17,12 @@ from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.config_file import read_options
-from kvtier_sdk.errors import ConfigError, KVTierError
+from kvtier_sdk.errors import ConfigError, KVTierError, TierError
+from kvtier_sdk.jobs import verdict_of
 from kvtier_sdk.masking import without_password
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
 from kvtier_sdk.tiering import TieringConfig
+from kvtier_sdk.trial import advice_on
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -141,7 +143,8 @@ def replay_command(
     """Play a workload through the tiers, without an engine but with real bytes.
 
     Each chunk's content is a function of its key and is compared whenever it comes back. The
-    exit status is 1 if a byte was wrong.
+    exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
+    configuration, an option or the trace is wrong, 3 if something fails that nobody expected.
     """
     played = _workload(trace, workload, requests, seed)
     flags = {
@@ -195,11 +198,17 @@ def run() -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 2 with a line on stderr for what the user can mend, 3 with one for what
-        nobody expected.
+        The exit status, where it is not 0 with a line on stderr: 1 for a tier that does not work,
+        2 for what is written wrong, 3 for what nobody expected.
     """
     try:
         app(standalone_mode=True)
+    except TierError as error:
+        print(f"kvtier: {without_password(str(error))}", file=sys.stderr)
+        advice = advice_on(verdict_of(error))
+        if advice:
+            print(f"  what to do: {advice}", file=sys.stderr)
+        return 1
     except KVTierError as error:
         print(f"kvtier: {error}", file=sys.stderr)
         return 2

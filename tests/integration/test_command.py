@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
 COMMAND = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()"]
 
@@ -40,6 +42,26 @@ def test_a_traceback_is_shown_to_who_asks_for_it(faulty_site: Path) -> None:
     assert done.returncode != 0
     assert done.stderr.startswith("Traceback (most recent call last):")
     assert "kvtier_faulty/clumsy.py" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["replay"], ["replay", "--json"], ["check"]])
+def test_a_tier_out_of_reach_is_status_1_with_advice_everywhere(
+    command: list[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text('slots = 4\ntiers = ["redis://127.0.0.1:1"]\n')
+    given = ["--config", str(config)] if command[0] == "replay" else [str(config)]
+    done = kvtier(*command, *given)
+    assert done.returncode == 1, done.stderr
+    said = done.stderr if command[0] == "replay" else done.stdout
+    assert "redis open: Error 111 connecting to 127.0.0.1:1. Connection refused." in said
+    assert "\n  what to do: see that the store runs, that its address is right" in said
+
+
+@pytest.mark.parametrize("command", ["check", "replay"])
+def test_the_help_names_every_status(command: str) -> None:
+    text = " ".join(kvtier(command, "--help").stdout.split())
+    assert re.search("exit status is 0 .* 1 .* 2 .* 3 ", text)
 
 
 def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path) -> None:
