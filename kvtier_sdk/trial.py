@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -79,7 +80,7 @@ class TierTrial:
             ``load``, ``remove``.
         fault: why the next step did not; secrets are masked.
         advice: what to do about it, where the fault does not say so itself.
-        remarks: what works and is still worth knowing.
+        remarks: what is worth knowing beside it, such as what the tier warned of.
     """
 
     name: str
@@ -131,6 +132,14 @@ class _Trial:
         self._runner: TierRunner
 
     def run(self) -> TierTrial:
+        with _warnings_of(self._spec.name) as warnings:
+            self._try_out()
+        prefix = f"{self._spec.name}: "
+        said = [self._masked(text.removeprefix(prefix)) for text in dict.fromkeys(warnings)]
+        self._trial.remarks += [text for text in said if text != self._trial.fault]
+        return self._trial
+
+    def _try_out(self) -> None:
         try:
             self._runner = make_runner(
                 self._spec,
@@ -162,15 +171,17 @@ class _Trial:
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
             raised.tier, raised.operation = self._spec.name, "open"
             self._note_fault(raised, Verdict.CONTRACT)
-        return self._trial
 
-    def _note_fault(self, error: Exception, verdict: Verdict | None) -> None:
+    def _masked(self, text: str) -> str:
         config = self._spec.config
         given = config.to_dict(secrets=True)
-        text = without_password(str(error))
+        text = without_password(text)
         for secret in filter(None, (given.get(name) for name in config.secret_names())):
             text = text.replace(str(secret), MASK)
-        self._trial.fault = text
+        return text
+
+    def _note_fault(self, error: Exception, verdict: Verdict | None) -> None:
+        self._trial.fault = self._masked(str(error))
         self._trial.advice = None if verdict is None else advice_on(verdict)
 
     def _take_steps(self) -> None:
@@ -264,3 +275,31 @@ def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
     thread.start()
     thread.join(timeout_s)
     return not thread.is_alive()
+
+
+class _Listener(logging.Handler):
+    """Writes down what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@contextmanager
+def _warnings_of(tier: str) -> Iterator[list[str]]:
+    """What a tier warns of in the meantime; said here, it is not logged besides."""
+    logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(listener)
+    # The level is also what a process of the tier's own is told to send.
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield listener.messages
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+        logger.propagate = propagate

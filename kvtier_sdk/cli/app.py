@@ -48,6 +48,14 @@ def _root(
     ] = False,
 ) -> None:
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_mask_secrets)
+    logging.getLogger("kvtier").setLevel(logging.WARNING)
+
+
+def _mask_secrets(record: logging.LogRecord) -> bool:
+    record.msg, record.args = without_password(record.getMessage()), ()
+    return True
 
 
 app.command("backends")(backends_command)

@@ -50,9 +50,11 @@ class MineTier(ChunkTierManager):
         transfer.payload[:] = stored[split:]
 '''
 
-#: Raises what is no error of a tier, and quotes a password.
+#: Warns, and raises what is no error of a tier and quotes a password.
 CLUMSY = """
-    async def open(self): raise LookupError("no //ada:hunter2@host")
+    async def open(self):
+        self.context.logger.warning("mind //ada:hunter2@host")
+        raise LookupError("no //ada:hunter2@host")
 """
 
 #: The least that can be loaded.

@@ -31,6 +31,7 @@ def test_what_nobody_expected_is_a_line_without_secrets(faulty_site: Path) -> No
     done = kvtier("replay", "--tier", "clumsy:", PYTHONPATH=str(faulty_site))
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
+        "kvtier.tier.clumsy: mind //ada:***@host\n"
         "kvtier: unexpected LookupError: no //ada:***@host; with KVTIER_TRACEBACK=1 in the "
         "environment, a traceback is shown\n"
     )
@@ -40,7 +41,7 @@ def test_a_traceback_is_shown_to_who_asks_for_it(faulty_site: Path) -> None:
     asked = {"PYTHONPATH": str(faulty_site), "KVTIER_TRACEBACK": "1"}
     done = kvtier("replay", "--tier", "clumsy:?runner=thread", **asked)
     assert done.returncode != 0
-    assert done.stderr.startswith("Traceback (most recent call last):")
+    assert "\nTraceback (most recent call last):" in done.stderr
     assert "kvtier_faulty/clumsy.py" in done.stderr
 
 
@@ -94,4 +95,5 @@ def test_check_goes_on_after_a_backend_with_a_bug(faulty_site: Path, tmp_path: P
     clumsy, memory = json.loads(done.stdout)["tiers"]
     assert clumsy["fault"] == "clumsy open: raised LookupError: no //ada:***@host"
     assert clumsy["advice"].startswith("a bug of the backend: ")
+    assert (clumsy["remarks"], done.stderr) == (["mind //ada:***@host"], "")
     assert memory["fault"] is None

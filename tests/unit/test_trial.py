@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Sequence
@@ -66,6 +67,22 @@ def test_a_tier_that_cannot_delete_keeps_the_chunk_and_says_so() -> None:
     trial = trial_of(Keeper)
     assert (list(trial.steps_s), trial.fault) == (STEPS[:-1], None)
     assert trial.remarks == ["it cannot delete: a chunk of 4096 bytes stays in it"]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_what_a_tier_warns_of_is_remarked(runner: str, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("kvtier").setLevel(logging.ERROR)
+    try:
+        trial = trial_of(ScriptedTier, on_open="warn", runner={"runner": runner})
+    finally:
+        logging.getLogger("kvtier").setLevel(logging.NOTSET)
+    assert (trial.fault, trial.remarks) == (None, ["90 percent full"])
+    assert caplog.messages == []
+
+
+def test_a_warning_that_says_what_the_fault_says_is_no_remark() -> None:
+    trial = trial_of(Full)
+    assert (trial.fault, trial.remarks) == ("t store: no room", [])
 
 
 def test_a_slow_step_is_remarked() -> None:
