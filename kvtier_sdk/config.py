@@ -152,6 +152,9 @@ class TierURL:
             parts = urlsplit(url)
         except ValueError:
             raise ConfigError(f"tier URL {shown!r}: the host cannot be read") from None
+        # First of all: what begins with it is taken from the host, the port or the query.
+        if parts.fragment:
+            raise ConfigError(f"tier URL {shown!r}: write '#' as %23, also in a password")
         try:
             port = parts.port
         except ValueError:
@@ -169,10 +172,9 @@ class TierURL:
                 f"tier URL {shown!r} names no backend; write for example "
                 "'file:///data/kv' or 'memory:'"
             )
-        if parts.fragment:
-            raise ConfigError(f"tier URL {shown!r}: write '#' as %23")
         options: dict[str, str] = {}
-        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        # A '+' is a blank in what a browser's form sends, and a '+' in a base64 key.
+        for name, value in parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True):
             if name in options:
                 raise ConfigError(f"tier URL {shown!r}: option {name!r} is given twice")
             options[name] = value

@@ -90,7 +90,8 @@ class TierSpec:
                 raise place.error(
                     "url",
                     "cannot be used: it is not clear where its password ends; in names, passwords "
-                    "and options write '@' as %40, ':' as %3A, '/' as %2F, '?' as %3F, '#' as %23",
+                    "and options write '@' as %40, ':' as %3A, '/' as %2F, '?' as %3F, '#' as %23, "
+                    "'%' as %25",
                 ) from None
             raise
 

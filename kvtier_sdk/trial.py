@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvtier_sdk.clock import Clock, SystemClock
-from kvtier_sdk.errors import BackendError, ConfigError, TierError, TierTimeoutError
+from kvtier_sdk.errors import (
+    BackendError,
+    ConfigError,
+    TierContractError,
+    TierError,
+)
 from kvtier_sdk.jobs import Job, JobResult, Operation, Verdict, verdict_of
 from kvtier_sdk.masking import MASK, without_password
 from kvtier_sdk.namespace import Namespace
@@ -32,13 +38,20 @@ _ADVICE: dict[Verdict, str] = {
         "see that the store runs, that its address is right, and that this machine reaches it"
     ),
     Verdict.AUTH: "correct the credentials, or give this user access",
-    Verdict.TIMEOUT: (
-        "see whether the store is overloaded or out of reach; --timeout makes the check wait longer"
-    ),
+    Verdict.TIMEOUT: "see whether the store is overloaded or out of reach",
     Verdict.CAPACITY: "make room in the store, or give it more",
     Verdict.CONTRACT: "a bug of the backend: use another release of it, and tell its author",
     Verdict.CORRUPT: "do not use this store: what comes back is not what was stored",
 }
+#: And where it is this module that waits no longer.
+_WAIT_LONGER = "; --timeout makes the check wait longer"
+#: How long a tier may take to close when somebody has interrupted its trial.
+_INTERRUPTED_S = 0.5
+
+
+def advice_on(verdict: Verdict) -> str | None:
+    """What an operator can do where a tier's call comes to a verdict; ``None`` if nobody knows."""
+    return _ADVICE.get(verdict)
 
 
 class _StepError(Exception):
@@ -47,6 +60,13 @@ class _StepError(Exception):
     def __init__(self, message: str, verdict: Verdict) -> None:
         super().__init__(message)
         self.verdict = verdict
+
+
+class _GaveUpError(_StepError):
+    """A step took longer than the trial waits."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Verdict.TIMEOUT)
 
 
 @dataclass(slots=True)
@@ -60,7 +80,7 @@ class TierTrial:
             ``load``, ``remove``.
         fault: why the next step did not; secrets are masked.
         advice: what to do about it, where the fault does not say so itself.
-        remarks: what works and is still worth knowing.
+        remarks: what is worth knowing beside it, such as what the tier warned of.
     """
 
     name: str
@@ -112,6 +132,14 @@ class _Trial:
         self._runner: TierRunner
 
     def run(self) -> TierTrial:
+        with _warnings_of(self._spec.name) as warnings:
+            self._try_out()
+        prefix = f"{self._spec.name}: "
+        said = [self._masked(text.removeprefix(prefix)) for text in dict.fromkeys(warnings)]
+        self._trial.remarks += [text for text in said if text != self._trial.fault]
+        return self._trial
+
+    def _try_out(self) -> None:
         try:
             self._runner = make_runner(
                 self._spec,
@@ -125,24 +153,36 @@ class _Trial:
             )
             try:
                 self._take_steps()
+            except KeyboardInterrupt:
+                # What does not end in time ends with the interpreter.
+                _ends_within(_INTERRUPTED_S, lambda: self._runner.close(_INTERRUPTED_S))
+                raise
             finally:
                 self._runner.close(self._timeout_s)
         except TierError as error:
             self._note_fault(error, verdict_of(error))
         except _StepError as error:
             self._note_fault(error, error.verdict)
+            if isinstance(error, _GaveUpError):
+                self._trial.advice = f"{self._trial.advice}{_WAIT_LONGER}"
         except (ConfigError, BackendError) as error:
             self._note_fault(error, None)
-        return self._trial
+        except Exception as error:  # whatever a stranger's tier does where it is made or opened
+            raised = TierContractError(f"raised {type(error).__name__}: {error}")
+            raised.tier, raised.operation = self._spec.name, "open"
+            self._note_fault(raised, Verdict.CONTRACT)
 
-    def _note_fault(self, error: Exception, verdict: Verdict | None) -> None:
+    def _masked(self, text: str) -> str:
         config = self._spec.config
         given = config.to_dict(secrets=True)
-        text = without_password(str(error))
+        text = without_password(text)
         for secret in filter(None, (given.get(name) for name in config.secret_names())):
             text = text.replace(str(secret), MASK)
-        self._trial.fault = text
-        self._trial.advice = None if verdict is None else _ADVICE.get(verdict)
+        return text
+
+    def _note_fault(self, error: Exception, verdict: Verdict | None) -> None:
+        self._trial.fault = self._masked(str(error))
+        self._trial.advice = None if verdict is None else advice_on(verdict)
 
     def _take_steps(self) -> None:
         pool, options = self._pool, self._spec.runner
@@ -187,13 +227,10 @@ class _Trial:
             except BaseException as error:
                 raised.append(error)
 
-        opening = threading.Thread(target=start, daemon=True)
-        opening.start()
-        opening.join(self._timeout_s)
-        if opening.is_alive():
-            error = TierTimeoutError(f"it did not open within {self._timeout_s:g} s")
-            error.tier, error.operation = self._spec.name, "open"
-            raise error
+        if not _ends_within(self._timeout_s, start):
+            raise _GaveUpError(
+                f"{self._spec.name} open: it did not open within {self._timeout_s:g} s"
+            )
         for failure in raised:
             raise failure
 
@@ -204,7 +241,7 @@ class _Trial:
         self._runner.submit([job])
         result = self._result_of(job)
         if result is None:
-            raise self._error(operation, "no answer", Verdict.TIMEOUT)
+            raise _GaveUpError(f"{self._spec.name} {operation.value}: no answer")
         (verdict,) = result.verdicts
         if verdict is expected:
             return
@@ -214,7 +251,10 @@ class _Trial:
             raise self._error(operation, "the chunk is not there, although it was stored", verdict)
         if result.error is not None:
             raise _StepError(result.error, verdict)
-        raise self._error(operation, f"no answer within {self._timeout_s:g} s", verdict)
+        message = f"no answer within {self._timeout_s:g} s"
+        if verdict is Verdict.TIMEOUT:
+            raise _GaveUpError(f"{self._spec.name} {operation.value}: {message}")
+        raise self._error(operation, message, verdict)
 
     def _error(self, operation: Operation, message: str, verdict: Verdict) -> _StepError:
         return _StepError(f"{self._spec.name} {operation.value}: {message}", verdict)
@@ -227,3 +267,39 @@ class _Trial:
                     return report
             self._reported.wait(_GRACE_S)
         return None
+
+
+def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
+    """Call it in a thread that nobody waits for longer; whether it has ended."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return not thread.is_alive()
+
+
+class _Listener(logging.Handler):
+    """Writes down what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@contextmanager
+def _warnings_of(tier: str) -> Iterator[list[str]]:
+    """What a tier warns of in the meantime; said here, it is not logged besides."""
+    logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(listener)
+    # The level is also what a process of the tier's own is told to send.
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield listener.messages
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+        logger.propagate = propagate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -9,6 +10,11 @@ def main() -> None:
     """Run the command; what it needs beyond the core is the extra ``cli``."""
     try:
         from kvtier_sdk.cli.app import run
+
+        sys.exit(run())
+    except KeyboardInterrupt:
+        # As a shell says it.
+        sys.exit(128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
@@ -17,4 +23,3 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    sys.exit(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -16,14 +17,19 @@ from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.config_file import read_options
-from kvtier_sdk.errors import ConfigError, KVTierError
+from kvtier_sdk.errors import ConfigError, KVTierError, TierError
+from kvtier_sdk.jobs import verdict_of
+from kvtier_sdk.masking import without_password
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
 from kvtier_sdk.tiering import TieringConfig
+from kvtier_sdk.trial import advice_on
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    # Its boxes show local variables, in some releases by default: passwords are among them.
+    pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )
 
@@ -42,6 +48,14 @@ def _root(
     ] = False,
 ) -> None:
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_mask_secrets)
+    logging.getLogger("kvtier").setLevel(logging.WARNING)
+
+
+def _mask_secrets(record: logging.LogRecord) -> bool:
+    record.msg, record.args = without_password(record.getMessage()), ()
+    return True
 
 
 app.command("backends")(backends_command)
@@ -49,6 +63,8 @@ app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
 
 
+#: In the environment, has what nobody expected shown whole.
+_TRACEBACK = "KVTIER_TRACEBACK"
 #: What a replay takes where neither the command line nor the file says anything.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
 
@@ -135,7 +151,8 @@ def replay_command(
     """Play a workload through the tiers, without an engine but with real bytes.
 
     Each chunk's content is a function of its key and is compared whenever it comes back. The
-    exit status is 1 if a byte was wrong.
+    exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
+    configuration, an option or the trace is wrong, 3 if something fails that nobody expected.
     """
     played = _workload(trace, workload, requests, seed)
     flags = {
@@ -189,11 +206,27 @@ def run() -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 2 with a line on stderr for what the user can mend.
+        The exit status, where it is not 0 with a line on stderr: 1 for a tier that does not work,
+        2 for what is written wrong, 3 for what nobody expected.
     """
     try:
         app(standalone_mode=True)
+    except TierError as error:
+        print(f"kvtier: {without_password(str(error))}", file=sys.stderr)
+        advice = advice_on(verdict_of(error))
+        if advice:
+            print(f"  what to do: {advice}", file=sys.stderr)
+        return 1
     except KVTierError as error:
         print(f"kvtier: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        if os.environ.get(_TRACEBACK):
+            raise
+        print(
+            f"kvtier: unexpected {type(error).__name__}: {without_password(str(error))}; with "
+            f"{_TRACEBACK}=1 in the environment, a traceback is shown",
+            file=sys.stderr,
+        )
+        return 3
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,17 +89,20 @@ def check_command(
     """Check a configuration, show what is in effect, and try its tiers out.
 
     No secret is shown. The exit status is 0 if all is well, 1 if a tier or the host pool does
-    not work, 2 if the configuration is wrong.
+    not work, 2 if the configuration or an option is wrong, 3 if something fails that nobody
+    expected.
     """
     size_bytes = None if chunk_bytes is None else _option("--chunk-bytes", parse_bytes, chunk_bytes)
     timeout_s = _option("--timeout", parse_seconds, timeout)
     if size_bytes == 0 or timeout_s == 0:
         raise ConfigError("--chunk-bytes and --timeout should be more than 0")
-    findings = _check(config, size_bytes, timeout_s if dry_run else None)
+    findings = _Findings(str(config))
+    for line in _check(config, findings, size_bytes, timeout_s if dry_run else None):
+        if not as_json:
+            # Into a pipe too: the next line may take as long as a tier may.
+            print(line, flush=True)
     if as_json:
         print(json.dumps({"ok": findings.status == 0, **asdict(findings)}))
-    else:
-        _show(findings)
     raise typer.Exit(findings.status)
 
 
@@ -110,8 +113,10 @@ def _option(flag: str, parse: Any, text: str) -> Any:
         raise ConfigError(f"{flag}: {error}") from None
 
 
-def _check(file: Path, size_bytes: int | None, timeout_s: float | None) -> _Findings:
-    findings = _Findings(str(file))
+def _check(
+    file: Path, findings: _Findings, size_bytes: int | None, timeout_s: float | None
+) -> Iterator[str]:
+    """Fill in the findings; yields each for people as soon as it is known."""
     try:
         options = read_options(file)
         of_vllm = is_transfer_config(options)
@@ -119,10 +124,23 @@ def _check(file: Path, size_bytes: int | None, timeout_s: float | None) -> _Find
         config = read(options, where=str(file))
     except ConfigError as error:
         findings.mistakes = str(error).splitlines()
-        return findings
-    findings.configuration = config.to_dict(defaults=True)
-    if timeout_s is None:
-        return findings
+        yield from findings.mistakes
+    else:
+        findings.configuration = config.to_dict(defaults=True)
+        yield from _configuration_lines(findings.configuration)
+        if timeout_s is not None:
+            yield from _try_out(config, findings, size_bytes, timeout_s, of_vllm=of_vllm)
+    yield f"{findings.file}: {_VERDICTS[findings.status]}"
+
+
+def _try_out(
+    config: TieringConfig,
+    findings: _Findings,
+    size_bytes: int | None,
+    timeout_s: float,
+    *,
+    of_vllm: bool,
+) -> Iterator[str]:
     size_bytes = size_bytes or config.chunk_bytes
     if size_bytes is None:
         size_bytes = _CHUNK_BYTES
@@ -134,51 +152,40 @@ def _check(file: Path, size_bytes: int | None, timeout_s: float | None) -> _Find
         check_pool(config, chunk_bytes=size_bytes, directory=_SHARED_MEMORY if of_vllm else None)
     except ConfigError as error:
         findings.pool_fault = in_vllms_names(str(error)) if of_vllm else str(error)
-    findings.tiers = list(try_tiers(config, chunk_bytes=size_bytes, timeout_s=timeout_s))
-    return findings
-
-
-def _show(findings: _Findings) -> None:
-    for mistake in findings.mistakes:
-        print(mistake)
-    if findings.configuration is not None:
-        _show_configuration(findings.configuration)
-    if findings.pool_fault:
-        print(f"host pool: FAILED\n  {findings.pool_fault}")
-    for trial in findings.tiers:
-        _show_trial(trial)
-    for remark in findings.remarks:
-        print(f"note: {remark}")
-    print(f"{findings.file}: {_VERDICTS[findings.status]}")
+        yield f"host pool: FAILED\n  {findings.pool_fault}"
+    for trial in try_tiers(config, chunk_bytes=size_bytes, timeout_s=timeout_s):
+        findings.tiers.append(trial)
+        yield from _trial_lines(trial)
+    yield from (f"note: {remark}" for remark in findings.remarks)
 
 
 _VERDICTS = {0: "ok", _DRY_RUN_FAILED: "does not work as it is", _MISTAKEN: "is wrong"}
 
 
-def _show_configuration(configuration: Mapping[str, Any]) -> None:
+def _configuration_lines(configuration: Mapping[str, Any]) -> Iterator[str]:
     """The options in effect, as TOML; those without a value are left out."""
-    _show_options({name: value for name, value in configuration.items() if name != "tiers"})
+    yield from _option_lines({name: of for name, of in configuration.items() if name != "tiers"})
     for tier in configuration.get("tiers", ()):
-        print("\n[[tiers]]")
-        _show_options(tier)
-    print()
+        yield "\n[[tiers]]"
+        yield from _option_lines(tier)
+    yield ""
 
 
-def _show_options(options: Mapping[str, Any]) -> None:
+def _option_lines(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             inner = ", ".join(f"{json.dumps(key)} = {json.dumps(of)}" for key, of in value.items())
-            print(f"{name} = {{{inner}}}")
+            yield f"{name} = {{{inner}}}"
         elif value is not None:
-            print(f"{name} = {json.dumps(value)}")
+            yield f"{name} = {json.dumps(value)}"
 
 
-def _show_trial(trial: TierTrial) -> None:
+def _trial_lines(trial: TierTrial) -> Iterator[str]:
     steps = ", ".join(f"{name} {1e3 * taken_s:.1f} ms" for name, taken_s in trial.steps_s.items())
-    print(f"tier {trial.name!r}: {'FAILED' if trial.fault else 'ok'}{steps and f' ({steps})'}")
+    yield f"tier {trial.name!r}: {'FAILED' if trial.fault else 'ok'}{steps and f' ({steps})'}"
     if trial.fault:
-        print(f"  {trial.fault}")
+        yield f"  {trial.fault}"
     if trial.advice:
-        print(f"  what to do: {trial.advice}")
+        yield f"  what to do: {trial.advice}"
     for remark in trial.remarks:
-        print(f"  note: {remark}")
+        yield f"  note: {remark}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -70,7 +72,19 @@ def new_backend_command(
     except OSError as error:
         raise ConfigError(f"{error.filename or project}: {error.strerror}") from error
     print(f"{project}: a backend {name!r} that works. The store is in {words['PACKAGE']}/tier.py.")
-    print(f"    cd {shlex.quote(str(project))} && make test")
+    source = _source()
+    options = "" if source is None else f" PIP_OPTIONS={shlex.quote(str(source))}"
+    print(f"    cd {shlex.quote(str(project))} && make test{options}")
+
+
+def _source() -> Path | None:
+    """The directory or wheel that kvtier-sdk was installed from; ``None`` if from an index.
+
+    What was never published is found on no index by the new package's own environment either.
+    """
+    told = distribution("kvtier-sdk").read_text("direct_url.json")
+    parts = urlsplit(json.loads(told)["url"] if told else "")
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def _check_name(name: str) -> None:

@@ -55,8 +55,8 @@ def print_table(report: ReplayReport, *, chunk_bytes: int, overlapped: bool) -> 
     console.print(table)
     us = report.scheduler_us
     console.print(
-        f"scheduler thread: {us['mean']:.1f} us CPU per chunk (mean); per request p50 "
-        f"{us['p50']:.1f}, p99 {us['p99']:.1f}, max {us['max']:.1f}"
+        f"scheduler thread: {us['mean']:.1f} us of CPU per chunk; a request's mean per chunk: "
+        f"p50 {us['p50']:.1f} us, p99 {us['p99']:.1f} us, max {us['max']:.1f} us"
     )
     for tier in report.tiers:
         for reason, count in sorted(tier.failures.items()):

@@ -50,6 +50,13 @@ class MineTier(ChunkTierManager):
         transfer.payload[:] = stored[split:]
 '''
 
+#: Warns, and raises what is no error of a tier and quotes a password.
+CLUMSY = """
+    async def open(self):
+        self.context.logger.warning("mind //ada:hunter2@host")
+        raise LookupError("no //ada:hunter2@host")
+"""
+
 #: The least that can be loaded.
 TIER = """
 from kvtier_sdk import ChunkTierManager
@@ -145,8 +152,9 @@ def faulty_site(install_package: Install) -> Path:
             "broken": "raise RuntimeError('no such driver')",
             "stranger": "class Tier: contract_version = 1",
             "newer": TIER.format(version=2),
+            "clumsy": TIER.format(version=1) + CLUMSY,
         },
-        {"broken": "broken:Tier", "stranger": "stranger:Tier", "newer": "newer:Tier"},
+        {name: f"{name}:Tier" for name in ("broken", "stranger", "newer", "clumsy")},
     )
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from support.author import ROOT, run, stranger
@@ -49,8 +54,21 @@ def test_a_newcomer_needs_no_edit(wheels: Path, tmp_path: Path) -> None:
     assert listed == "['demo', 'memory'] <class 'kvtier_demo.tier.DemoTier'>\n"
 
 
+def test_a_newcomer_with_a_clone_does_what_he_is_told(tmp_path: Path) -> None:
+    """Nothing is on an index, and no directory of wheels is named."""
+    told = distribution("kvtier-sdk").read_text("direct_url.json")
+    if told is None:
+        pytest.skip("kvtier-sdk was installed from an index or a directory of wheels")
+    source = url2pathname(urlsplit(json.loads(told)["url"]).path)
+    command = new_backend("demo", directory=tmp_path).stdout.splitlines()[-1]
+    assert command.endswith(f"make test PIP_OPTIONS={source}")
+    environment = stranger(tmp_path)
+    del environment["PIP_OPTIONS"]
+    assert re.search(r"^\d+ passed", run(command.strip(), tmp_path, environment), re.MULTILINE)
+
+
 @pytest.mark.parametrize(
-    ("name", "distribution", "package", "tier"),
+    ("name", "called", "package", "tier"),
     [
         ("demo", "kvtier-demo", "kvtier_demo", "DemoTier"),
         ("my_store2", "kvtier-my-store2", "kvtier_my_store2", "MyStore2Tier"),
@@ -58,11 +76,11 @@ def test_a_newcomer_needs_no_edit(wheels: Path, tmp_path: Path) -> None:
     ],
 )
 def test_the_package_is_called_after_the_backend(
-    tmp_path: Path, name: str, distribution: str, package: str, tier: str
+    tmp_path: Path, name: str, called: str, package: str, tier: str
 ) -> None:
     project = written(name, tmp_path)
     metadata = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    assert (project.name, metadata["name"]) == (distribution, distribution)
+    assert (project.name, metadata["name"]) == (called, called)
     (target,) = metadata["entry-points"]["kvtier.backends"].values()
     assert target.startswith(f"{package}:{tier}")
     (needed,) = metadata["dependencies"]
@@ -133,3 +151,29 @@ def test_the_templates_are_in_the_wheel(wheels: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith(place)}
     assert packed == {f"{place}/{path.name}" for path in (ROOT / place).iterdir()}
+
+
+def test_a_crash_of_the_interpreter_is_put_down_to_a_rule(tmp_path: Path) -> None:
+    """By what the generated README says to do, with the options of the generated project."""
+    project = written("demo", tmp_path)
+    tier = project / "kvtier_demo" / "tier.py"
+    tier.write_text(
+        tier.read_text() + "\n    async def close(self) -> None:\n"
+        "        import ctypes\n\n"
+        "        await run_blocking(ctypes.string_at, 0)\n"
+    )
+    installed = project / "kvtier_demo-0.1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: kvtier-demo\nVersion: 0.1.0\n")
+    (installed / "entry_points.txt").write_text("[kvtier.backends]\ndemo = kvtier_demo:DemoTier\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-vv"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode < 0
+    assert re.search(r"test_conformance.py::TestDemoTier::test_\w+ *$", done.stdout), done.stdout
+    assert "-vv" in (project / "README.md").read_text()

@@ -18,3 +18,24 @@ def test_the_example_prints_what_the_readme_says() -> None:
         [sys.executable, "-c", example], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == printed
+
+
+def test_whoever_is_told_to_install_is_told_from_where() -> None:
+    """Nothing is published: what pip is asked for is found in a clone only."""
+    text = README.read_text()
+    (command,) = re.findall(r"^    pip install '\.\[.*$", text, re.MULTILINE)
+    assert "\n## Install\n" in text
+    for package in re.findall(r"\./\S+", command):
+        assert (README.parent / package / "pyproject.toml").exists()
+    asks = re.compile(r"pip install [^\n]*kvtier-(sdk|file|redis|s3|sqlite)")
+    pages = [
+        page
+        for place in ("docs", "backends", "examples")
+        for page in (README.parent / place).rglob("*.md")
+        if asks.search(page.read_text())
+    ]
+    assert len(pages) >= 7
+    for page in pages:
+        (link,) = set(re.findall(r"\((\S+README\.md)#install\)", page.read_text())) or {None}
+        assert link is not None, page
+        assert (page.parent / link).resolve() == README, page

@@ -30,6 +30,7 @@ from kvtier_sdk import (
     TierAuthError,
     TierError,
     TierSpec,
+    TierTimeoutError,
     TierUnavailableError,
     Transfer,
     make_offload_key,
@@ -106,6 +107,9 @@ class ScriptedTier(MemoryTier):
 
     def _refuse(self) -> None:
         raise TierUnavailableError("connection refused")
+
+    def _dally(self) -> None:
+        raise TierTimeoutError("no connection within 2 s")
 
     def _expire(self) -> None:
         raise ExpiredError("Ada", 3)

@@ -242,6 +242,28 @@ def test_a_part_without_a_meaning_is_refused(url: str) -> None:
         TierConfig.options_from_url(TierURL.parse(url))
 
 
+def test_a_plus_in_a_url_is_a_plus() -> None:
+    parsed = TierURL.parse("mine:?secret=a+b/c%2Bd%20e&flag=")
+    assert parsed.options == {"secret": "a+b/c+d e", "flag": ""}
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://kv:s3cr3t#x@host:1/0", "write '#' as %23"),
+        ("redis://kv:s3cr3t?x@host:1/0", "'?' as %3F"),
+        ("redis://kv:s3cr3t/x@host:1/0", "'/' as %2F"),
+        ("redis://kv:s3:cr3t@host:x/0", "':' as %3A"),
+        ("redis://kv:s3%cr3t@host:x/0", "'%' as %25"),
+    ],
+)
+def test_what_a_password_cannot_hold_as_it_is_is_told(url: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TierURL.parse(url)
+    assert said in str(caught.value)
+    assert "cr3t" not in str(caught.value)
+
+
 def test_a_password_in_a_url_is_not_shown() -> None:
     url = "memory://user:s3cret@host:1/0?capacity=1GiB#part"
     with pytest.raises(ConfigError) as caught:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,22 @@ def test_a_tier_that_cannot_delete_keeps_the_chunk_and_says_so() -> None:
     assert trial.remarks == ["it cannot delete: a chunk of 4096 bytes stays in it"]
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_what_a_tier_warns_of_is_remarked(runner: str, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("kvtier").setLevel(logging.ERROR)
+    try:
+        trial = trial_of(ScriptedTier, on_open="warn", runner={"runner": runner})
+    finally:
+        logging.getLogger("kvtier").setLevel(logging.NOTSET)
+    assert (trial.fault, trial.remarks) == (None, ["90 percent full"])
+    assert caplog.messages == []
+
+
+def test_a_warning_that_says_what_the_fault_says_is_no_remark() -> None:
+    trial = trial_of(Full)
+    assert (trial.fault, trial.remarks) == ("t store: no room", [])
+
+
 def test_a_slow_step_is_remarked() -> None:
     trial = trial_of(MemoryTier, latency=0.02, runner={"lookup_deadline": 0.01})
     assert trial.fault is None
@@ -106,7 +125,9 @@ def test_a_tier_that_does_not_work_is_told_with_its_step(
         ("refuse", "t open: connection refused", "see that the store runs"),
         ("expire", "t open: the key of Ada expired 3 days ago", "correct the credentials"),
         ("misconfigure", "tier 't': option 'bucket' names none", ""),
+        ("misbehave", "t open: raised ZeroDivisionError: a bug", "a bug of the backend: "),
         ("hang", "t open: it did not open within 0.2 s", "see whether the store is overloaded"),
+        ("dally", "t open: no connection within 2 s", "see whether the store is overloaded"),
     ],
 )
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -118,12 +139,37 @@ def test_a_tier_that_does_not_open_is_told(
     assert (trial.fault, trial.steps_s) == (fault, {})
     assert (trial.advice or "").startswith(advice)
     assert bool(trial.advice) == bool(advice)
+    assert ("--timeout" in (trial.advice or "")) == (on_open == "hang")
+
+
+def test_a_tier_that_cannot_be_made_does_not_hide_the_next() -> None:
+    class Stillborn(MemoryTier):
+        def __init__(self, *_: Any) -> None:
+            raise RuntimeError("no driver")
+
+    spec = TierSpec("t", "memory", Stillborn, MemoryTier.config_model(), RunnerOptions())
+    first, second = trials(spec, "memory:")
+    assert first.fault == "t open: raised RuntimeError: no driver"
+    assert (first.advice or "").startswith("a bug of the backend: ")
+    assert second.fault is None
 
 
 def test_a_tier_that_hangs_is_given_up() -> None:
     trial = trial_of(ScriptedTier, 0.2, on_load="hang")
     assert list(trial.steps_s) == ["open", "store", "lookup"]
     assert trial.fault == "t load: no answer within 0.2 s"
+    assert (trial.advice or "").endswith("; --timeout makes the check wait longer")
+
+
+def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
+    class Interrupted(ScriptedTier):
+        async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return await super().load(batch)
+
+    # Neither the call nor the closing would end within the test's life.
+    with pytest.raises(KeyboardInterrupt):
+        trial_of(Interrupted, 3600.0, on_load="hang", close_s=3600.0)
 
 
 def test_a_secret_in_a_tiers_words_is_masked() -> None:

@@ -1,0 +1,99 @@
+"""The ``kvtier`` command as a whole: whatever goes wrong is a line, and has a status of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()"]
+
+
+def kvtier(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_what_nobody_expected_is_a_line_without_secrets(faulty_site: Path) -> None:
+    done = kvtier("replay", "--tier", "clumsy:", PYTHONPATH=str(faulty_site))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        "kvtier.tier.clumsy: mind //ada:***@host\n"
+        "kvtier: unexpected LookupError: no //ada:***@host; with KVTIER_TRACEBACK=1 in the "
+        "environment, a traceback is shown\n"
+    )
+
+
+def test_a_traceback_is_shown_to_who_asks_for_it(faulty_site: Path) -> None:
+    asked = {"PYTHONPATH": str(faulty_site), "KVTIER_TRACEBACK": "1"}
+    done = kvtier("replay", "--tier", "clumsy:?runner=thread", **asked)
+    assert done.returncode != 0
+    assert "\nTraceback (most recent call last):" in done.stderr
+    assert "kvtier_faulty/clumsy.py" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["replay"], ["replay", "--json"], ["check"]])
+def test_a_tier_out_of_reach_is_status_1_with_advice_everywhere(
+    command: list[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text('slots = 4\ntiers = ["redis://127.0.0.1:1"]\n')
+    given = ["--config", str(config)] if command[0] == "replay" else [str(config)]
+    done = kvtier(*command, *given)
+    assert done.returncode == 1, done.stderr
+    said = done.stderr if command[0] == "replay" else done.stdout
+    assert "redis open: Error 111 connecting to 127.0.0.1:1. Connection refused." in said
+    assert "\n  what to do: see that the store runs, that its address is right" in said
+
+
+@pytest.mark.parametrize("command", ["check", "replay"])
+def test_the_help_names_every_status(command: str) -> None:
+    text = " ".join(kvtier(command, "--help").stdout.split())
+    assert re.search("exit status is 0 .* 1 .* 2 .* 3 ", text)
+
+
+def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path) -> None:
+    """By a server that takes connections and never answers."""
+    config = tmp_path / "kv.toml"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}?connect_timeout=1h"
+        config.write_text(f'slots = 4\ntiers = ["memory:", "{url}"]\n')
+        command = [*COMMAND, "check", "--timeout", "1h", str(config)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as check:
+            connection, _ = silent.accept()
+            assert check.stdout is not None
+            told = b""
+            while b"tier 'memory': ok" not in told:
+                line = check.stdout.readline()
+                assert line, told
+                told += line
+            check.send_signal(signal.SIGINT)
+            rest, said = check.communicate()
+            connection.close()
+    assert told.startswith(b"slots = 4\n")
+    assert (check.returncode, rest.strip(), b"Traceback" in said) == (130, b"", False)
+
+
+def test_check_goes_on_after_a_backend_with_a_bug(faulty_site: Path, tmp_path: Path) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text('slots = 4\ntiers = ["clumsy:", "memory:"]\n')
+    done = kvtier("check", "--json", str(config), PYTHONPATH=str(faulty_site))
+    assert done.returncode == 1, done.stderr
+    clumsy, memory = json.loads(done.stdout)["tiers"]
+    assert clumsy["fault"] == "clumsy open: raised LookupError: no //ada:***@host"
+    assert clumsy["advice"].startswith("a bug of the backend: ")
+    assert (clumsy["remarks"], done.stderr) == (["mind //ada:***@host"], "")
+    assert memory["fault"] is None
