@@ -83,11 +83,15 @@ class Route(ABC):
         """
         if not commands:
             return []
-        with translated():
-            async with self._turns, self._pipeline() as pipeline:
-                for words in commands:
-                    pipeline.execute_command(*words)
-                results: list[Any] = await pipeline.execute(raise_on_error=False)
+        try:
+            with translated():
+                async with self._turns, self._pipeline() as pipeline:
+                    for words in commands:
+                        pipeline.execute_command(*words)
+                    results: list[Any] = await pipeline.execute(raise_on_error=False)
+        except asyncio.CancelledError:
+            self.suspect()
+            raise
         for result in results:
             if isinstance(result, Exception):
                 self.suspect()

@@ -16,6 +16,8 @@ from kvtier_redis.dialling import Dialler
 from kvtier_redis.wire import Exchange, Wire
 from kvtier_sdk import (
     CorruptChunkError,
+    SystemClock,
+    TierSpec,
     TierTimeoutError,
     TierUnavailableError,
 )
@@ -264,6 +266,14 @@ async def test_somebody_who_never_answers(bench):
         port = silent.getsockname()[1]
         with pytest.raises(TierTimeoutError):
             await bench.open(f"redis://127.0.0.1:{port}", connect_timeout="200ms")
+
+
+async def test_a_connection_is_made_when_the_server_has_answered():
+    config = TierSpec.from_url("redis:", connect_timeout="200ms").config
+    # The system accepts for a server that hangs.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(TierTimeoutError, match="no connection to"):
+            await Dialler(config, SystemClock()).dial(silent.getsockname())
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,30 @@ async def test_sentinel_and_a_failover(bench, sentinel_group):
     assert await bench.has(tier, KEYS[9]) == [True]
 
 
+async def test_a_master_that_hangs_is_left_for_its_successor(bench, sentinel_group):
+    group = sentinel_group
+    tier = await bench.open(
+        f"redis://:secret@127.0.0.1:{group.sentinel.port}?sentinel=kv",
+        sentinel_password="guarded",
+    )
+    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    group.master.ask("WAIT", 1, 5000)
+    group.master.pause()
+    group.sentinel.ask("SENTINEL", "SET", "kv", "down-after-milliseconds", 300)
+    place = str(group.replica.port).encode()
+    await asyncio.to_thread(
+        group.sentinel.wait_until,
+        lambda: place in group.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "kv"),
+        "it has another master",
+    )
+    # What was on its way to the one that hangs has no end but its deadline.
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await tier.load([bench.empty(KEYS[0])])
+    async with asyncio.timeout(20):
+        assert await bench.loads(tier, *KEYS[:8])
+
+
 async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
     url = f"redis://:secret@127.0.0.1:{sentinel_group.sentinel.port}?sentinel=other"
     with pytest.raises(TierUnavailableError, match="other"):
@@ -259,6 +283,31 @@ async def test_slots_that_move_are_followed(bench, start_cluster):
     assert await bench.loads(tier, key)  # MOVED
     assert await bench.put(tier, key) == [None]
     assert await bench.has(tier, key) == [True]
+
+
+@pytest.mark.parametrize("given_up", ["has", "loads"])
+async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
+    servers = start_cluster(3)
+    hung, heir, other = servers
+    tier = await bench.open(f"{heir.url}?cluster=yes")
+    await bench.put(tier, *KEYS)
+    slots = {key: hung.ask("CLUSTER", "KEYSLOT", bench.name(key)) for key in KEYS}
+    key = next(key for key in KEYS if hung.ask("CLUSTER", "COUNTKEYSINSLOT", slots[key]))
+    heir_id = heir.ask("CLUSTER", "MYID")
+    hung.pause()
+    for server in (heir, other):
+        server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        server.ask("CLUSTER", "SETSLOT", slots[key], "NODE", heir_id)
+    # What was on its way to the one that hangs has no end but its deadline.
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await getattr(bench, given_up)(tier, key)
+
+    async def at_the_heir() -> bool:
+        return await bench.put(tier, key) == [None] and await bench.has(tier, key) == [True]
+
+    async with asyncio.timeout(20):
+        await eventually(at_the_heir, heir)
 
 
 async def test_a_node_that_is_failed_over(bench, start_cluster):
