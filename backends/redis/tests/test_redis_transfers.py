@@ -271,9 +271,11 @@ async def test_somebody_who_never_answers(bench):
 async def test_a_connection_is_made_when_the_server_has_answered():
     config = TierSpec.from_url("redis:", connect_timeout="200ms").config
     # The system accepts for a server that hangs.
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(TierTimeoutError, match="no connection to"):
-            await Dialler(config, SystemClock()).dial(silent.getsockname())
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(TierTimeoutError, match="no connection to"),
+    ):
+        await Dialler(config, SystemClock()).dial(silent.getsockname())
 
 
 @pytest.mark.parametrize(
@@ -350,11 +352,13 @@ async def test_when_a_call_has_returned_no_buffer_is_held(bench, server, case):
 
 async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):
     tier = await bench.open(server.url, connections=4)
-    # One is redis-py's, one asks here, and so two are left of four.
-    taken = len(server.ask("CLIENT", "LIST"))
-    server.ask("CONFIG", "SET", "maxclients", taken + 2)
-    assert await bench.put(tier, *KEYS) == [None] * 20
-    assert await bench.loads(tier, *KEYS)
+    with server.client() as admin:
+        # One is redis-py's, one asks here, and so two are left of four.
+        taken = admin.info("clients")["connected_clients"]
+        admin.config_set("maxclients", taken + 2)
+        assert await bench.put(tier, *KEYS) == [None] * 20
+        assert await bench.loads(tier, *KEYS)
+        assert admin.info("stats")["rejected_connections"] > 0
 
 
 async def test_a_server_out_of_reach_is_tried_once_for_each_connection(bench, server, monkeypatch):
