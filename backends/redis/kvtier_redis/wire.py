@@ -110,10 +110,14 @@ class Wire:
         Each that was taken has its outcome then. After an answer of another length, and where the
         connection breaks, it is closed and takes no more of them.
 
+        Raises:
+            TierUnavailableError: it was closed before, and took none.
+
         A cancellation closes the connection; when it is raised nothing touches the buffers.
         """
         if not self.is_usable:
-            return
+            # Not in silence: whoever has a queue to empty would dial for ever.
+            raise self._lost()
         self._queue, self._left = queue, most
         finished = self._finished = self._loop.create_future()
         try:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import subprocess
 from types import SimpleNamespace
 
 import pytest
 from support.papers import make_papers
 
-from kvtier_sdk import ConfigError, TierAuthError, TierError, TierUnavailableError
+from kvtier_redis.carrier import Carrier
+from kvtier_redis.dialling import Dialler
+from kvtier_redis.routes import OneServer
+from kvtier_redis.wire import Exchange
+from kvtier_sdk import (
+    ConfigError,
+    SystemClock,
+    TierAuthError,
+    TierError,
+    TierSpec,
+    TierUnavailableError,
+)
 
 # A replica that has not caught up once cannot take over.
 AT_ONCE = ["--repl-diskless-sync-delay", "0"]
@@ -91,6 +103,34 @@ async def test_a_cancellation_over_tls(bench, start_tls, papers, operation):
     transfer.payload[:] = b"n" * len(transfer.payload)
     assert await bench.loads(tier, KEYS[0])
     assert bytes(transfer.payload) == b"n" * len(transfer.payload)
+
+
+async def test_a_server_that_signs_in_and_hangs_up(papers):
+    times = 0
+
+    async def serve(reader, writer):
+        nonlocal times
+        times += 1
+        await reader.read(100)
+        writer.write(b"+OK\r\n")
+        writer.close()
+
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*papers.server)
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    port = peer.sockets[0].getsockname()[1]
+    config = TierSpec.from_url(f"rediss://:p@127.0.0.1:{port}", tls_ca=papers.ca).config
+    clock, route = SystemClock(), OneServer(config)
+    carrier = Carrier(route, Dialler(config, clock), 1, object_bytes=100, clock=clock)
+    requests = [Exchange(key, [b"request"]) for key in KEYS[:8]]
+    async with asyncio.timeout(20):
+        await carrier.carry(requests)
+    assert {type(request.outcome) for request in requests} == {TierUnavailableError}
+    # Each is tried, or fails with the connection: none is tried again.
+    assert 1 <= times <= len(requests)
+    carrier.close()
+    await route.close()
+    peer.close()
 
 
 async def test_a_file_that_is_no_certificate(bench, tmp_path):
