@@ -304,6 +304,32 @@ async def test_somebody_who_speaks_otherwise(answer):
     peer.close()
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_load"),
+    [
+        *((answer, False) for answer in (b"$-1", b"$3\r\nfoo", b":0", b"+QUEUED", b"+PONG")),
+        *((answer, True) for answer in (b"+OK", b":1")),
+    ],
+)
+async def test_an_answer_of_the_wrong_kind_is_neither_success_nor_damage(answer, is_load):
+    async def serve(reader, writer):
+        await reader.read(100)
+        writer.write(answer + b"\r\n")
+        await reader.read()
+        writer.close()
+        left.set()
+
+    left = asyncio.Event()
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
+    wire = connected_wire(peer.sockets[0].getsockname()[1])
+    target = [memoryview(bytearray(10))] if is_load else []
+    with pytest.raises(TierUnavailableError, match="the server sent what is no answer"):
+        await wire.call([b"request\r\n"], target)
+    assert not wire.is_usable
+    await left.wait()
+    peer.close()
+
+
 async def test_a_connection_with_another_length_on_its_way_is_of_no_more_use(server):
     server.ask("SET", "k", b"x" * 1000)
     wire = connected_wire(server.port)
