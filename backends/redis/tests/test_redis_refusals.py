@@ -17,13 +17,13 @@ from kvtier_sdk import (
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
-COMMANDS = "+get +set +exists +unlink +touch +pexpire +strlen +scan +ping +select +info"
 
 
 @pytest.fixture
-def guarded(make_server):
+def guarded(make_server, rights):
     """A server whose default user is off, and that knows the user ``kv``."""
-    server = make_server(*f"--requirepass admin --user kv on >secret ~kvtier* {COMMANDS}".split())
+    user = ["--user", "kv", "on", ">secret", "~kvtier*", *rights.everywhere]
+    server = make_server("--requirepass", "admin", *user)
     server.client_options["password"] = "admin"
     return server.start()
 

@@ -298,6 +298,24 @@ async def test_a_cluster_of_three(bench, start_cluster):
     assert await bench.has(tier, *KEYS) == [False] * 60 + [True] * 60
 
 
+async def test_an_acl_user_of_a_cluster_with_what_the_readme_names(bench, start_cluster, rights):
+    servers = start_cluster(3)
+    commands = [*rights.everywhere, *rights.cluster]
+    for server in servers:
+        server.ask("ACL", "SETUSER", "kv", "on", ">secret", "~kvtier*", *commands)
+    url = f"redis://kv:secret@127.0.0.1:{servers[0].port}?cluster=yes"
+    tier = await bench.open(url, ttl="1h")
+    assert await bench.put(tier, *KEYS) == [None] * 120
+    assert await bench.loads(tier, *KEYS)
+    assert await bench.has(tier, *KEYS) == [True] * 120
+    await tier.touch(KEYS)
+    assert sorted([entry.key async for entry in tier.scan()]) == KEYS
+    assert (await tier.usage()).chunks == 121
+    await tier.delete(KEYS)
+    forever = await bench.open(url)
+    await forever.touch(KEYS)
+
+
 async def test_slots_that_move_are_followed(bench, start_cluster):
     servers = start_cluster(3)
     tier = await bench.open(f"redis://127.0.0.1:1?cluster=yes&hosts=127.0.0.1:{servers[1].port}")
