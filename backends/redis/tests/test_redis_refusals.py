@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvtier_redis.faults import answer_error
+from kvtier_redis.faults import SettingError, answer_error
 from kvtier_sdk import (
     ConfigError,
     CorruptChunkError,
@@ -175,7 +175,7 @@ async def test_a_node_of_a_cluster_without_the_option(bench, make_server):
         ("ERR max number of clients reached", TierUnavailableError, True),
         ("WRONGTYPE Operation against", CorruptChunkError, False),
         ("ERR unknown command", TierError, False),
-        ("MOVED 3999 127.0.0.1:6381", TierError, False),
+        ("MOVED 3999 127.0.0.1:6381", SettingError, False),
     ],
 )
 def test_every_answer_has_its_error(answer, kind, retryable):

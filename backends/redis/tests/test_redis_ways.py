@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import subprocess
 from types import SimpleNamespace
@@ -341,6 +342,34 @@ async def test_slots_that_move_are_followed(bench, start_cluster):
     assert await bench.loads(tier, key)  # MOVED
     assert await bench.put(tier, key) == [None]
     assert await bench.has(tier, key) == [True]
+
+
+async def test_a_cluster_of_which_no_node_is_left(bench, start_cluster):
+    servers = start_cluster(3)
+    tier = await bench.open(f"{servers[0].url}?cluster=yes")
+    await bench.put(tier, KEYS[0])
+    for server in servers:
+        server.kill()
+    for _ in range(3):
+        with pytest.raises(TierUnavailableError):
+            await bench.has(tier, *KEYS)
+        with contextlib.suppress(TierUnavailableError):
+            verdicts = await tier.load([bench.empty(key) for key in KEYS])
+            assert {type(verdict) for verdict in verdicts} == {TierUnavailableError}
+    with pytest.raises(TierUnavailableError):
+        await bench.open(f"{servers[0].url}?cluster=yes")
+
+
+async def test_a_server_alone_is_no_cluster(bench, server):
+    with pytest.raises(ConfigError, match="option 'cluster'"):
+        await bench.open(f"{server.url}?cluster=yes")
+
+
+async def test_a_user_who_may_not_ask_for_the_map(bench, make_server):
+    server = make_server("--cluster-enabled", "yes").start()
+    server.ask("ACL", "SETUSER", "kv", "on", ">secret", "~*", "+@all", "-cluster")
+    with pytest.raises(TierAuthError, match="cluster"):
+        await bench.open(f"redis://kv:secret@127.0.0.1:{server.port}?cluster=yes")
 
 
 @pytest.mark.parametrize("given_up", ["has", "loads"])
