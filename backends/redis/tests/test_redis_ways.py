@@ -247,10 +247,23 @@ async def test_a_master_that_hangs_is_left_for_its_successor(bench, sentinel_gro
 
 async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
     url = f"redis://:secret@127.0.0.1:{sentinel_group.sentinel.port}?sentinel=other"
-    with pytest.raises(TierUnavailableError, match="other"):
+    with pytest.raises(ConfigError, match="no Sentinel knows 'other'; check option 'sentinel'"):
         await bench.open(url, sentinel_password="guarded")
-    with pytest.raises((TierAuthError, TierUnavailableError)):
-        await bench.open(url.replace("other", "kv"))
+    # One that does not answer may know.
+    with pytest.raises(TierUnavailableError, match="no master of 'other'.*127.0.0.1:1: ") as caught:
+        await bench.open(url, sentinel_password="guarded", hosts="127.0.0.1:1")
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("password", [{}, {"sentinel_password": "wrong"}])
+async def test_sentinel_refuses_the_password(bench, sentinel_group, password):
+    port = sentinel_group.sentinel.port
+    url = f"redis://:secret@127.0.0.1:{port}?sentinel=kv&hosts=127.0.0.1:1"
+    with pytest.raises(TierAuthError, match=f"'sentinel_password'.*127.0.0.1:{port}: ") as caught:
+        await bench.open(url, **password)
+    assert not caught.value.retryable
+    assert len(str(caught.value)) < 200
+    assert "secret" not in str(caught.value)
 
 
 @pytest.fixture
