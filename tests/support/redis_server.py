@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -110,6 +111,11 @@ class Server:
     def client(self) -> redis.Redis:
         """A client of it, for the caller to close."""
         return redis.Redis(**self.client_options, socket_timeout=5)  # type: ignore[arg-type]
+
+    def pause(self) -> None:
+        """Let it hang: the system accepts for it, and nobody answers, until :meth:`kill`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         """End it at once, if it runs: nothing is saved."""

@@ -15,13 +15,15 @@ _END = b"\r\n"
 # Longer than any server's error message; what is longer is no line of this protocol.
 _LINE_LIMIT_BYTES = 4096
 _DIGITS_LIMIT = 20
+#: What a peer did that says neither yes nor no nor how much.
+NO_ANSWER = "sent what is no answer to a command about a chunk"
 
 
 class Kind(Enum):
     """What was answered."""
 
-    #: A status or a number.
-    LINE = auto()
+    #: What was asked for is done.
+    OK = auto()
     #: The server refused; the text says why.
     ERROR = auto()
     #: There is no such value.
@@ -45,12 +47,8 @@ class Answer:
     text: str = ""
 
 
-# What an answer begins with, and what its line is then; a value's line is looked at first.
-_MARKS = {b"+": Kind.LINE, b":": Kind.LINE, b"-": Kind.ERROR, b"$": Kind.ABSENT}
-
-
 _OK_LINE = b"+OK"
-_OK = Answer(Kind.LINE, "OK")
+_OK = Answer(Kind.OK, "OK")
 _FILLED = Answer(Kind.FILLED)
 
 
@@ -200,8 +198,8 @@ class AnswerReader:
 
 def _check_beginning(text: bytes) -> None:
     """Complain about what cannot become an answer's line."""
-    if text[:1] not in _MARKS:
-        raise ProtocolError("sent what is no answer to a command about a chunk")
+    if text[:1] not in b"-$" and not (_OK_LINE + _END).startswith(text):
+        raise ProtocolError(NO_ANSWER)
     if len(text) == _LINE_LIMIT_BYTES:
         raise ProtocolError("sent a line without an end")
     if text[:1] == b"$" and len(text) > _DIGITS_LIMIT:
@@ -211,10 +209,12 @@ def _check_beginning(text: bytes) -> None:
 def _answer(line: bytes) -> Answer:
     """The answer of one line."""
     mark, text = line[:1], line[1:].decode(errors="replace")
-    if mark not in _MARKS:
-        raise ProtocolError("sent what is no answer to a command about a chunk")
-    if mark == b"$" and line != b"$-1":
-        if not (text.isascii() and text.isdigit()):
-            raise ProtocolError("sent a length that is no number")
-        return Answer(Kind.OTHER_LENGTH, text)
-    return Answer(_MARKS[mark], text)
+    if mark == b"-":
+        return Answer(Kind.ERROR, text)
+    if mark != b"$":
+        raise ProtocolError(NO_ANSWER)
+    if line == b"$-1":
+        return Answer(Kind.ABSENT, text)
+    if not (text.isascii() and text.isdigit()):
+        raise ProtocolError("sent a length that is no number")
+    return Answer(Kind.OTHER_LENGTH, text)

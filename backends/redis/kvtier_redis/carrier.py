@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -65,10 +66,20 @@ class Carrier:
         After a cancellation nothing touches their buffers.
         """
         try:
-            await self._route.settle()
+            await self._carry(exchanges)
+        except asyncio.CancelledError:
+            # Given up, perhaps for a server that hangs: nothing else would tell.
+            self._route.suspect()
+            raise
         except TierError as error:
             self._note(error)
             raise
+        for exchange in exchanges:
+            if isinstance(exchange.outcome, TierError):
+                self._note(exchange.outcome)
+
+    async def _carry(self, exchanges: Sequence[Exchange]) -> None:
+        await self._route.settle()
         legs = self._legs(exchanges)
         for _ in range(_MOST_HOPS):
             await self._send(legs)
@@ -79,9 +90,6 @@ class Carrier:
             leg.exchange.outcome = TierUnavailableError(
                 f"sent from node to node {_MOST_HOPS} times"
             )
-        for exchange in exchanges:
-            if isinstance(exchange.outcome, TierError):
-                self._note(exchange.outcome)
 
     def close(self) -> None:
         """Cut all connections."""

@@ -118,7 +118,9 @@ class Dialler:
         if config.password is not None:
             user = [config.username.encode()] if config.username else []
             steps.append(command(b"AUTH", *user, config.password.get_secret_value().encode()))
-        if config.db:
+        if config.db or not steps:
+            # Where nothing has to be said all the same: the system accepts for a server that
+            # hangs, and one that has too many clients says so only now.
             steps.append(command(b"SELECT", b"%d" % config.db))
         return steps
 

@@ -17,6 +17,11 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
+
+class SettingError(TierError):
+    """An option cannot be right, as the server sees it: a :class:`ConfigError` where it opens."""
+
+
 #: The first word of an answer to what it means here.
 _WORDS: dict[str, type[TierError]] = {
     "OOM": TierCapacityError,
@@ -69,6 +74,17 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[TierEr
     ),
 )
 _NO_CLUSTER = ("MOVED", "ASK", "CROSSSLOT")
+#: What a server says to whoever takes it for another, and what to do about it.
+_SETTINGS = (
+    (
+        "cluster support disabled",
+        "the server is no node of a cluster; leave out option 'cluster'",
+    ),
+)
+
+
+# RedisClusterException is no RedisError.
+_THEIRS = (theirs.RedisError, theirs.RedisClusterException, OSError)
 
 
 def answer_error(answer: str) -> TierError:
@@ -82,7 +98,10 @@ def answer_error(answer: str) -> TierError:
     """
     word = answer.partition(" ")[0]
     if word in _NO_CLUSTER:
-        return TierError("the server belongs to a cluster; set option 'cluster' to true")
+        return SettingError("the server belongs to a cluster; set option 'cluster' to true")
+    for phrase, advice in _SETTINGS:
+        if phrase in answer:
+            return SettingError(advice)
     kind = _WORDS.get(word)
     if kind is None:
         kind = next((kind for phrase, kind in _PHRASES if phrase in answer), TierError)
@@ -101,6 +120,11 @@ def client_error(error: Exception) -> TierError:
     if type(error) is theirs.ConnectionError and isinstance(error.__cause__, theirs.RedisError):
         # On a Unix socket redis-py wraps what the server answered to the first commands.
         error = error.__cause__
+    if isinstance(error, theirs.RedisClusterException):
+        # Around what the last node did, which tells more: that it is gone, or none of a cluster.
+        reason = error.__cause__ or error.__context__
+        if isinstance(reason, _THEIRS):
+            return client_error(reason)
     if isinstance(error, theirs.AskError):  # MOVED too
         return answer_error("MOVED")
     for kinds, ours in _CLASSES:
@@ -122,5 +146,5 @@ def translated() -> Iterator[None]:
         yield
     except (TierError, ConfigError):
         raise
-    except (theirs.RedisError, OSError) as error:
+    except _THEIRS as error:
         raise client_error(error) from error

@@ -11,11 +11,12 @@ from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.dialling import Address
-from kvtier_redis.faults import client_error, translated
-from kvtier_sdk import Clock, TierError
+from kvtier_redis.faults import SettingError, client_error, translated
+from kvtier_sdk import Clock, TierAuthError, TierError, TierUnavailableError
 
 _SCAN_COUNT = 1000
 _REFRESH_PAUSE_S = 0.25
@@ -83,11 +84,15 @@ class Route(ABC):
         """
         if not commands:
             return []
-        with translated():
-            async with self._turns, self._pipeline() as pipeline:
-                for words in commands:
-                    pipeline.execute_command(*words)
-                results: list[Any] = await pipeline.execute(raise_on_error=False)
+        try:
+            with translated():
+                async with self._turns, self._pipeline() as pipeline:
+                    for words in commands:
+                        pipeline.execute_command(*words)
+                    results: list[Any] = await pipeline.execute(raise_on_error=False)
+        except asyncio.CancelledError:
+            self.suspect()
+            raise
         for result in results:
             if isinstance(result, Exception):
                 self.suspect()
@@ -141,7 +146,7 @@ class BehindSentinel(Route):
         self._service = config.sentinel
         sign_in = _sign_in(config.sentinel_username, config.sentinel_password)
         options = _connection_options(config)
-        self._sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
+        self._sentinel: Any = _Sentinels(  # type: ignore[no-untyped-call]
             config.seeds,
             sentinel_kwargs={**options, "username": None, "password": None, **sign_in},
             db=config.db,
@@ -168,6 +173,45 @@ class BehindSentinel(Route):
         await super().close()
         for sentinel in self._sentinel.sentinels:
             await sentinel.aclose()
+
+
+class _Sentinels(Sentinel):
+    """Asks one after the other, as redis-py does; but tells a refusal from an outage."""
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        failures: list[tuple[str, TierError]] = []
+        for number, sentinel in enumerate(self.sentinels):
+            try:
+                masters: Any = await sentinel.sentinel_masters()
+            except (RedisError, OSError) as error:
+                asked = sentinel.connection_pool.connection_kwargs
+                failures.append((f"{asked['host']}:{asked['port']}", client_error(error)))
+                continue
+            state = masters.get(service_name)
+            if state and self.check_master_state(state, service_name):
+                # It is the one to ask first next time.
+                self.sentinels[0], self.sentinels[number] = sentinel, self.sentinels[0]
+                return state["ip"], state["port"]
+            if state:
+                place = f"{state['ip']}:{state['port']}"
+                failures.append((place, TierUnavailableError("down, as a Sentinel sees it")))
+        raise _no_master(service_name, failures)
+
+
+def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierError:
+    """Why no Sentinel names a master: what an operator can mend comes first."""
+    if not failures:
+        return SettingError(f"no Sentinel knows {service!r}; check option 'sentinel'")
+    for place, error in failures:
+        if isinstance(error, TierAuthError):
+            return TierAuthError(
+                "a Sentinel refused; check options 'sentinel_username' and 'sentinel_password': "
+                f"{place}: {error}"
+            )
+        if isinstance(error, SettingError):
+            return error
+    place, error = failures[-1]
+    return TierUnavailableError(f"no master of {service!r} is known: {place}: {error}")
 
 
 class Cluster(Route):

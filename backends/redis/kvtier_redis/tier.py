@@ -10,6 +10,7 @@ from kvtier_redis.answers import Answer, Kind, command, set_command
 from kvtier_redis.carrier import Carrier
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.dialling import Dialler
+from kvtier_redis.faults import SettingError, answer_error
 from kvtier_redis.names import Names
 from kvtier_redis.routes import Route, open_route
 from kvtier_redis.wire import Exchange
@@ -70,9 +71,12 @@ class RedisTier(SecondaryTierManager):
             clock=self.context.clock,
         )
         self._opened.callback(self._carrier.close)
-        await self._route.open()
-        await self._check_servers()
-        await self._write_manifest()
+        try:
+            await self._route.open()
+            await self._check_servers()
+            await self._write_manifest()
+        except SettingError as error:
+            raise ConfigError(str(error)) from None
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -156,7 +160,7 @@ class RedisTier(SecondaryTierManager):
         except TierAuthError:
             return  # an ACL may forbid to look; nothing else needs it
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
-            raise ConfigError("the server belongs to a cluster; set option 'cluster' to true")
+            raise answer_error("MOVED")
         if any(
             fact.get("maxmemory") and fact.get("maxmemory_policy") == "noeviction" for fact in facts
         ):

@@ -11,13 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtier_redis.answers import Answer, AnswerReader, Kind, ProtocolError, rest_of
+from kvtier_redis.answers import (
+    NO_ANSWER,
+    Answer,
+    AnswerReader,
+    Kind,
+    ProtocolError,
+    rest_of,
+)
 from kvtier_sdk import TierError, TierUnavailableError
 
 # What TLS is given at a time; it holds the encrypted copy of that, and no more.
 _TLS_PIECE_BYTES = 128 * 1024
 # Requests under way at once, each of up to four parts: a call takes 1,024 of them (IOV_MAX).
 _MOST_AT_ONCE = 128
+# What may be answered to a request for a value, and to any other.
+_TO_LOADS = (Kind.FILLED, Kind.ABSENT, Kind.OTHER_LENGTH, Kind.ERROR)
+_TO_OTHERS = (Kind.OK, Kind.ERROR)
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -110,10 +120,14 @@ class Wire:
         Each that was taken has its outcome then. After an answer of another length, and where the
         connection breaks, it is closed and takes no more of them.
 
+        Raises:
+            TierUnavailableError: it was closed before, and took none.
+
         A cancellation closes the connection; when it is raised nothing touches the buffers.
         """
         if not self.is_usable:
-            return
+            # Not in silence: whoever has a queue to empty would dial for ever.
+            raise self._lost()
         self._queue, self._left = queue, most
         finished = self._finished = self._loop.create_future()
         try:
@@ -168,6 +182,8 @@ class Wire:
             self._finished.set_result(None)
 
     def _answered(self, answer: Answer) -> None:
+        if answer.kind not in (_TO_LOADS if self._unanswered[0].target else _TO_OTHERS):
+            raise ProtocolError(NO_ANSWER)
         self._unanswered.popleft().outcome = answer
         if answer.kind is Kind.OTHER_LENGTH:
             self.close("a value of another length was on its way")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -23,6 +25,14 @@ class RedisBench(Workbench):
 
     def name(self, key: bytes, prefix: str = "kvtier") -> bytes:
         return f"{prefix}{{}}{self.namespace.fingerprint}:".encode() + key
+
+
+@pytest.fixture(scope="session")
+def rights() -> SimpleNamespace:
+    """The commands that the README names for an ACL user, and the further ones in a Cluster."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    everywhere, cluster, *_ = re.findall(r"`(\+[^`]*)`", text)
+    return SimpleNamespace(everywhere=everywhere.split(), cluster=cluster.split())
 
 
 @pytest.fixture

@@ -79,8 +79,7 @@ def test_a_value_lands_in_its_buffers(pieces):
 @given(
     st.sampled_from(
         [
-            (b"+OK\r\n", Answer(Kind.LINE, "OK")),
-            (b":17\r\n", Answer(Kind.LINE, "17")),
+            (b"+OK\r\n", Answer(Kind.OK, "OK")),
             (b"$-1\r\n", Answer(Kind.ABSENT, "-1")),
             (b"-ERR no \xff\r\n", Answer(Kind.ERROR, "ERR no \ufffd")),
             (b"-" + b"x" * 4000 + b"\r\n", Answer(Kind.ERROR, "x" * 4000)),
@@ -129,7 +128,10 @@ def test_whatever_comes_nothing_is_overrun(head, rest, pieces):
         b"$+43\r\n",
         b"$43\r\n" + VALUE + b"xx",
         b"$43\r\n" + VALUE + b"\n\r",
+        b":17\r\n",
+        b"+QUEUED\r\n",
         b"+" + b"x" * 5000,
+        b"-" + b"x" * 5000,
         b"$" + b"9" * 30,
         b"HTTP/1.1 400 Bad Request\r\n",
     ],
@@ -143,8 +145,7 @@ def test_what_is_no_answer(text):
 
 
 LINES = {
-    b"+OK\r\n": Answer(Kind.LINE, "OK"),
-    b":17\r\n": Answer(Kind.LINE, "17"),
+    b"+OK\r\n": Answer(Kind.OK, "OK"),
     b"$-1\r\n": Answer(Kind.ABSENT, "-1"),
     b"-MOVED 7 somewhere:6379\r\n": Answer(Kind.ERROR, "MOVED 7 somewhere:6379"),
 }

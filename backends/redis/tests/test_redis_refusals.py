@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvtier_redis.faults import answer_error
+from kvtier_redis.faults import SettingError, answer_error
 from kvtier_sdk import (
     ConfigError,
     CorruptChunkError,
@@ -17,13 +17,13 @@ from kvtier_sdk import (
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
-COMMANDS = "+get +set +exists +unlink +touch +pexpire +strlen +scan +ping +select +info"
 
 
 @pytest.fixture
-def guarded(make_server):
+def guarded(make_server, rights):
     """A server whose default user is off, and that knows the user ``kv``."""
-    server = make_server(*f"--requirepass admin --user kv on >secret ~kvtier* {COMMANDS}".split())
+    user = ["--user", "kv", "on", ">secret", "~kvtier*", *rights.everywhere]
+    server = make_server("--requirepass", "admin", *user)
     server.client_options["password"] = "admin"
     return server.start()
 
@@ -175,7 +175,7 @@ async def test_a_node_of_a_cluster_without_the_option(bench, make_server):
         ("ERR max number of clients reached", TierUnavailableError, True),
         ("WRONGTYPE Operation against", CorruptChunkError, False),
         ("ERR unknown command", TierError, False),
-        ("MOVED 3999 127.0.0.1:6381", TierError, False),
+        ("MOVED 3999 127.0.0.1:6381", SettingError, False),
     ],
 )
 def test_every_answer_has_its_error(answer, kind, retryable):

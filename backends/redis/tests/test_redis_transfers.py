@@ -16,6 +16,8 @@ from kvtier_redis.dialling import Dialler
 from kvtier_redis.wire import Exchange, Wire
 from kvtier_sdk import (
     CorruptChunkError,
+    SystemClock,
+    TierSpec,
     TierTimeoutError,
     TierUnavailableError,
 )
@@ -266,6 +268,16 @@ async def test_somebody_who_never_answers(bench):
             await bench.open(f"redis://127.0.0.1:{port}", connect_timeout="200ms")
 
 
+async def test_a_connection_is_made_when_the_server_has_answered():
+    config = TierSpec.from_url("redis:", connect_timeout="200ms").config
+    # The system accepts for a server that hangs.
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(TierTimeoutError, match="no connection to"),
+    ):
+        await Dialler(config, SystemClock()).dial(silent.getsockname())
+
+
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n", b"\0" * 100, b"*1\r\n"]
 )
@@ -288,6 +300,32 @@ async def test_somebody_who_speaks_otherwise(answer):
     assert not wire.is_usable
     with pytest.raises(TierUnavailableError):
         await wire.call([b"PING\r\n"])
+    await left.wait()
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_load"),
+    [
+        *((answer, False) for answer in (b"$-1", b"$3\r\nfoo", b":0", b"+QUEUED", b"+PONG")),
+        *((answer, True) for answer in (b"+OK", b":1")),
+    ],
+)
+async def test_an_answer_of_the_wrong_kind_is_neither_success_nor_damage(answer, is_load):
+    async def serve(reader, writer):
+        await reader.read(100)
+        writer.write(answer + b"\r\n")
+        await reader.read()
+        writer.close()
+        left.set()
+
+    left = asyncio.Event()
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
+    wire = connected_wire(peer.sockets[0].getsockname()[1])
+    target = [memoryview(bytearray(10))] if is_load else []
+    with pytest.raises(TierUnavailableError, match="the server sent what is no answer"):
+        await wire.call([b"request\r\n"], target)
+    assert not wire.is_usable
     await left.wait()
     peer.close()
 
@@ -340,11 +378,13 @@ async def test_when_a_call_has_returned_no_buffer_is_held(bench, server, case):
 
 async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):
     tier = await bench.open(server.url, connections=4)
-    # One is redis-py's, one asks here, and so two are left of four.
-    taken = len(server.ask("CLIENT", "LIST"))
-    server.ask("CONFIG", "SET", "maxclients", taken + 2)
-    assert await bench.put(tier, *KEYS) == [None] * 20
-    assert await bench.loads(tier, *KEYS)
+    with server.client() as admin:
+        # One is redis-py's, one asks here, and so two are left of four.
+        taken = admin.info("clients")["connected_clients"]
+        admin.config_set("maxclients", taken + 2)
+        assert await bench.put(tier, *KEYS) == [None] * 20
+        assert await bench.loads(tier, *KEYS)
+        assert admin.info("stats")["rejected_connections"] > 0
 
 
 async def test_a_server_out_of_reach_is_tried_once_for_each_connection(bench, server, monkeypatch):

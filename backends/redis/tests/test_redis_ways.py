@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 import subprocess
 from types import SimpleNamespace
 
 import pytest
 from support.papers import make_papers
 
-from kvtier_sdk import ConfigError, TierAuthError, TierError, TierUnavailableError
+from kvtier_redis.carrier import Carrier
+from kvtier_redis.dialling import Dialler
+from kvtier_redis.routes import OneServer
+from kvtier_redis.wire import Exchange
+from kvtier_sdk import (
+    ConfigError,
+    SystemClock,
+    TierAuthError,
+    TierError,
+    TierSpec,
+    TierUnavailableError,
+)
 
 # A replica that has not caught up once cannot take over.
 AT_ONCE = ["--repl-diskless-sync-delay", "0"]
@@ -91,6 +104,34 @@ async def test_a_cancellation_over_tls(bench, start_tls, papers, operation):
     transfer.payload[:] = b"n" * len(transfer.payload)
     assert await bench.loads(tier, KEYS[0])
     assert bytes(transfer.payload) == b"n" * len(transfer.payload)
+
+
+async def test_a_server_that_signs_in_and_hangs_up(papers):
+    times = 0
+
+    async def serve(reader, writer):
+        nonlocal times
+        times += 1
+        await reader.read(100)
+        writer.write(b"+OK\r\n")
+        writer.close()
+
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*papers.server)
+    peer = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    port = peer.sockets[0].getsockname()[1]
+    config = TierSpec.from_url(f"rediss://:p@127.0.0.1:{port}", tls_ca=papers.ca).config
+    clock, route = SystemClock(), OneServer(config)
+    carrier = Carrier(route, Dialler(config, clock), 1, object_bytes=100, clock=clock)
+    requests = [Exchange(key, [b"request"]) for key in KEYS[:8]]
+    async with asyncio.timeout(20):
+        await carrier.carry(requests)
+    assert {type(request.outcome) for request in requests} == {TierUnavailableError}
+    # Each is tried, or fails with the connection: none is tried again.
+    assert 1 <= times <= len(requests)
+    carrier.close()
+    await route.close()
+    peer.close()
 
 
 async def test_a_file_that_is_no_certificate(bench, tmp_path):
@@ -180,12 +221,49 @@ async def test_sentinel_and_a_failover(bench, sentinel_group):
     assert await bench.has(tier, KEYS[9]) == [True]
 
 
+async def test_a_master_that_hangs_is_left_for_its_successor(bench, sentinel_group):
+    group = sentinel_group
+    tier = await bench.open(
+        f"redis://:secret@127.0.0.1:{group.sentinel.port}?sentinel=kv",
+        sentinel_password="guarded",
+    )
+    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    group.master.ask("WAIT", 1, 5000)
+    group.master.pause()
+    group.sentinel.ask("SENTINEL", "SET", "kv", "down-after-milliseconds", 300)
+    place = str(group.replica.port).encode()
+    await asyncio.to_thread(
+        group.sentinel.wait_until,
+        lambda: place in group.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "kv"),
+        "it has another master",
+    )
+    # What was on its way to the one that hangs has no end but its deadline.
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await tier.load([bench.empty(KEYS[0])])
+    async with asyncio.timeout(20):
+        assert await bench.loads(tier, *KEYS[:8])
+
+
 async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
     url = f"redis://:secret@127.0.0.1:{sentinel_group.sentinel.port}?sentinel=other"
-    with pytest.raises(TierUnavailableError, match="other"):
+    with pytest.raises(ConfigError, match="no Sentinel knows 'other'; check option 'sentinel'"):
         await bench.open(url, sentinel_password="guarded")
-    with pytest.raises((TierAuthError, TierUnavailableError)):
-        await bench.open(url.replace("other", "kv"))
+    # One that does not answer may know.
+    with pytest.raises(TierUnavailableError, match="no master of 'other'.*127.0.0.1:1: ") as caught:
+        await bench.open(url, sentinel_password="guarded", hosts="127.0.0.1:1")
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("password", [{}, {"sentinel_password": "wrong"}])
+async def test_sentinel_refuses_the_password(bench, sentinel_group, password):
+    port = sentinel_group.sentinel.port
+    url = f"redis://:secret@127.0.0.1:{port}?sentinel=kv&hosts=127.0.0.1:1"
+    with pytest.raises(TierAuthError, match=f"'sentinel_password'.*127.0.0.1:{port}: ") as caught:
+        await bench.open(url, **password)
+    assert not caught.value.retryable
+    assert len(str(caught.value)) < 200
+    assert "secret" not in str(caught.value)
 
 
 @pytest.fixture
@@ -234,6 +312,24 @@ async def test_a_cluster_of_three(bench, start_cluster):
     assert await bench.has(tier, *KEYS) == [False] * 60 + [True] * 60
 
 
+async def test_an_acl_user_of_a_cluster_with_what_the_readme_names(bench, start_cluster, rights):
+    servers = start_cluster(3)
+    commands = [*rights.everywhere, *rights.cluster]
+    for server in servers:
+        server.ask("ACL", "SETUSER", "kv", "on", ">secret", "~kvtier*", *commands)
+    url = f"redis://kv:secret@127.0.0.1:{servers[0].port}?cluster=yes"
+    tier = await bench.open(url, ttl="1h")
+    assert await bench.put(tier, *KEYS) == [None] * 120
+    assert await bench.loads(tier, *KEYS)
+    assert await bench.has(tier, *KEYS) == [True] * 120
+    await tier.touch(KEYS)
+    assert sorted([entry.key async for entry in tier.scan()]) == KEYS
+    assert (await tier.usage()).chunks == 121
+    await tier.delete(KEYS)
+    forever = await bench.open(url)
+    await forever.touch(KEYS)
+
+
 async def test_slots_that_move_are_followed(bench, start_cluster):
     servers = start_cluster(3)
     tier = await bench.open(f"redis://127.0.0.1:1?cluster=yes&hosts=127.0.0.1:{servers[1].port}")
@@ -259,6 +355,59 @@ async def test_slots_that_move_are_followed(bench, start_cluster):
     assert await bench.loads(tier, key)  # MOVED
     assert await bench.put(tier, key) == [None]
     assert await bench.has(tier, key) == [True]
+
+
+async def test_a_cluster_of_which_no_node_is_left(bench, start_cluster):
+    servers = start_cluster(3)
+    tier = await bench.open(f"{servers[0].url}?cluster=yes")
+    await bench.put(tier, KEYS[0])
+    for server in servers:
+        server.kill()
+    for _ in range(3):
+        with pytest.raises(TierUnavailableError):
+            await bench.has(tier, *KEYS)
+        with contextlib.suppress(TierUnavailableError):
+            verdicts = await tier.load([bench.empty(key) for key in KEYS])
+            assert {type(verdict) for verdict in verdicts} == {TierUnavailableError}
+    with pytest.raises(TierUnavailableError):
+        await bench.open(f"{servers[0].url}?cluster=yes")
+
+
+async def test_a_server_alone_is_no_cluster(bench, server):
+    with pytest.raises(ConfigError, match="option 'cluster'"):
+        await bench.open(f"{server.url}?cluster=yes")
+
+
+async def test_a_user_who_may_not_ask_for_the_map(bench, make_server):
+    server = make_server("--cluster-enabled", "yes").start()
+    server.ask("ACL", "SETUSER", "kv", "on", ">secret", "~*", "+@all", "-cluster")
+    with pytest.raises(TierAuthError, match="cluster"):
+        await bench.open(f"redis://kv:secret@127.0.0.1:{server.port}?cluster=yes")
+
+
+@pytest.mark.parametrize("given_up", ["has", "loads"])
+async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
+    servers = start_cluster(3)
+    hung, heir, other = servers
+    tier = await bench.open(f"{heir.url}?cluster=yes")
+    await bench.put(tier, *KEYS)
+    slots = {key: hung.ask("CLUSTER", "KEYSLOT", bench.name(key)) for key in KEYS}
+    key = next(key for key in KEYS if hung.ask("CLUSTER", "COUNTKEYSINSLOT", slots[key]))
+    heir_id = heir.ask("CLUSTER", "MYID")
+    hung.pause()
+    for server in (heir, other):
+        server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        server.ask("CLUSTER", "SETSLOT", slots[key], "NODE", heir_id)
+    # What was on its way to the one that hangs has no end but its deadline.
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await getattr(bench, given_up)(tier, key)
+
+    async def at_the_heir() -> bool:
+        return await bench.put(tier, key) == [None] and await bench.has(tier, key) == [True]
+
+    async with asyncio.timeout(20):
+        await eventually(at_the_heir, heir)
 
 
 async def test_a_node_that_is_failed_over(bench, start_cluster):
