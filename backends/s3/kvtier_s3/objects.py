@@ -18,6 +18,7 @@ from kvtier_sdk import (
     Clock,
     ConnectionPool,
     CorruptChunkError,
+    TierError,
     run_blocking,
 )
 
@@ -111,6 +112,12 @@ class Objects:
             return
         if answer.status != 200:
             raise self._refused(answer)
+        if answer.length_bytes is None:
+            # Says nothing about the object, which may be whole.
+            raise TierError(
+                "the server, or a proxy before it, does not say how long an object is "
+                "(its answer has no Content-Length)"
+            )
         raise CorruptChunkError(
             f"{answer.length_bytes} bytes stored; expected {sum(map(len, target))}"
         )

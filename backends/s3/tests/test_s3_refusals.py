@@ -226,6 +226,24 @@ async def test_bodies_that_are_not_as_they_should_be(bench, scripted, length, se
     assert await bench.put(tier, KEYS[0]) == [None]
 
 
+@pytest.mark.parametrize("chunk_bytes", [100_000, 2**20])
+@pytest.mark.parametrize("is_chunked", [True, False])
+async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes, is_chunked):
+    # As a proxy may pass it on: the object is intact, and must not be deleted.
+    bench.chunk_bytes = chunk_bytes
+    tier = await bench.open(scripted.url(connections=1))
+    body = bench.content(KEYS[0])
+    if is_chunked:
+        piece = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        scripted.answers = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + piece]
+    else:
+        scripted.answers = [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body, None]
+    (verdict,) = await tier.load([bench.empty(KEYS[0])])
+    assert type(verdict) is TierError
+    assert "does not say how long an object is" in str(verdict)
+    assert await bench.put(tier, KEYS[0]) == [None]
+
+
 async def test_what_comes_behind_an_answer_is_none_to_the_next_request(bench, scripted, make_reply):
     tier = await bench.open(scripted.url(), connections=1)
     scripted.answers = [make_reply(200, bench.content(KEYS[0])) + make_reply(404)]
