@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
+from botocore.exceptions import InvalidRegionError
 from botocore.loaders import create_loader
 
 from kvtier_s3.config import S3TierConfig
@@ -109,6 +110,12 @@ class Bucket:
                     None if token is None else token.get_secret_value(),
                 )
             self.ca_file = config.tls_ca or session.get_config_variable("ca_bundle")
+            self._credentials = await session.get_credentials()
+            if self._credentials is None:
+                raise TierAuthError(
+                    "no credentials: give options 'access_key_id' and 'secret_access_key', or set "
+                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill ~/.aws/credentials"
+                )
             region = config.region or session.get_config_variable("region") or _DEFAULT_REGION
             try:
                 self._client = await self._opened.enter_async_context(
@@ -120,14 +127,10 @@ class Bucket:
                         config=_client_config(config),
                     )
                 )
+            except InvalidRegionError as error:
+                raise ConfigError(f"option 'region': {error}") from None
             except ValueError as error:  # botocore's word for an endpoint that it cannot read
                 raise ConfigError(f"option 'endpoint': {error}") from None
-            self._credentials = await session.get_credentials()
-            if self._credentials is None:
-                raise TierAuthError(
-                    "no credentials: give options 'access_key_id' and 'secret_access_key', or set "
-                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill ~/.aws/credentials"
-                )
             url = await self._client.generate_presigned_url(
                 "get_object", {"Bucket": config.bucket, "Key": "x"}
             )

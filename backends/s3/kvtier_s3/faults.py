@@ -136,6 +136,9 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
             theirs.ParamValidationError,
             theirs.InvalidRegionError,
             theirs.EndpointResolutionError,
+            theirs.InfiniteLoopConfigError,
+            theirs.InvalidConfigError,
+            theirs.UnknownCredentialError,
             theirs.UnknownEndpointError,
         ),
         ConfigError,
@@ -153,6 +156,16 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
     ),
     ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
     ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
+)
+# What comes of the programs and files that bring credentials is passed on as it is: an answer that
+# is no JSON, a file that is missing, credentials that are renewed and still expired.
+_OF_CREDENTIALS = (
+    AttributeError,
+    FileNotFoundError,
+    PermissionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
 )
 
 
@@ -281,6 +294,10 @@ class Faults:
         if isinstance(error, theirs.ClientError):
             return self.error(refusal_in(error.response))
         text = str(error) or type(error).__name__
+        if isinstance(error, _OF_CREDENTIALS) and not isinstance(error, theirs.BotoCoreError):
+            return TierAuthError(f"no usable credentials: {text}")
+        if isinstance(error, theirs.ProfileNotFound):
+            text += "; check option 'profile' or AWS_PROFILE"
         return next(
             (ours(text) for kinds, ours in _CLASSES if isinstance(error, kinds)), TierError(text)
         )
@@ -297,5 +314,5 @@ class Faults:
             yield
         except (TierError, ConfigError):
             raise
-        except (theirs.BotoCoreError, theirs.ClientError, OSError) as error:
+        except (theirs.BotoCoreError, theirs.ClientError, OSError, *_OF_CREDENTIALS) as error:
             raise self.translate(error) from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,8 +41,13 @@ async def test_credentials_endpoint_and_region_of_a_profile(bench, scripted, tmp
     await bench.open("s3://kv?profile=kv")
     assert "/eu-west-3/s3/" in scripted.requests[0].headers["authorization"]
     assert "p" * 16 in scripted.requests[0].headers["authorization"]
-    with pytest.raises(ConfigError, match=r"profile \(cv\) could not be found"):
+    with pytest.raises(ConfigError, match=r"profile \(cv\) could not .*; check option 'profile'"):
         await bench.open("s3://kv?profile=cv")
+
+
+async def test_a_region_that_is_none(bench):
+    with pytest.raises(ConfigError, match="^option 'region': .*'eu_west'"):
+        await bench.open(bench.url_of(region="eu_west"))
 
 
 async def test_temporary_credentials_are_sent_whole_and_renewed(bench, scripted, tmp_path):
@@ -156,7 +163,47 @@ async def test_a_key_of_our_own_goes_along_with_every_request_about_an_object(
     assert len(headers) == 3
 
 
-async def test_credentials_that_cannot_be_renewed(bench, scripted, tmp_path):
-    (tmp_path / "config").write_text("[default]\ncredential_process = /bin/false\n")
+def brought(expires_in_s: float) -> str:
+    """What a program says that brings credentials."""
+    until = datetime.now(UTC) + timedelta(seconds=expires_in_s)
+    keys = {"AccessKeyId": "a" * 16, "SecretAccessKey": "hunter2" * 4, "SessionToken": "t"}
+    return json.dumps({"Version": 1, **keys, "Expiration": until.isoformat()})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "no JSON: hunter2",
+        '["hunter2"]',
+        '{"Version": 1}',
+        brought(-10),
+        brought(300).replace('Expiration": "', 'Expiration": "never '),
+    ],
+)
+async def test_credentials_that_are_none(bench, scripted, tmp_path, said):
+    config, answer = tmp_path / "config", tmp_path / "answer"
+    config.write_text(f"[default]\ncredential_process = /bin/cat {answer}\n")
+    url = f"s3://kv?connections=1&endpoint=http://127.0.0.1:{scripted.port}"
+    answer.write_text(said)
+    with pytest.raises(TierAuthError) as caught:
+        await bench.open(url)
+    assert not caught.value.retryable
+    assert "redential" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    # As are those that a tier gets later, in place of others that are about to expire.
+    answer.write_text(brought(300))
+    tier = await bench.open(url)
+    answer.write_text(said)
+    assert [type(verdict) for verdict in await bench.put(tier, KEYS[0])] == [TierAuthError]
+    with pytest.raises(TierAuthError):
+        await tier.delete(KEYS)
+    with pytest.raises(TierAuthError):
+        await anext(tier.scan())
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere"])
+async def test_credentials_that_cannot_be_had(bench, scripted, tmp_path, program):
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {program}\n")
     with pytest.raises(TierAuthError):
         await bench.open(f"s3://kv?endpoint=http://127.0.0.1:{scripted.port}")
