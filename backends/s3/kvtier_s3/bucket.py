@@ -14,7 +14,7 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import InvalidRegionError
 from botocore.loaders import create_loader
 
-from kvtier_s3.config import S3TierConfig
+from kvtier_s3.config import NAMES_A_USER, NEEDS_TLS, S3TierConfig
 from kvtier_s3.faults import Faults, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import ConfigError, TierAuthError
@@ -135,6 +135,10 @@ class Bucket:
                 "get_object", {"Bucket": config.bucket, "Key": "x"}
             )
         self.place = Place.of(url, "x")
+        if "@" in self.place.authority:
+            raise ConfigError(f"option 'endpoint': {NAMES_A_USER}")
+        if config.sse_secret_key is not None and not self.place.is_tls:
+            raise ConfigError(NEEDS_TLS)
         scheme = "https" if self.place.is_tls else "http"
         self.faults = Faults(config.bucket, f"{scheme}://{self.place.authority}", self.place.region)
 

@@ -33,6 +33,20 @@ async def test_credentials_of_the_environment(bench, monkeypatch):
     assert await works(bench, await bench.open(f"s3://kv/{bench.prefix}"))
 
 
+async def test_an_endpoint_of_the_environment_is_held_to_the_rules(bench, scripted, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+    key = base64.b64encode(bytes(32)).decode()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"HTTP://127.0.0.1:{scripted.port}")
+    with pytest.raises(ConfigError, match="'sse_secret_key' cannot be sent .* without TLS"):
+        await bench.open("s3://kv", sse_secret_key=key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://me:hunter2@127.0.0.1:{scripted.port}")
+    with pytest.raises(ConfigError, match="option 'endpoint': ") as caught:
+        await bench.open("s3://kv")
+    assert "hunter2" not in str(caught.value)
+    assert scripted.requests == []
+
+
 async def test_credentials_endpoint_and_region_of_a_profile(bench, scripted, tmp_path):
     (tmp_path / "config").write_text(
         f"[profile kv]\nregion = eu-west-3\nendpoint_url = http://127.0.0.1:{scripted.port}\n"
