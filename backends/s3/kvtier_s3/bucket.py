@@ -15,7 +15,7 @@ from botocore.exceptions import InvalidRegionError
 from botocore.loaders import create_loader
 
 from kvtier_s3.config import NAMES_A_USER, NEEDS_TLS, S3TierConfig
-from kvtier_s3.faults import Faults, refusal_in
+from kvtier_s3.faults import NO_OBJECT, Faults, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import ConfigError, TierAuthError
 
@@ -191,10 +191,14 @@ class Bucket:
                 answer = await self._client.delete_objects(
                     Bucket=self._config.bucket, Delete={"Objects": objects, "Quiet": True}
                 )
-            for error in answer.get("Errors", ()):
-                raise self.faults.error(
-                    refusal_in({"Error": error, "ResponseMetadata": answer["ResponseMetadata"]})
-                )
+            errors = [
+                self.faults.error(refusal_in({**answer, "Error": error}))
+                for error in answer.get("Errors", ())
+                if error.get("Code") not in NO_OBJECT
+            ]
+            if errors:
+                # What another try would mend says less than what it would not.
+                raise min(errors, key=lambda error: error.retryable)
 
 
 @functools.cache
