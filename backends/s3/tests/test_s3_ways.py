@@ -13,7 +13,8 @@ import pytest
 from support.papers import make_papers
 from support.s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
-from kvtier_sdk import ConfigError, TierAuthError, TierUnavailableError
+from kvtier_s3.bucket import Bucket
+from kvtier_sdk import ConfigError, TierAuthError, TierSpec, TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 
@@ -57,6 +58,16 @@ async def test_credentials_endpoint_and_region_of_a_profile(bench, scripted, tmp
     assert "p" * 16 in scripted.requests[0].headers["authorization"]
     with pytest.raises(ConfigError, match=r"profile \(cv\) could not .*; check option 'profile'"):
         await bench.open("s3://kv?profile=cv")
+
+
+async def test_an_access_point(bench):
+    arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint/kv"
+    options = TierSpec.from_url("s3:", bucket=arn, access_key_id="a", secret_access_key="s").config
+    bucket = Bucket(options)
+    await bucket.open()
+    await bucket.close()
+    assert bucket.place.host == "kv-123456789012.s3-accesspoint.eu-west-1.amazonaws.com"
+    assert (bucket.place.path, bucket.place.region) == ("/", "eu-west-1")
 
 
 async def test_a_region_that_is_none(bench):
@@ -115,12 +126,37 @@ async def test_tls_with_the_ca_of_the_environment(bench, tls_server, papers, mon
 
 async def test_tls_that_is_not_trusted(bench, tls_server, papers):
     bench.use(tls_server)
-    with pytest.raises(TierUnavailableError, match="not trusted: .*option 'tls_ca'") as caught:
+    with pytest.raises(
+        TierUnavailableError, match="not trusted: .*option 'tls_ca'.*'tls_verify'"
+    ) as caught:
         await bench.open(bench.url)
     assert not caught.value.retryable
     with pytest.raises(ConfigError, match="option 'tls_ca': /nowhere cannot be used"):
         await bench.open(bench.url, tls_ca="/nowhere")
     assert await works(bench, await bench.open(bench.url, tls_verify=False))
+
+
+async def test_tls_to_a_server_that_speaks_none(bench):
+    endpoint = bench.server.endpoint.replace("http", "https")
+    with pytest.raises(TierUnavailableError) as caught:
+        await bench.open(bench.server.tier_url("kv", endpoint=endpoint))
+    assert str(caught.value) == (
+        f"127.0.0.1:{bench.server.port} does not speak TLS; "
+        "write 'http://' in option 'endpoint', or another port"
+    )
+    assert not caught.value.retryable
+
+
+async def test_tls_with_the_certificate_of_another_host(bench, tmp_path, papers):
+    cert, key = papers.client
+    with S3Server(tmp_path, "--cert", cert, "--key", key, scheme="https") as server:
+        bench.use(server)
+        with pytest.raises(TierUnavailableError) as caught:
+            await bench.open(bench.url, tls_ca=papers.ca)
+        assert not caught.value.retryable
+        assert "is for another host; name that one in option 'endpoint'" in str(caught.value)
+        assert "'tls_verify'" in str(caught.value)
+        assert await works(bench, await bench.open(bench.url, tls_verify=False))
 
 
 async def test_a_host_that_is_named_after_its_bucket(bench, tmp_path):
