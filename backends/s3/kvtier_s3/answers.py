@@ -32,7 +32,7 @@ class Answer:
         status: HTTP's.
         headers: their names in small letters.
         body: what came with it, where that is not in the buffers.
-        length_bytes: of the body; ``None`` where it was not said.
+        length_bytes: of the body; ``None`` where the head does not say it.
         is_filled: whether the body is in the buffers.
     """
 
@@ -177,7 +177,7 @@ class AnswerReader:
         else:
             body = bytes(self._text) if len(self._text) == head.length_bytes else None
         if body is not None:
-            return replace(head, body=body, length_bytes=len(body))
+            return replace(head, body=body)
         if len(self._text) <= _BODY_LIMIT_BYTES:
             return None
         self.is_last = True

@@ -11,10 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
+from botocore.exceptions import InvalidRegionError
 from botocore.loaders import create_loader
 
-from kvtier_s3.config import S3TierConfig
-from kvtier_s3.faults import Faults, refusal_in
+from kvtier_s3.config import NAMES_A_USER, NEEDS_TLS, S3TierConfig
+from kvtier_s3.faults import NO_OBJECT, Faults, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import ConfigError, TierAuthError
 
@@ -109,6 +110,12 @@ class Bucket:
                     None if token is None else token.get_secret_value(),
                 )
             self.ca_file = config.tls_ca or session.get_config_variable("ca_bundle")
+            self._credentials = await session.get_credentials()
+            if self._credentials is None:
+                raise TierAuthError(
+                    "no credentials: give options 'access_key_id' and 'secret_access_key', or set "
+                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill ~/.aws/credentials"
+                )
             region = config.region or session.get_config_variable("region") or _DEFAULT_REGION
             try:
                 self._client = await self._opened.enter_async_context(
@@ -120,18 +127,18 @@ class Bucket:
                         config=_client_config(config),
                     )
                 )
+            except InvalidRegionError as error:
+                raise ConfigError(f"option 'region': {error}") from None
             except ValueError as error:  # botocore's word for an endpoint that it cannot read
                 raise ConfigError(f"option 'endpoint': {error}") from None
-            self._credentials = await session.get_credentials()
-            if self._credentials is None:
-                raise TierAuthError(
-                    "no credentials: give options 'access_key_id' and 'secret_access_key', or set "
-                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill ~/.aws/credentials"
-                )
             url = await self._client.generate_presigned_url(
                 "get_object", {"Bucket": config.bucket, "Key": "x"}
             )
         self.place = Place.of(url, "x")
+        if "@" in self.place.authority:
+            raise ConfigError(f"option 'endpoint': {NAMES_A_USER}")
+        if config.sse_secret_key is not None and not self.place.is_tls:
+            raise ConfigError(NEEDS_TLS)
         scheme = "https" if self.place.is_tls else "http"
         self.faults = Faults(config.bucket, f"{scheme}://{self.place.authority}", self.place.region)
 
@@ -184,10 +191,14 @@ class Bucket:
                 answer = await self._client.delete_objects(
                     Bucket=self._config.bucket, Delete={"Objects": objects, "Quiet": True}
                 )
-            for error in answer.get("Errors", ()):
-                raise self.faults.error(
-                    refusal_in({"Error": error, "ResponseMetadata": answer["ResponseMetadata"]})
-                )
+            errors = [
+                self.faults.error(refusal_in({**answer, "Error": error}))
+                for error in answer.get("Errors", ())
+                if error.get("Code") not in NO_OBJECT
+            ]
+            if errors:
+                # What another try would mend says less than what it would not.
+                raise min(errors, key=lambda error: error.retryable)
 
 
 @functools.cache

@@ -13,10 +13,17 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
 
 _KEY_BYTES = 32
+#: What is wrong with a place, seen in the options or, where they do not name it, when it is found.
+NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
+NAMES_A_USER = (
+    "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"
+)
 
 
 def _endpoint(value: object) -> str:
     if isinstance(value, str):
+        if "@" in value:
+            raise ValueError(NAMES_A_USER)
         try:
             parts = urlsplit(value)
             if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -111,8 +118,8 @@ class S3TierConfig(TierConfig):
                 f"option 'sse_secret_key' should be {_KEY_BYTES} bytes in base64; "
                 "'openssl rand -base64 32' makes some"
             )
-        if self.endpoint is not None and self.endpoint.startswith("http:"):
-            raise ValueError("option 'sse_secret_key' cannot be sent to an endpoint without TLS")
+        if self.endpoint is not None and urlsplit(self.endpoint).scheme == "http":
+            raise ValueError(NEEDS_TLS)
 
     @property
     def write_headers(self) -> dict[str, str]:

@@ -10,6 +10,9 @@ from kvtier_s3.config import S3TierConfig
 from kvtier_s3.wire import Wire
 from kvtier_sdk import Clock, ConfigError, TierTimeoutError, TierUnavailableError
 
+# OpenSSL's codes for a certificate without the name, or the address, that was asked for.
+_OTHER_NAME = (62, 64)
+
 
 def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
     """What the options say about TLS.
@@ -33,6 +36,27 @@ def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _without_tls(peer: str, error: ssl.SSLError) -> TierUnavailableError:
+    """Why TLS was not agreed on. What the options would have to mend is not tried again."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OTHER_NAME:
+            text = (
+                f"the certificate of {peer} is for another host; name that one in option "
+                "'endpoint', try 'path' for 'addressing', or switch the check off with 'tls_verify'"
+            )
+        else:
+            text = (
+                f"the certificate of {peer} is not trusted: {error.verify_message}; option "
+                "'tls_ca' names the certificates to trust, 'tls_verify' switches the check off"
+            )
+    elif error.reason == "WRONG_VERSION_NUMBER":
+        text = f"{peer} does not speak TLS; write 'http://' in option 'endpoint', or another port"
+    else:
+        words = (error.reason or str(error)).lower().replace("_", " ")
+        return TierUnavailableError(f"no TLS with {peer}: {words}")
+    return TierUnavailableError(text, retryable=False)
 
 
 class Dialler:
@@ -75,13 +99,9 @@ class Dialler:
         except TimeoutError:
             wire.close("it took too long to be made")
             raise TierTimeoutError(f"no connection to {peer} within {timeout_s:g} s") from None
-        except ssl.SSLCertVerificationError as error:
+        except ssl.SSLError as error:
             wire.close("it could not be made")
-            raise TierUnavailableError(
-                f"the certificate of {peer} is not trusted: {error.verify_message}; "
-                "option 'tls_ca' names the certificates to trust",
-                retryable=False,
-            ) from None
+            raise _without_tls(peer, error) from None
         except OSError as error:
             wire.close("it could not be made")
             raise TierUnavailableError(

@@ -13,7 +13,6 @@ from botocore import exceptions as theirs
 
 from kvtier_s3.answers import Answer
 from kvtier_sdk import (
-    ChunkNotFoundError,
     ConfigError,
     TierAuthError,
     TierCapacityError,
@@ -52,14 +51,15 @@ _CODES = {
     307: "TemporaryRedirect",
     400: "BadRequest",
     403: "AccessDenied",
-    404: "NoSuchKey",
+    404: "NotFound",
     412: "PreconditionFailed",
     429: "TooManyRequests",
     501: "NotImplemented",
     503: "ServiceUnavailable",
 }
+#: What is said where an object is asked for that is not there; said of all else, there is no S3.
+NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
 _KINDS: dict[str, type[TierError]] = {
-    "NoSuchKey": ChunkNotFoundError,
     **dict.fromkeys(
         (
             "AccessDenied",
@@ -83,13 +83,18 @@ _KINDS: dict[str, type[TierError]] = {
     # Each of these passes.
     **dict.fromkeys(
         (
+            "BandwidthLimitExceeded",
             "ConditionalRequestConflict",
             "IncompleteBody",
             "InternalError",
+            "LimitExceeded",
             "OperationAborted",
+            "RequestLimitExceeded",
+            "RequestThrottled",
             "RequestTimeout",
             "ServiceUnavailable",
             "SlowDown",
+            "Throttled",
             "Throttling",
             "TooManyRequests",
         ),
@@ -108,6 +113,7 @@ _KINDS: dict[str, type[TierError]] = {
         ),
         SettingError,
     ),
+    "InvalidObjectState": TierError,
 }
 _STATUSES: dict[int, type[TierError]] = {
     401: TierAuthError,
@@ -136,6 +142,9 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
             theirs.ParamValidationError,
             theirs.InvalidRegionError,
             theirs.EndpointResolutionError,
+            theirs.InfiniteLoopConfigError,
+            theirs.InvalidConfigError,
+            theirs.UnknownCredentialError,
             theirs.UnknownEndpointError,
         ),
         ConfigError,
@@ -154,6 +163,16 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
     ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
     ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
 )
+# What comes of the programs and files that bring credentials is passed on as it is: an answer that
+# is no JSON, a file that is missing, credentials that are renewed and still expired.
+_OF_CREDENTIALS = (
+    AttributeError,
+    FileNotFoundError,
+    PermissionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def refusal_of(answer: Answer) -> Refusal:
@@ -168,11 +187,16 @@ def refusal_of(answer: Answer) -> Refusal:
     text = answer.body.decode(errors="replace")
     return Refusal(
         answer.status,
-        _element(text, "Code") or _CODES.get(answer.status, str(answer.status)),
+        _code(_element(text, "Code"), answer.status),
         _element(text, "Message"),
         _element(text, "Region") or answer.headers.get("x-amz-bucket-region", ""),
         answer.headers.get("date", ""),
     )
+
+
+def _code(said: str, status: int) -> str:
+    """What was said, where it is more than the status."""
+    return said if said not in ("", str(status)) else _CODES.get(status, str(status))
 
 
 def _element(text: str, name: str) -> str:
@@ -192,9 +216,10 @@ def refusal_in(response: Mapping[str, Any]) -> Refusal:
     error: Mapping[str, Any] = response.get("Error", {})
     metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
     headers: Mapping[str, str] = metadata.get("HTTPHeaders", {})
+    status: int = metadata.get("HTTPStatusCode", 0)
     return Refusal(
-        metadata.get("HTTPStatusCode", 0),
-        str(error.get("Code", "")),
+        status,
+        _code(str(error.get("Code", "")), status),
         str(error.get("Message", "")),
         str(error.get("Region", "") or headers.get("x-amz-bucket-region", "")),
         headers.get("date", ""),
@@ -224,7 +249,9 @@ class Faults:
         Returns:
             The designed error.
         """
-        kind = _KINDS.get(refusal.code) or _STATUSES.get(refusal.status)
+        # The services behind S3 have words of their own for the same: "KMS.ThrottlingException".
+        word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
+        kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
         if kind is None:
             kind = TierUnavailableError if refusal.status >= 500 else TierError
         if refusal.status == 501:
@@ -256,6 +283,13 @@ class Faults:
                     f"bucket {self._bucket!r} does not exist at {self._server}; "
                     "create it, or check option 'bucket'"
                 )
+            case "NoSuchKey" | "NotFound":
+                return (
+                    f"what answers at {self._server} is no S3 service, or not at this path; "
+                    "check option 'endpoint'"
+                )
+            case "InvalidObjectState":
+                return "the chunk is archived; let the bucket's rules expire chunks instead"
             case "InvalidBucketName":
                 return f"{self._bucket!r} is no name for a bucket; check option 'bucket'"
             case "RequestTimeTooSkewed":
@@ -281,6 +315,10 @@ class Faults:
         if isinstance(error, theirs.ClientError):
             return self.error(refusal_in(error.response))
         text = str(error) or type(error).__name__
+        if isinstance(error, _OF_CREDENTIALS) and not isinstance(error, theirs.BotoCoreError):
+            return TierAuthError(f"no usable credentials: {text}")
+        if isinstance(error, theirs.ProfileNotFound):
+            text += "; check option 'profile' or AWS_PROFILE"
         return next(
             (ours(text) for kinds, ours in _CLASSES if isinstance(error, kinds)), TierError(text)
         )
@@ -297,5 +335,5 @@ class Faults:
             yield
         except (TierError, ConfigError):
             raise
-        except (theirs.BotoCoreError, theirs.ClientError, OSError) as error:
+        except (theirs.BotoCoreError, theirs.ClientError, OSError, *_OF_CREDENTIALS) as error:
             raise self.translate(error) from error

@@ -11,13 +11,14 @@ from kvtier_s3.answers import Answer, AnswerReader, request_head
 from kvtier_s3.bucket import Bucket
 from kvtier_s3.config import S3TierConfig
 from kvtier_s3.dialling import Dialler, tls_context
-from kvtier_s3.faults import refusal_of
+from kvtier_s3.faults import NO_OBJECT, refusal_of
 from kvtier_s3.signing import EMPTY, UNSIGNED, Signer
 from kvtier_sdk import (
     ChunkNotFoundError,
     Clock,
     ConnectionPool,
     CorruptChunkError,
+    TierError,
     run_blocking,
 )
 
@@ -109,8 +110,16 @@ class Objects:
         answer = await self._ask("GET", self._at(name), self._read_headers, target=target)
         if answer.is_filled:
             return
+        if answer.status == 404 and refusal_of(answer).code in NO_OBJECT:
+            raise ChunkNotFoundError("no such chunk")
         if answer.status != 200:
             raise self._refused(answer)
+        if answer.length_bytes is None:
+            # Says nothing about the object, which may be whole.
+            raise TierError(
+                "the server, or a proxy before it, does not say how long an object is "
+                "(its answer has no Content-Length)"
+            )
         raise CorruptChunkError(
             f"{answer.length_bytes} bytes stored; expected {sum(map(len, target))}"
         )
@@ -173,11 +182,8 @@ class Objects:
             reader = AnswerReader(target, has_body=method != "HEAD")
             return await wire.call([head, *buffers], reader)
 
-    def _refused(self, answer: Answer) -> Exception:
-        refusal = refusal_of(answer)
-        if refusal.code == "NoSuchKey":
-            return ChunkNotFoundError("no such chunk")
-        return self._bucket.faults.error(refusal)
+    def _refused(self, answer: Answer) -> TierError:
+        return self._bucket.faults.error(refusal_of(answer))
 
 
 def _sha256(buffers: Buffers) -> str:

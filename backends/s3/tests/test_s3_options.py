@@ -92,6 +92,7 @@ def test_what_is_said_about_encryption():
         ("s3://kv?sse_secret_key=short", r"'sse_secret_key' should be 32 bytes in base64"),
         (f"s3://kv?sse=AES256&sse_secret_key={KEY}", r"'sse' cannot be used beside"),
         (f"s3://kv?endpoint=http://h&sse_secret_key={KEY}", r"without TLS"),
+        (f"s3://kv?endpoint=HTTP://h&sse_secret_key={KEY}", r"without TLS"),
         ("s3://kv?connectons=5", r"did you mean 'connections'"),
         ("s3://kv?connections=0", r"option 'connections'"),
         ("s3://kv?read_timeout=5", r"has no unit"),
@@ -106,5 +107,7 @@ def test_no_mistake_shows_a_secret():
     with pytest.raises(ConfigError) as caught:
         config("s3://kv?secret_access_key=hunter2&session_token=hunter3&sse_secret_key=hunter4")
     assert "hunter" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"'ftp://u:\*\*\*@h' is no endpoint") as caught:
-        config("s3://kv", endpoint="ftp://u:hun'ter 2@h")
+    for endpoint in ("http://me:hunter2@h", "ftp://me:hunter'2 3@h", "me:hunter2@h"):
+        with pytest.raises(ConfigError, match="'access_key_id' and 'secret_access_key'") as caught:
+            config("s3://kv", endpoint=endpoint)
+        assert "hunter" not in str(caught.value)

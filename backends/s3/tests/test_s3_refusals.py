@@ -109,6 +109,29 @@ async def test_a_region_that_is_told_by_a_header(bench, scripted, make_reply):
         await bench.open(scripted.url())
 
 
+NO_S3 = "<html><h1>404 Not Found</h1></html>"
+
+
+@pytest.mark.parametrize("body", ["", NO_S3, says("NoSuchKey")])
+async def test_what_is_no_s3_service_is_no_missing_chunk(bench, scripted, make_reply, body):
+    scripted.answers = [make_reply(404, body)]
+    with pytest.raises(ConfigError, match="is no S3 service, or not at this path; .*'endpoint'"):
+        await bench.open(scripted.url())
+    tier = await bench.open(scripted.url(connections=1))
+    scripted.answers = [make_reply(404, body)]
+    (stored,) = await bench.put(tier, KEYS[0])
+    assert not isinstance(stored, ChunkNotFoundError)
+    assert "option 'endpoint'" in str(stored)
+    scripted.answers = [make_reply(404, body)]
+    with pytest.raises(TierError, match="option 'endpoint'"):
+        await tier.delete(KEYS)
+    # Asked for a chunk, any service says so that it is not there.
+    scripted.answers = [make_reply(404, body), make_reply(404)]
+    (loaded,) = await tier.load([bench.empty(KEYS[0])])
+    assert type(loaded) is ChunkNotFoundError
+    assert not await tier.contains_chunk(KEYS[0])
+
+
 async def test_a_bucket_that_goes_away_is_an_error_of_its_chunks(bench, scripted, make_reply):
     tier = await bench.open(scripted.url())
     scripted.answers = [make_reply(404, says("NoSuchBucket"))]
@@ -226,6 +249,24 @@ async def test_bodies_that_are_not_as_they_should_be(bench, scripted, length, se
     assert await bench.put(tier, KEYS[0]) == [None]
 
 
+@pytest.mark.parametrize("chunk_bytes", [100_000, 2**20])
+@pytest.mark.parametrize("is_chunked", [True, False])
+async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes, is_chunked):
+    # As a proxy may pass it on: the object is intact, and must not be deleted.
+    bench.chunk_bytes = chunk_bytes
+    tier = await bench.open(scripted.url(connections=1))
+    body = bench.content(KEYS[0])
+    if is_chunked:
+        piece = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        scripted.answers = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + piece]
+    else:
+        scripted.answers = [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body, None]
+    (verdict,) = await tier.load([bench.empty(KEYS[0])])
+    assert type(verdict) is TierError
+    assert "does not say how long an object is" in str(verdict)
+    assert await bench.put(tier, KEYS[0]) == [None]
+
+
 async def test_what_comes_behind_an_answer_is_none_to_the_next_request(bench, scripted, make_reply):
     tier = await bench.open(scripted.url(), connections=1)
     scripted.answers = [make_reply(200, bench.content(KEYS[0])) + make_reply(404)]
@@ -253,10 +294,23 @@ async def test_a_connection_that_idled_too_long_is_replaced(bench, scripted, mak
 
 async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
     tier = await bench.open(scripted.url())
-    error = "<Error><Key>k</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
-    scripted.answers = [make_reply(200, f"<DeleteResult>{error}</DeleteResult>")]
-    with pytest.raises(TierAuthError, match="AccessDenied: no"):
+
+    def answer(*codes: str) -> bytes:
+        errors = "".join(
+            f"<Error><Key>k</Key><Code>{code}</Code><Message>no</Message></Error>" for code in codes
+        )
+        return make_reply(200, f"<DeleteResult>{errors}</DeleteResult>")
+
+    # What another try would mend says less than what it would not.
+    for codes in (["AccessDenied"], ["NoSuchKey", "SlowDown", "AccessDenied", "InternalError"]):
+        scripted.answers = [answer(*codes)]
+        with pytest.raises(TierAuthError, match="AccessDenied: no"):
+            await tier.delete(KEYS)
+    scripted.answers = [answer("NoSuchKey", "SlowDown")]
+    with pytest.raises(TierUnavailableError):
         await tier.delete(KEYS)
+    scripted.answers = [answer("NoSuchKey")]
+    await tier.delete(KEYS)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +323,13 @@ async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
         (507, "InsufficientStorage", TierCapacityError, False),
         (403, "QuotaExceeded", TierCapacityError, False),
         (400, "EntityTooLarge", TierCapacityError, False),
-        (404, "NoSuchKey", ChunkNotFoundError, False),
+        (403, "InvalidObjectState", TierError, False),
+        (400, "ThrottlingException", TierUnavailableError, True),
+        (400, "KMS.ThrottlingException", TierUnavailableError, True),
+        (400, "RequestThrottled", TierUnavailableError, True),
+        (400, "TooManyRequestsException", TierUnavailableError, True),
+        (403, "RequestLimitExceeded", TierUnavailableError, True),
+        (400, "ExpiredTokenException", TierAuthError, False),
         (504, "504", TierUnavailableError, True),
         (409, "OperationAborted", TierUnavailableError, True),
         (501, "NotImplemented", TierError, False),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +13,8 @@ import pytest
 from support.papers import make_papers
 from support.s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
-from kvtier_sdk import ConfigError, TierAuthError, TierUnavailableError
+from kvtier_s3.bucket import Bucket
+from kvtier_sdk import ConfigError, TierAuthError, TierSpec, TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 
@@ -31,6 +34,20 @@ async def test_credentials_of_the_environment(bench, monkeypatch):
     assert await works(bench, await bench.open(f"s3://kv/{bench.prefix}"))
 
 
+async def test_an_endpoint_of_the_environment_is_held_to_the_rules(bench, scripted, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+    key = base64.b64encode(bytes(32)).decode()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"HTTP://127.0.0.1:{scripted.port}")
+    with pytest.raises(ConfigError, match="'sse_secret_key' cannot be sent .* without TLS"):
+        await bench.open("s3://kv", sse_secret_key=key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://me:hunter2@127.0.0.1:{scripted.port}")
+    with pytest.raises(ConfigError, match="option 'endpoint': ") as caught:
+        await bench.open("s3://kv")
+    assert "hunter2" not in str(caught.value)
+    assert scripted.requests == []
+
+
 async def test_credentials_endpoint_and_region_of_a_profile(bench, scripted, tmp_path):
     (tmp_path / "config").write_text(
         f"[profile kv]\nregion = eu-west-3\nendpoint_url = http://127.0.0.1:{scripted.port}\n"
@@ -39,8 +56,23 @@ async def test_credentials_endpoint_and_region_of_a_profile(bench, scripted, tmp
     await bench.open("s3://kv?profile=kv")
     assert "/eu-west-3/s3/" in scripted.requests[0].headers["authorization"]
     assert "p" * 16 in scripted.requests[0].headers["authorization"]
-    with pytest.raises(ConfigError, match=r"profile \(cv\) could not be found"):
+    with pytest.raises(ConfigError, match=r"profile \(cv\) could not .*; check option 'profile'"):
         await bench.open("s3://kv?profile=cv")
+
+
+async def test_an_access_point(bench):
+    arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint/kv"
+    options = TierSpec.from_url("s3:", bucket=arn, access_key_id="a", secret_access_key="s").config
+    bucket = Bucket(options)
+    await bucket.open()
+    await bucket.close()
+    assert bucket.place.host == "kv-123456789012.s3-accesspoint.eu-west-1.amazonaws.com"
+    assert (bucket.place.path, bucket.place.region) == ("/", "eu-west-1")
+
+
+async def test_a_region_that_is_none(bench):
+    with pytest.raises(ConfigError, match="^option 'region': .*'eu_west'"):
+        await bench.open(bench.url_of(region="eu_west"))
 
 
 async def test_temporary_credentials_are_sent_whole_and_renewed(bench, scripted, tmp_path):
@@ -94,12 +126,37 @@ async def test_tls_with_the_ca_of_the_environment(bench, tls_server, papers, mon
 
 async def test_tls_that_is_not_trusted(bench, tls_server, papers):
     bench.use(tls_server)
-    with pytest.raises(TierUnavailableError, match="not trusted: .*option 'tls_ca'") as caught:
+    with pytest.raises(
+        TierUnavailableError, match="not trusted: .*option 'tls_ca'.*'tls_verify'"
+    ) as caught:
         await bench.open(bench.url)
     assert not caught.value.retryable
     with pytest.raises(ConfigError, match="option 'tls_ca': /nowhere cannot be used"):
         await bench.open(bench.url, tls_ca="/nowhere")
     assert await works(bench, await bench.open(bench.url, tls_verify=False))
+
+
+async def test_tls_to_a_server_that_speaks_none(bench):
+    endpoint = bench.server.endpoint.replace("http", "https")
+    with pytest.raises(TierUnavailableError) as caught:
+        await bench.open(bench.server.tier_url("kv", endpoint=endpoint))
+    assert str(caught.value) == (
+        f"127.0.0.1:{bench.server.port} does not speak TLS; "
+        "write 'http://' in option 'endpoint', or another port"
+    )
+    assert not caught.value.retryable
+
+
+async def test_tls_with_the_certificate_of_another_host(bench, tmp_path, papers):
+    cert, key = papers.client
+    with S3Server(tmp_path, "--cert", cert, "--key", key, scheme="https") as server:
+        bench.use(server)
+        with pytest.raises(TierUnavailableError) as caught:
+            await bench.open(bench.url, tls_ca=papers.ca)
+        assert not caught.value.retryable
+        assert "is for another host; name that one in option 'endpoint'" in str(caught.value)
+        assert "'tls_verify'" in str(caught.value)
+        assert await works(bench, await bench.open(bench.url, tls_verify=False))
 
 
 async def test_a_host_that_is_named_after_its_bucket(bench, tmp_path):
@@ -156,7 +213,47 @@ async def test_a_key_of_our_own_goes_along_with_every_request_about_an_object(
     assert len(headers) == 3
 
 
-async def test_credentials_that_cannot_be_renewed(bench, scripted, tmp_path):
-    (tmp_path / "config").write_text("[default]\ncredential_process = /bin/false\n")
+def brought(expires_in_s: float) -> str:
+    """What a program says that brings credentials."""
+    until = datetime.now(UTC) + timedelta(seconds=expires_in_s)
+    keys = {"AccessKeyId": "a" * 16, "SecretAccessKey": "hunter2" * 4, "SessionToken": "t"}
+    return json.dumps({"Version": 1, **keys, "Expiration": until.isoformat()})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "no JSON: hunter2",
+        '["hunter2"]',
+        '{"Version": 1}',
+        brought(-10),
+        brought(300).replace('Expiration": "', 'Expiration": "never '),
+    ],
+)
+async def test_credentials_that_are_none(bench, scripted, tmp_path, said):
+    config, answer = tmp_path / "config", tmp_path / "answer"
+    config.write_text(f"[default]\ncredential_process = /bin/cat {answer}\n")
+    url = f"s3://kv?connections=1&endpoint=http://127.0.0.1:{scripted.port}"
+    answer.write_text(said)
+    with pytest.raises(TierAuthError) as caught:
+        await bench.open(url)
+    assert not caught.value.retryable
+    assert "redential" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    # As are those that a tier gets later, in place of others that are about to expire.
+    answer.write_text(brought(300))
+    tier = await bench.open(url)
+    answer.write_text(said)
+    assert [type(verdict) for verdict in await bench.put(tier, KEYS[0])] == [TierAuthError]
+    with pytest.raises(TierAuthError):
+        await tier.delete(KEYS)
+    with pytest.raises(TierAuthError):
+        await anext(tier.scan())
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere"])
+async def test_credentials_that_cannot_be_had(bench, scripted, tmp_path, program):
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {program}\n")
     with pytest.raises(TierAuthError):
         await bench.open(f"s3://kv?endpoint=http://127.0.0.1:{scripted.port}")
