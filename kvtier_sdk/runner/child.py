@@ -125,8 +125,11 @@ class Child:
             self.send(frame(Kind.OPENED, b""))
 
     def _refuse(self, error: BaseException) -> None:
-        self.send(plain_frame(Kind.REFUSED, write_error(error)))
-        _exit()
+        try:
+            self.send(plain_frame(Kind.REFUSED, write_error(error)))
+        finally:
+            # The engine waits for a word or an end.
+            _exit()
 
     def _drain(self, timeout_s: float) -> None:
         ended = self._runner is None or self._runner.drain(timeout_s)

@@ -113,6 +113,9 @@ class ScriptedTier(MemoryTier):
     def _misconfigure(self) -> None:
         raise ConfigError("option 'bucket' names none")
 
+    def _miss_a_file(self) -> None:
+        Path("/nonexistent").stat()
+
     def _misbehave(self) -> None:
         raise ZeroDivisionError("a bug")
 

@@ -118,6 +118,7 @@ def test_no_job_is_lost_or_doubled_when_the_runner_closes_meanwhile(
         ("expire", ExpiredError, "held open: the key of Ada expired 3 days ago"),
         ("misconfigure", ConfigError, "tier 'held': option 'bucket' names none"),
         ("misbehave", ZeroDivisionError, "a bug"),
+        ("miss_a_file", FileNotFoundError, "[Errno 2] No such file or directory: '/nonexistent'"),
     ],
 )
 def test_a_tier_that_does_not_open_is_told_and_closed(
