@@ -19,6 +19,7 @@ from kvtier_sdk.contract import SecondaryTierManager, TierContext
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
     ConfigError,
+    TierContractError,
     TierError,
     TierUnavailableError,
 )
@@ -515,5 +516,11 @@ class TierLoop:
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """On any thread. What probes leave behind and take away is nobody's chunk."""
         removed = [key for key in keys if key != CANARY_KEY]
+        for key in removed:
+            # Said here, where its author sees it; behind the report are other jobs' results.
+            if not isinstance(key, bytes):
+                raise TierContractError(
+                    f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"
+                )
         if removed:
             self._report(ChunksRemoved(removed))

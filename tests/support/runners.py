@@ -161,6 +161,9 @@ class ScriptedTier(MemoryTier):
         self.context.logger.warning("%d percent full", 90)
         self.context.logger.debug("not asked for")
 
+    def _let_go_of_text(self) -> None:
+        self.context.report_removed(["a key"])  # type: ignore[list-item]
+
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
 

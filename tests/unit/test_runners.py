@@ -60,6 +60,19 @@ def test_what_a_tier_lets_go_of_is_reported(make_rig: MakeRig) -> None:
     assert list(removed.keys) == [KEYS[0]]
 
 
+def test_what_is_no_key_is_told_to_who_lets_go_of_it(make_rig: MakeRig) -> None:
+    rig = make_rig(on_load="let_go_of_text")
+    rig.runner.start()
+    rig.runner.submit([rig.job(Operation.LOAD, 0), *rig.lookups(2)])
+    rig.wait_for(3)
+    told = {result.verdicts[0].value: result.error for result in rig.results}
+    assert told == {
+        "contract": "held load: report_removed was given a str where a key, bytes, belongs",
+        "not_found": None,
+    }
+    assert rig.others == []
+
+
 def test_a_breaker_that_opens_is_reported(make_rig: MakeRig) -> None:
     rig = make_rig(
         on_lookup="refuse", runner={"breaker_failures": 1, "retries": 0, "probe_interval": 30}
