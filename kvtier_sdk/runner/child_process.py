@@ -114,8 +114,11 @@ class ChildProcess:
         with self._theirs:
             try:
                 self._spawn(self._theirs.fileno(), pool_fd)
-            except OSError as error:
+            except Exception as error:  # no process, no thread that waits for it, a bad argument
                 self._link.close()
+                if self._process is not None:
+                    self._process.kill()
+                    self._process.wait()
                 self.ended.set_result("it was not started")
                 raise self._unavailable(f"its process cannot be started: {error}") from error
         self._link.write(plain_frame(Kind.ORDER, order))

@@ -87,11 +87,16 @@ class ScriptedTier(MemoryTier):
         await asyncio.sleep(self.config.close_s)
         self._note("closed")
 
+    def _past(self) -> str:
+        return Path(self.config.diary).read_text()
+
     def _note(self, what: str) -> None:
         with open(self.config.diary, "a", encoding="utf-8") as diary:
             diary.write(f"{what}\n")
 
     async def _do(self, action: str) -> None:
+        if action == "hang_again":
+            action = "hang" if "opened" in self._past() else ""
         if action in ("hang", "cling"):
             self._note("hanging")
             while True:
@@ -169,7 +174,7 @@ class ScriptedTier(MemoryTier):
 
     def _refuse_again(self) -> None:
         """Refuse all but the first."""
-        if "opened" in Path(self.config.diary).read_text():
+        if "opened" in self._past():
             self._refuse()
 
 
