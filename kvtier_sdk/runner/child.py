@@ -166,10 +166,13 @@ class _LogSender(logging.Handler):
         self._send_frame = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
-        if record.name != self._own:
-            text = f"{record.name}: {text}"
-        self._send_frame(plain_frame(Kind.LOG, [record.levelno, text]))
+        try:
+            text = self.format(record)
+            if record.name != self._own:
+                text = f"{record.name}: {text}"
+            self._send_frame(plain_frame(Kind.LOG, [record.levelno, text]))
+        except Exception:
+            self.handleError(record)
 
 
 def _send_logs(own: str, level: int, send: Callable[[bytes], None]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -168,6 +169,9 @@ class ScriptedTier(MemoryTier):
 
     def _let_go_of_text(self) -> None:
         self.context.report_removed(["a key"])  # type: ignore[list-item]
+
+    def _log_badly(self) -> None:
+        logging.getLogger("a.library").warning("%s of %s", "one")
 
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")

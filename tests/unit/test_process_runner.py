@@ -523,6 +523,16 @@ def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
     assert children() == []
 
 
+# --- what it sends ----------------------------------------------------------------------------
+
+
+def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Callable[..., Rig]) -> None:
+    """As in the engine's process, where logging says so on standard error."""
+    rig = make_rig(on_lookup="log_badly")
+    rig.runner.start()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
 # --- starting ---------------------------------------------------------------------------------
 
 
