@@ -271,6 +271,10 @@ class ChildProcess:
         if isinstance(report, JobResult):
             job = self._jobs.conclude(report.job_id)
             if job is None or len(report.verdicts) != len(job.keys):
+                if job is not None:
+                    # It has had no result yet: that comes when the process is gone.
+                    self._jobs.release(report.job_id)
+                    self._jobs.add(job)
                 raise WireError("a result that fits no job")
             if report.released:
                 self._jobs.release(report.job_id)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from pydantic import SecretBytes
 from support.live import live
-from support.runners import CHUNK_BYTES, NOBODY, Rig, ScriptedConfig, ScriptedTier
+from support.runners import CHUNK_BYTES, KEYS, NOBODY, Rig, ScriptedConfig, ScriptedTier
 
 from kvtier_sdk import (
     BackendLoadError,
@@ -531,6 +531,21 @@ def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Callable[...,
     rig = make_rig(on_lookup="log_badly")
     rig.runner.start()
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
+def test_a_job_whose_result_does_not_fit_ends_with_the_process(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(on_load="hang")
+    rig.runner.start()
+    job = rig.job(Operation.LOAD, 0, 1)
+    rig.runner.submit([job])
+    # The process has heard of two chunks.
+    job.keys = [*job.keys, KEYS[2]]
+    rig.runner.drain(0.01)
+    assert rig.wait_for(1) == ["unavailable"]
+    assert len(rig.results[0].verdicts) == 3
+    assert "it sent a result that fits no job" in caplog.text
 
 
 # --- starting ---------------------------------------------------------------------------------
