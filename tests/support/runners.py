@@ -60,6 +60,7 @@ class ScriptedConfig(MemoryTierConfig):
     on_open: str = ""
     on_lookup: str = ""
     on_load: str = ""
+    on_close: str = ""
     close_s: float = 0.0
     secret_key: SecretStr = SecretStr("")
 
@@ -86,6 +87,7 @@ class ScriptedTier(MemoryTier):
 
     async def close(self) -> None:
         await asyncio.sleep(self.config.close_s)
+        await self._do(self.config.on_close)
         self._note("closed")
 
     def _past(self) -> str:
@@ -124,6 +126,12 @@ class ScriptedTier(MemoryTier):
 
     def _misbehave(self) -> None:
         raise ZeroDivisionError("a bug")
+
+    def _exit(self) -> None:
+        raise SystemExit(3)
+
+    def _raise_cancelled(self) -> None:
+        raise asyncio.CancelledError
 
     def _exit_in_task(self) -> None:
         async def leave() -> None:

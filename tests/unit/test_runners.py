@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig
 
-from kvtier_sdk import ConfigError, TierUnavailableError
+from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError
 from kvtier_sdk.breaker import BreakerState, Direction
 from kvtier_sdk.frame import header_bytes
 from kvtier_sdk.jobs import BreakerMoved, ChunksRemoved, Operation
@@ -131,6 +131,8 @@ def test_no_job_is_lost_or_doubled_when_the_runner_closes_meanwhile(
         ("expire", ExpiredError, "held open: the key of Ada expired 3 days ago"),
         ("misconfigure", ConfigError, "tier 'held': option 'bucket' names none"),
         ("misbehave", ZeroDivisionError, "a bug"),
+        ("exit", TierContractError, "held open: raised SystemExit(3)"),
+        ("raise_cancelled", TierContractError, "held open: raised CancelledError()"),
         ("miss_a_file", FileNotFoundError, "[Errno 2] No such file or directory: '/nonexistent'"),
     ],
 )
@@ -148,6 +150,17 @@ def test_a_tier_that_does_not_open_is_told_and_closed(
     assert rig.past() == ["open", "closed"]
     rig.runner.submit(rig.lookups(1))
     assert rig.take() == ["cancelled"]
+
+
+@pytest.mark.parametrize("trouble", ["exit", "misbehave"])
+def test_what_a_tier_raises_when_it_is_closed_is_in_its_log(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    rig = make_rig(on_close=trouble)
+    rig.runner.start()
+    rig.runner.close(5.0)
+    assert "closing the tier failed" in caplog.text
+    assert not rig.runner._thread.is_alive()  # type: ignore[attr-defined]
 
 
 def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
