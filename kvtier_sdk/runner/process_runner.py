@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.breaker import BreakerState, Direction
@@ -18,7 +19,7 @@ from kvtier_sdk.jobs import (
 )
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.runner.base import PoolMemory
-from kvtier_sdk.runner.child_process import ChildProcess
+from kvtier_sdk.runner.child_process import ChildProcess, copy_fd
 from kvtier_sdk.runner.order import fault_of, write_order
 from kvtier_sdk.runner.thread_runner import ThreadRunner
 from kvtier_sdk.runner.tier_log import TierLog
@@ -155,10 +156,16 @@ class ProcessLoop:
             self._child = None
 
     async def _start(self) -> ChildProcess:
+        pool_fd = copy_fd(self._pool.fd)
+        try:
+            return await self._start_with(pool_fd)
+        finally:
+            os.close(pool_fd)
+
+    async def _start_with(self, pool_fd: int) -> ChildProcess:
         child = ChildProcess(
             self._spec.name, self._clock, self._report, self._log, attentive=self._attentive
         )
-        pool_fd = self._pool.fd
         order = write_order(
             self._spec,
             namespace=self._namespace,

@@ -523,6 +523,34 @@ def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
     assert children() == []
 
 
+_BARE_ENGINE = """
+    import os, pathlib, sys
+    from support.runners import KEYS, Operation, Rig
+    rig = Rig("process", pathlib.Path(sys.argv[1]))
+    print("the pool's descriptor:", rig.pool.fd, file=sys.stderr)
+    rig.runner.start()
+    verdicts = rig.do(Operation.STORE, 0)
+    rig.close()
+    pathlib.Path(sys.argv[1], "verdicts").write_text(" ".join(verdicts))
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-"])
+def test_an_engine_without_standard_streams(tmp_path: Path, closed: str) -> None:
+    """The pool and the socket get their numbers, which in the process are the streams' again."""
+    program = textwrap.dedent(_BARE_ENGINE)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program, str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        timeout=60,
+    )
+    assert "descriptor: 0" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "verdicts").read_text() == "ok"
+
+
 # --- what it sends ----------------------------------------------------------------------------
 
 
