@@ -47,6 +47,15 @@ class _Threads:
             self._calls.append(call)
             self._changed.notify()
 
+    def withdraw(self, call: _Call) -> bool:
+        """Take back a call; whether it had not begun, so that it never will."""
+        with self._changed:
+            try:
+                self._calls.remove(call)
+            except ValueError:
+                return False
+            return True
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -111,13 +120,8 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     # Not in the future: an exception there would be in a cycle with its traceback, which leads to
     # the frames here, and keep the buffers.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
-    # Whoever takes it first decides: the thread that the call runs, a cancellation that it never
-    # will.
-    claim = threading.Lock()
 
     def call() -> Callable[[], None]:
-        if not claim.acquire(blocking=False):
-            return lambda: None
         try:
             outcome.append((function(*args, **kwargs), None))
         except BaseException as error:
@@ -129,11 +133,12 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(returned.set_result, None)
 
-    _threads_of(loop).submit(call)
+    threads = _threads_of(loop)
+    threads.submit(call)
     try:
         await asyncio.shield(returned)
     except asyncio.CancelledError:
-        if not claim.acquire(blocking=False):
+        if not threads.withdraw(call):
             await wait_out([returned])
             outcome.clear()  # the cancellation is what the caller gets
         raise

@@ -60,6 +60,8 @@ class Outcome(Enum):
     LATE = "late"
     #: It did not do its work.
     FAILED = "failed"
+    #: It could not be made: calls that hang leave no room for it, nor for any other.
+    BLOCKED = "blocked"
 
 
 # What a healthy tier says too. Room is a matter of stores: a full disk can be read.
@@ -94,7 +96,7 @@ class Breaker:
         pause_s: length of the pause before the next probe, before jitter.
 
     Args:
-        failures: it opens after so many failures in a row,
+        failures: it opens after so many failures in a row, at the first call that is blocked,
         window: or when half of the last so many calls have failed or were late.
         probe_interval_s: the first pause; it doubles with each probe that fails.
         max_probe_interval_s: the longest pause.
@@ -144,7 +146,7 @@ class Breaker:
         elif outcome is Outcome.FAILED:
             self._row += 1
         half = 2 * sum(self._recent) >= (self._recent.maxlen or 0)
-        if self._row < self._failures and not half:
+        if self._row < self._failures and not half and outcome is not Outcome.BLOCKED:
             return False
         self._open(now_s)
         return True

@@ -125,8 +125,11 @@ class Child:
             self.send(frame(Kind.OPENED, b""))
 
     def _refuse(self, error: BaseException) -> None:
-        self.send(plain_frame(Kind.REFUSED, write_error(error)))
-        _exit()
+        try:
+            self.send(plain_frame(Kind.REFUSED, write_error(error)))
+        finally:
+            # The engine waits for a word or an end.
+            _exit()
 
     def _drain(self, timeout_s: float) -> None:
         ended = self._runner is None or self._runner.drain(timeout_s)
@@ -163,10 +166,13 @@ class _LogSender(logging.Handler):
         self._send_frame = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
-        if record.name != self._own:
-            text = f"{record.name}: {text}"
-        self._send_frame(plain_frame(Kind.LOG, [record.levelno, text]))
+        try:
+            text = self.format(record)
+            if record.name != self._own:
+                text = f"{record.name}: {text}"
+            self._send_frame(plain_frame(Kind.LOG, [record.levelno, text]))
+        except Exception:
+            self.handleError(record)
 
 
 def _send_logs(own: str, level: int, send: Callable[[bytes], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import signal
 import socket
 import subprocess
@@ -82,7 +83,9 @@ class ChildProcess:
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
         self._drained: asyncio.Future[bool] | None = None
-        ours, self._theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._theirs = socket.socket(fileno=copy_fd(theirs.fileno()))
         self._link = Link(ours, self._event_loop)
         # Of the jobs and of what is read: no result is missed, none is taken twice.
         self._lock = threading.Lock()
@@ -114,8 +117,11 @@ class ChildProcess:
         with self._theirs:
             try:
                 self._spawn(self._theirs.fileno(), pool_fd)
-            except OSError as error:
+            except Exception as error:  # no process, no thread that waits for it, a bad argument
                 self._link.close()
+                if self._process is not None:
+                    self._process.kill()
+                    self._process.wait()
                 self.ended.set_result("it was not started")
                 raise self._unavailable(f"its process cannot be started: {error}") from error
         self._link.write(plain_frame(Kind.ORDER, order))
@@ -268,6 +274,10 @@ class ChildProcess:
         if isinstance(report, JobResult):
             job = self._jobs.conclude(report.job_id)
             if job is None or len(report.verdicts) != len(job.keys):
+                if job is not None:
+                    # It has had no result yet: that comes when the process is gone.
+                    self._jobs.release(report.job_id)
+                    self._jobs.add(job)
                 raise WireError("a result that fits no job")
             if report.released:
                 self._jobs.release(report.job_id)
@@ -352,6 +362,20 @@ class ChildProcess:
         error = TierUnavailableError(message)
         error.tier, error.operation = self._name, "open"
         return error
+
+
+def copy_fd(fd: int) -> int:
+    """Copy a descriptor for a process, in which 0 to 2 are the standard streams.
+
+    In an engine that was started without these, anything may have their numbers.
+
+    Args:
+        fd: a descriptor.
+
+    Returns:
+        Another one of the same file, which the caller closes.
+    """
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def _end_in_words(code: int) -> str:

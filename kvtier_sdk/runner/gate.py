@@ -96,6 +96,17 @@ class TierGate:
         """
         return self._note(direction, outcome, "no answer by the deadline")
 
+    def note_blocked(self, direction: Direction) -> bool:
+        """Take it that calls which hang leave no room for another.
+
+        Args:
+            direction: of the calls that cannot be made.
+
+        Returns:
+            As :meth:`note`.
+        """
+        return self._note(direction, Outcome.BLOCKED, "calls that hang leave no room for another")
+
     async def stop(self, patience_s: float) -> None:
         """Probe no more, and wait for what runs.
 

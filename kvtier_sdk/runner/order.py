@@ -6,6 +6,7 @@ the machine could read in a command line, and every child of the tier in its env
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
@@ -111,37 +112,57 @@ def read_order(order: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayou
 
 def write_error(error: BaseException) -> dict[str, Any]:
     """An exception as plain data: its class and that one's bases, and what it says."""
-    told = {
-        name: value
-        for name, value in vars(error).items()
-        if isinstance(value, str | int | float | None)
-    }
     return {
-        "classes": [_path_of(base) for base in type(error).__mro__],
-        "message": str(error.args[0]) if error.args else "",
-        "attributes": told,
+        "name": type(error).__name__,
+        # That it is some exception says less than its name.
+        "classes": [
+            _path_of(base)
+            for base in type(error).__mro__
+            if base is type(error) or base is not Exception
+        ],
+        "text": _text_of(error),
+        "args": [arg for arg in error.args if _is_plain(arg)],
+        "attributes": {name: value for name, value in vars(error).items() if _is_plain(value)},
     }
 
 
 def read_error(told: Mapping[str, Any]) -> BaseException:
-    """The exception again: of the first of its classes that this process knows.
+    """The exception again: of the first of its classes that this process knows and can make.
 
-    Nothing is imported for it. Its ``args`` are its message only.
+    It is made of those of its arguments that are plain, or of its text, so that it says the same.
+    Nothing is imported for it.
 
     Args:
         told: what :func:`write_error` wrote.
 
     Returns:
-        The exception, to be raised.
+        The exception, to be raised; a :class:`TierError` with its name where no class will do.
     """
     for path in told["classes"]:
         found = _known_class(path)
-        if found is not None and issubclass(found, Exception):
-            error = found.__new__(found, told["message"])
-            error.args = (told["message"],)
-            vars(error).update(told["attributes"])
-            return error
-    return TierError(told["message"])
+        if found is None or not issubclass(found, Exception):
+            continue
+        for args in (told["args"], [told["text"]]):
+            # Whatever a stranger's class does to be made, or to say something.
+            with contextlib.suppress(Exception):
+                error = found.__new__(found, *args)
+                error.args = tuple(args)
+                vars(error).update(told["attributes"])
+                if str(error) == told["text"]:
+                    return error
+    return TierError(f"{told['name']}: {told['text']}")
+
+
+def _text_of(error: BaseException) -> str:
+    """What an exception says, and what those say that it is a group of."""
+    if not isinstance(error, BaseExceptionGroup):
+        return str(error)
+    parts = (f"{type(part).__name__}: {_text_of(part)}" for part in error.exceptions)
+    return f"{error}: {'; '.join(parts)}"
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float | None)
 
 
 def _common(spec: TierSpec) -> dict[str, Any]:

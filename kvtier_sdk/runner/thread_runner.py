@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from kvtier_sdk.blocking import close_blocking_threads
 from kvtier_sdk.clock import Clock
-from kvtier_sdk.errors import TierError
+from kvtier_sdk.errors import TierContractError, TierError
 from kvtier_sdk.jobs import Job, JobResult, Report, Verdict
 from kvtier_sdk.runner.base import JobLoop
 from kvtier_sdk.runner.tier_log import TierLog
@@ -138,7 +138,7 @@ class ThreadRunner:
             self._opening.cancel()
             await asyncio.wait([self._opening])
             await self._tier_loop.close()
-        except Exception:
+        except (Exception, SystemExit):
             self._log.exception("closing the tier failed")
         return True
 
@@ -197,8 +197,14 @@ class ThreadRunner:
     async def _open(self) -> None:
         try:
             await self._tier_loop.open()
-        except BaseException as error:
+        except Exception as error:
             self._opened.set_exception(error)
+        except BaseException as error:
+            # A SystemExit or CancelledError is the tier's, and would end the engine.
+            told = TierContractError(f"raised {error!r}")
+            told.tier, told.operation = self._name, "open"
+            told.__cause__ = error
+            self._opened.set_exception(told)
         else:
             self._opened.set_result(None)
 

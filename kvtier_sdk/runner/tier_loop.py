@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
@@ -15,7 +16,13 @@ from typing import TypeAlias, TypeVar
 from kvtier_sdk.breaker import Direction, Outcome
 from kvtier_sdk.clock import Clock, TimerHandle
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
-from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, TierError
+from kvtier_sdk.errors import (
+    ChunkNotFoundError,
+    ConfigError,
+    TierContractError,
+    TierError,
+    TierUnavailableError,
+)
 from kvtier_sdk.frame import Frame, header_bytes, round_up
 from kvtier_sdk.jobs import (
     ChunksRemoved,
@@ -73,7 +80,16 @@ class _Run:
     timer: TimerHandle | None = None
     error: str | None = None
     retries: int = 0
-    concluded: bool = False
+    concluded_s: float = math.inf
+
+    @property
+    def concluded(self) -> bool:
+        return self.concluded_s < math.inf
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether calls of it are still to be made."""
+        return self.open_batches > len(self.tasks)
 
 
 #: (loads first, priority, arrival), the batch, its run.
@@ -138,7 +154,7 @@ class TierLoop:
         self._mover = ChunkMover(
             self._call, context, frame, memory, alignment=alignment, can_delete=can_delete
         )
-        canary = Canary(
+        self._canary = Canary(
             self._call,
             context,
             frame,
@@ -151,7 +167,7 @@ class TierLoop:
             clock=clock,
             rng=self._rng,
             report=report,
-            try_out=canary.try_out,
+            try_out=self._try_out,
             log=self._log,
         )
         self._batch_chunks = max(1, self._options.max_batch_bytes // context.payload_bytes)
@@ -339,11 +355,33 @@ class TierLoop:
         # A lookup's deadline is short, and missed under load by a tier that is well.
         outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
         direction = _DIRECTIONS[run.job.operation]
+        halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
             # A call that was begun late was kept from its end by the queue, not by the tier.
-            had_time = started_s - run.started_s <= (run.job.deadline_s - run.started_s) / 2
-            if had_time and self._gate.note_overdue(direction, outcome):
+            if started_s <= halfway_s and self._gate.note_overdue(direction, outcome):
                 self._drop_queued(Verdict.UNAVAILABLE, [direction])
+        if run.is_queued:
+            self._queue = [item for item in self._queue if item[2] is not run]
+            heapq.heapify(self._queue)
+            # Calls that were cancelled just now may end at once; these had half its time to.
+            if self._is_blocked(direction, halfway_s) and self._gate.note_blocked(direction):
+                self._drop_queued(Verdict.UNAVAILABLE, [direction])
+
+    def _is_blocked(self, direction: Direction, since_s: float) -> bool:
+        """Whether calls that hang leave no room for another: of jobs that were over by then."""
+        hung: Counter[Operation] = Counter()
+        for run in self._runs:
+            if run.concluded_s <= since_s and run.job.operation in _MOVES:
+                hung[run.job.operation] += len(run.tasks)
+        if direction is Direction.WRITE and hung[Operation.STORE] >= self._max_stores:
+            return True
+        return hung.total() >= self._options.concurrency
+
+    async def _try_out(self, direction: Direction) -> None:
+        """Probe the tier. A probe needs no room among the calls, but requests do."""
+        if self._is_blocked(direction, self._clock.now_s()):
+            raise TierUnavailableError("calls that hang leave no room for another")
+        await self._canary.try_out(direction)
 
     def _note(self, run: _Run, errors: Sequence[TierError | None]) -> None:
         """Tell the breaker what a call returned, unless the job's end has told it already."""
@@ -364,7 +402,7 @@ class TierLoop:
         """Report the job's one result, with a verdict for every chunk that has none."""
         if run.concluded:
             return
-        run.concluded = True
+        run.concluded_s = self._clock.now_s()
         if run.timer is not None:
             run.timer.cancel()
         verdicts = [given or verdict for given in run.verdicts]
@@ -384,7 +422,7 @@ class TierLoop:
                 job_id=run.job.job_id,
                 verdicts=verdicts,
                 moved_bytes=moved,
-                duration_s=self._clock.now_s() - run.started_s,
+                duration_s=run.concluded_s - run.started_s,
                 error=run.error,
                 released=released,
                 retries=run.retries,
@@ -478,5 +516,11 @@ class TierLoop:
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """On any thread. What probes leave behind and take away is nobody's chunk."""
         removed = [key for key in keys if key != CANARY_KEY]
+        for key in removed:
+            # Said here, where its author sees it; behind the report are other jobs' results.
+            if not isinstance(key, bytes):
+                raise TierContractError(
+                    f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"
+                )
         if removed:
             self._report(ChunksRemoved(removed))

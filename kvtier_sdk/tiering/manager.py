@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -524,8 +525,10 @@ class TieringManager:
             timeout_s: for each tier, for draining and for closing.
         """
         self._flush()
-        for port in self._ports:
-            port.runner.close(timeout_s)
+        with contextlib.ExitStack() as closing:
+            # An interrupt that ends one of them leaves none of the others open.
+            for port in reversed(self._ports):
+                closing.callback(port.runner.close, timeout_s)
         self._collect()
         self._requests.clear()
 

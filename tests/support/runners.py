@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -60,6 +61,7 @@ class ScriptedConfig(MemoryTierConfig):
     on_open: str = ""
     on_lookup: str = ""
     on_load: str = ""
+    on_close: str = ""
     close_s: float = 0.0
     secret_key: SecretStr = SecretStr("")
 
@@ -86,13 +88,19 @@ class ScriptedTier(MemoryTier):
 
     async def close(self) -> None:
         await asyncio.sleep(self.config.close_s)
+        await self._do(self.config.on_close)
         self._note("closed")
+
+    def _past(self) -> str:
+        return Path(self.config.diary).read_text()
 
     def _note(self, what: str) -> None:
         with open(self.config.diary, "a", encoding="utf-8") as diary:
             diary.write(f"{what}\n")
 
     async def _do(self, action: str) -> None:
+        if action == "hang_again":
+            action = "hang" if "opened" in self._past() else ""
         if action in ("hang", "cling"):
             self._note("hanging")
             while True:
@@ -117,8 +125,17 @@ class ScriptedTier(MemoryTier):
     def _misconfigure(self) -> None:
         raise ConfigError("option 'bucket' names none")
 
+    def _miss_a_file(self) -> None:
+        Path("/nonexistent").stat()
+
     def _misbehave(self) -> None:
         raise ZeroDivisionError("a bug")
+
+    def _exit(self) -> None:
+        raise SystemExit(3)
+
+    def _raise_cancelled(self) -> None:
+        raise asyncio.CancelledError
 
     def _exit_in_task(self) -> None:
         async def leave() -> None:
@@ -162,12 +179,18 @@ class ScriptedTier(MemoryTier):
         self.context.logger.warning("%d percent full", 90)
         self.context.logger.debug("not asked for")
 
+    def _let_go_of_text(self) -> None:
+        self.context.report_removed(["a key"])  # type: ignore[list-item]
+
+    def _log_badly(self) -> None:
+        logging.getLogger("a.library").warning("%s of %s", "one")
+
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
 
     def _refuse_again(self) -> None:
         """Refuse all but the first."""
-        if "opened" in Path(self.config.diary).read_text():
+        if "opened" in self._past():
             self._refuse()
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import subprocess
 import sys
 import threading
@@ -23,6 +24,10 @@ def released() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
+
+
+class Buffer:
+    """What can be asked whether it is still held."""
 
 
 async def until(event: threading.Event) -> None:
@@ -74,9 +79,6 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_nothing_holds_the_arguments_of_a_call_that_has_returned(fails: bool) -> None:
-    class Buffer:
-        pass
-
     def use(buffer: Buffer) -> None:
         if fails:
             raise OSError
@@ -170,6 +172,27 @@ async def test_a_call_that_was_cancelled_before_it_started_is_not_run(
     # In order: when this one has been run, the cancelled one has been passed over.
     await run_blocking(lambda: None)
     assert not ran.is_set()
+
+
+async def test_nothing_holds_the_arguments_of_a_call_that_was_cancelled_before_it_started(
+    released: threading.Event,
+) -> None:
+    """Not even while no thread is free, which is for ever where all of them hang."""
+    occupied = await occupy_all_threads(released)
+    buffer = Buffer()
+    seen = weakref.ref(buffer)
+    task = asyncio.create_task(run_blocking(id, buffer))
+    del buffer
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    await asyncio.sleep(0)  # until then the loop holds the task that has woken this one up
+    gc.collect()
+    assert seen() is None
+    released.set()
+    await asyncio.gather(*occupied)
 
 
 async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Event) -> None:

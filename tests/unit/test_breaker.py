@@ -21,7 +21,7 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.breaker import Breaker, BreakerState, Direction, Outcome, outcome_of
 
-ANSWERED, LATE, FAILED = Outcome.ANSWERED, Outcome.LATE, Outcome.FAILED
+ANSWERED, LATE, FAILED, BLOCKED = Outcome
 
 
 def make(**options: Any) -> Breaker:
@@ -116,7 +116,7 @@ def test_it_opens_exactly_when_the_rules_say(
                 break
             row += earlier is FAILED
         bad = sum(earlier is not ANSWERED for earlier in past[-window:])
-        opens = row >= failures or bad >= window / 2
+        opens = row >= failures or bad >= window / 2 or outcome is BLOCKED
         assert breaker.note(outcome, 0.0) is opens
         assert breaker.is_closed is not opens
         if opens:

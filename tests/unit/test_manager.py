@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
@@ -415,3 +416,21 @@ def test_a_chunk_that_left_before_its_store_was_concluded_is_not_announced(
     engine.manager.on_schedule_end()
     seen = [(e.removed, list(e.keys)) for e in engine.manager.take_events() if e.tier == "tier0"]
     assert seen == [(True, [KEYS[0]]), (False, [KEYS[1]])]
+
+
+def test_an_interrupt_while_a_tier_closes_leaves_no_other_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(tiers=3)
+    closed: list[int] = []
+
+    def interrupt(index: int, close: Callable[[float], None], timeout_s: float) -> None:
+        close(timeout_s)
+        closed.append(index)
+        raise KeyboardInterrupt
+
+    for index, runner in enumerate(engine.runners):
+        monkeypatch.setattr(runner, "close", partial(interrupt, index, runner.close))
+    with pytest.raises(KeyboardInterrupt):
+        engine.manager.shutdown()
+    assert closed == [0, 1, 2]

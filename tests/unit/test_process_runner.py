@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from pydantic import SecretBytes
 from support.live import live
-from support.runners import CHUNK_BYTES, NOBODY, Rig, ScriptedConfig, ScriptedTier
+from support.runners import CHUNK_BYTES, KEYS, NOBODY, Rig, ScriptedConfig, ScriptedTier
 
 from kvtier_sdk import (
     BackendLoadError,
@@ -43,7 +43,7 @@ from kvtier_sdk.breaker import BreakerState, Direction
 from kvtier_sdk.clock import TimerHandle
 from kvtier_sdk.jobs import BreakerMoved, IoEnded, Job, Operation, ProcessRestarted
 from kvtier_sdk.metrics import metric_samples
-from kvtier_sdk.runner import ProcessRunner, ThreadRunner, TierRunner
+from kvtier_sdk.runner import ProcessRunner, ThreadRunner, TierRunner, process_runner
 from kvtier_sdk.runner.process_runner import RestartPauses
 from kvtier_sdk.tiering.runners import make_runner
 
@@ -278,6 +278,26 @@ def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
     rig.runner.close(5.0)
 
 
+def test_a_process_that_hangs_when_it_is_started_anew_is_given_up(
+    make_rig: Callable[..., Rig],
+    clock: HeldBackClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = make_rig(on_open="hang_again")
+    rig.runner.start()
+    monkeypatch.setattr(process_runner, "_REOPEN_S", 0.01)
+    monkeypatch.setattr(rig.runner._tier_loop, "_opening_s", 0.0)  # type: ignore[attr-defined]
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    for _ in range(2):
+        assert clock.paused.wait(30)
+        clock.go_on()
+    assert clock.paused.wait(30)
+    assert clock.pauses_s == [1.0, 2.0, 4.0]
+    assert "could not be started anew: it did not open the tier within 0.01 s" in caplog.text
+    assert children() == []
+
+
 def test_pauses_double_and_begin_anew_after_a_long_life() -> None:
     pauses = RestartPauses()
     assert [pauses.after(0.0) for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
@@ -476,6 +496,84 @@ def test_the_process_ends_with_the_engine(tmp_path: Path, trouble: str, copy: st
     assert gone
     if not trouble:
         assert (tmp_path / "diary").read_text().split() == ["open", "opened", "closed"]
+
+
+@pytest.mark.parametrize("missing", ["a thread", "arguments"])
+def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Whatever it fails with, and however far it has come."""
+    start_thread = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "kvtier-held-wait":
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    if missing == "a thread":
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        reason = "can't start new thread"
+    else:
+        monkeypatch.setattr(sys, "path", [*sys.path, "/nul\0"])
+        reason = "embedded null byte"
+    rig = make_rig()
+    with pytest.raises(TierUnavailableError) as told:
+        rig.runner.start()
+    assert str(told.value) == f"held open: its process cannot be started: {reason}"
+    assert children() == []
+
+
+_BARE_ENGINE = """
+    import os, pathlib, sys
+    from support.runners import KEYS, Operation, Rig
+    rig = Rig("process", pathlib.Path(sys.argv[1]))
+    print("the pool's descriptor:", rig.pool.fd, file=sys.stderr)
+    rig.runner.start()
+    verdicts = rig.do(Operation.STORE, 0)
+    rig.close()
+    pathlib.Path(sys.argv[1], "verdicts").write_text(" ".join(verdicts))
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-"])
+def test_an_engine_without_standard_streams(tmp_path: Path, closed: str) -> None:
+    """The pool and the socket get their numbers, which in the process are the streams' again."""
+    program = textwrap.dedent(_BARE_ENGINE)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program, str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        timeout=60,
+    )
+    assert "descriptor: 0" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "verdicts").read_text() == "ok"
+
+
+# --- what it sends ----------------------------------------------------------------------------
+
+
+def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Callable[..., Rig]) -> None:
+    """As in the engine's process, where logging says so on standard error."""
+    rig = make_rig(on_lookup="log_badly")
+    rig.runner.start()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
+def test_a_job_whose_result_does_not_fit_ends_with_the_process(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(on_load="hang")
+    rig.runner.start()
+    job = rig.job(Operation.LOAD, 0, 1)
+    rig.runner.submit([job])
+    # The process has heard of two chunks.
+    job.keys = [*job.keys, KEYS[2]]
+    rig.runner.drain(0.01)
+    assert rig.wait_for(1) == ["unavailable"]
+    assert len(rig.results[0].verdicts) == 3
+    assert "it sent a result that fits no job" in caplog.text
 
 
 # --- starting ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig
 
-from kvtier_sdk import ConfigError, TierUnavailableError
+from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError
 from kvtier_sdk.breaker import BreakerState, Direction
 from kvtier_sdk.frame import header_bytes
 from kvtier_sdk.jobs import BreakerMoved, ChunksRemoved, Operation
@@ -58,6 +58,19 @@ def test_what_a_tier_lets_go_of_is_reported(make_rig: MakeRig) -> None:
     (removed,) = rig.others
     assert isinstance(removed, ChunksRemoved)
     assert list(removed.keys) == [KEYS[0]]
+
+
+def test_what_is_no_key_is_told_to_who_lets_go_of_it(make_rig: MakeRig) -> None:
+    rig = make_rig(on_load="let_go_of_text")
+    rig.runner.start()
+    rig.runner.submit([rig.job(Operation.LOAD, 0), *rig.lookups(2)])
+    rig.wait_for(3)
+    told = {result.verdicts[0].value: result.error for result in rig.results}
+    assert told == {
+        "contract": "held load: report_removed was given a str where a key, bytes, belongs",
+        "not_found": None,
+    }
+    assert rig.others == []
 
 
 def test_a_breaker_that_opens_is_reported(make_rig: MakeRig) -> None:
@@ -118,6 +131,9 @@ def test_no_job_is_lost_or_doubled_when_the_runner_closes_meanwhile(
         ("expire", ExpiredError, "held open: the key of Ada expired 3 days ago"),
         ("misconfigure", ConfigError, "tier 'held': option 'bucket' names none"),
         ("misbehave", ZeroDivisionError, "a bug"),
+        ("exit", TierContractError, "held open: raised SystemExit(3)"),
+        ("raise_cancelled", TierContractError, "held open: raised CancelledError()"),
+        ("miss_a_file", FileNotFoundError, "[Errno 2] No such file or directory: '/nonexistent'"),
     ],
 )
 def test_a_tier_that_does_not_open_is_told_and_closed(
@@ -134,6 +150,17 @@ def test_a_tier_that_does_not_open_is_told_and_closed(
     assert rig.past() == ["open", "closed"]
     rig.runner.submit(rig.lookups(1))
     assert rig.take() == ["cancelled"]
+
+
+@pytest.mark.parametrize("trouble", ["exit", "misbehave"])
+def test_what_a_tier_raises_when_it_is_closed_is_in_its_log(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    rig = make_rig(on_close=trouble)
+    rig.runner.start()
+    rig.runner.close(5.0)
+    assert "closing the tier failed" in caplog.text
+    assert not rig.runner._thread.is_alive()  # type: ignore[attr-defined]
 
 
 def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(

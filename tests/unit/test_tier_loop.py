@@ -722,6 +722,58 @@ def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) 
     assert rig.account.moves == []
 
 
+@pytest.mark.parametrize("operation", MOVES)
+@pytest.mark.parametrize("breaker_failures", [2, 1000])
+def test_calls_that_hang_in_every_place_keep_their_direction_refused(
+    make: Make, operation: Operation, breaker_failures: int
+) -> None:
+    """A probe needs no place among the calls: it would succeed, and requests would wait."""
+    # Stores have three quarters of the places.
+    hung = 3 if operation is STORE else 4
+    hangs = Act(after_s=200.0, stubborn=True)
+    rig = make(*[hangs] * hung, concurrency=4, breaker_failures=breaker_failures)
+    direction = Direction.WRITE if operation is STORE else Direction.READ
+    for _ in range(hung):
+        rig.ask(operation, within_s=2.0)
+    rig.run_for(2.1)
+    # Where they were too few to open the breaker, requests wait for one deadline, and no more.
+    waiting = [rig.ask(operation, within_s=2.0) for _ in range(3)]
+    for _ in range(25):
+        # Lookups are answered, and end each row of failures.
+        rig.ask(LOOKUP, run_s=0.1)
+    assert {job.job_id for job in waiting} <= rig.account.results.keys()
+    for _ in range(10):
+        assert rig.account.breakers[direction] is not BreakerState.CLOSED
+        refused = rig.ask(operation, run_s=0.0)
+        assert rig.account.verdicts(refused.job_id) == ["unavailable"]
+        rig.run_for(10.0)
+    assert rig.loop._queue == []
+    # One that ends makes a place.
+    rig.tier.let_go.set()
+    rig.run_for(35.0)
+    assert rig.account.breakers[direction] is BreakerState.CLOSED
+    served = "ok" if operation is STORE else "not_found"
+    assert rig.account.verdicts(rig.ask(operation, run_s=0.1).job_id) == [served]
+
+
+def test_a_call_that_hangs_takes_its_own_place_only(make: Make) -> None:
+    rig = make(Act(after_s=200.0, stubborn=True), concurrency=2, breaker_failures=1)
+    rig.ask(LOAD, within_s=2.0)
+    rig.run_for(10.0)
+    assert rig.account.breakers[Direction.READ] is BreakerState.CLOSED
+    assert rig.account.verdicts(rig.ask(LOAD, run_s=0.1).job_id) == ["not_found"]
+
+
+def test_what_expires_in_the_queue_leaves_it(make: Make) -> None:
+    rig = make(Act(after_s=20.0), concurrency=1)
+    rig.ask(LOAD, within_s=30.0)
+    for _ in range(10):
+        rig.ask(LOAD, within_s=1.0)
+    rig.run_for(1.1)
+    assert rig.loop._queue == []
+    assert rig.account.moves == [], "the first call is in time: the tier is well, and busy"
+
+
 def test_a_mixed_batch_is_no_failure(make: Make) -> None:
     rig = make(retries=0, breaker_failures=1)
     rig.tier.always["store"] = Act("mixed")
