@@ -55,28 +55,31 @@ class ReplayReport:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain values."""
+        """The report as plain values.
+
+        Its names are a published format, in which a chunk is called block as in the traces.
+        """
         return {
             "requests": self.requests,
-            "chunks": self.chunks,
-            "hit_chunks": self.hit_chunks,
+            "blocks": self.chunks,
+            "hit_blocks": self.hit_chunks,
             "hit_rate": self.hit_rate,
             "wrong_bytes": self.wrong_bytes,
             "dropped": self.dropped,
             "failures": self.failures,
             "elapsed_s": self.elapsed_s,
-            "scheduler_us_per_chunk": self.scheduler_us,
+            "scheduler_us_per_block": self.scheduler_us,
             "left_over": self.left_over,
             "tiers": [
                 {
                     "name": tier.name,
                     "type": tier.backend,
-                    "hit_chunks": tier.hit_chunks,
-                    "stored_chunks": tier.stored_chunks,
-                    "loaded_chunks": tier.loaded_chunks,
-                    "evicted_chunks": tier.evicted_chunks,
-                    "stored_bytes": tier.stored_bytes,
-                    "loaded_bytes": tier.loaded_bytes,
+                    "hit_blocks": tier.hit_chunks,
+                    "stored_blocks": tier.stored_chunks,
+                    "loaded_blocks": tier.loaded_chunks,
+                    "evicted_blocks": tier.evicted_chunks,
+                    "bytes_stored": tier.stored_bytes,
+                    "bytes_loaded": tier.loaded_bytes,
                     "store_s": tier.store_s,
                     "load_s": tier.load_s,
                     "failures": dict(tier.failures),

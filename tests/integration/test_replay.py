@@ -74,9 +74,9 @@ def test_a_trace_hits_what_an_unlimited_cache_hits_and_a_second_process_everythi
     for report in (first, second):
         assert (report["wrong_bytes"], report["dropped"], report["failures"]) == (0, 0, {})
     host, file = second["tiers"]
-    assert host["hit_chunks"] + file["hit_chunks"] == second["chunks"]
-    assert file["hit_chunks"] > 0
-    assert file["stored_bytes"] == 0
+    assert host["hit_blocks"] + file["hit_blocks"] == second["blocks"]
+    assert file["hit_blocks"] > 0
+    assert file["bytes_stored"] == 0
 
 
 @pytest.mark.parametrize("slots", ["3", "2000"])
@@ -157,7 +157,7 @@ def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None
         assert {path.stat().st_size for path in kept} == {HEADER_BYTES + CHUNK_BYTES}
     report = replay(*arguments[1:])
     assert (report["wrong_bytes"], report["failures"]) == (0, {})
-    assert report["tiers"][1]["hit_chunks"] > 0
+    assert report["tiers"][1]["hit_blocks"] > 0
     assert not [path for path in root.rglob("tmp/*") if path.is_file()]
 
 
@@ -167,8 +167,8 @@ def test_a_bounded_directory_stays_bounded(tmp_path: Path) -> None:
     report = replay(
         *("--requests", "300", "--slots", "50", "--tier", f"file://{root}?capacity=2MiB")
     )
-    assert report["tiers"][1]["stored_bytes"] > 2 * capacity
-    assert report["tiers"][1]["evicted_chunks"] > 0
+    assert report["tiers"][1]["bytes_stored"] > 2 * capacity
+    assert report["tiers"][1]["evicted_blocks"] > 0
     assert sum(path.stat().st_size for path in files(root)) <= capacity
     assert report["wrong_bytes"] == 0
 
@@ -179,7 +179,7 @@ def test_a_tier_of_a_third_party_carries_a_replay(third_party_site: Path) -> Non
     )
     assert report["hit_rate"] == unlimited_hit_rate(chat_workload(40, 0))
     assert report["tiers"][1]["name"] == "mine"
-    assert report["tiers"][1]["hit_chunks"] > 0
+    assert report["tiers"][1]["hit_blocks"] > 0
 
 
 def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: Path) -> None:
@@ -243,12 +243,12 @@ def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
     by_flags = replay(*common[2:], *flags, "--tier", "memory:?capacity=1MiB")
     assert [tier["name"] for tier in by_file["tiers"]] == ["host", "disk", "memory"]
     assert by_file["hit_rate"] == by_flags["hit_rate"]
-    assert by_file["tiers"][0]["hit_chunks"] == by_flags["tiers"][0]["hit_chunks"]
+    assert by_file["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
     assert files(tmp_path / "kv")
     # What is given beside the file wins: a pool that evicts nothing, and other tiers.
     done = kvtier(*common, "--config", str(config), "--slots", "2000", "--tier", "memory:?name=m")
     host, memory = json.loads(done.stdout)["tiers"]
-    assert (host["evicted_chunks"], by_file["tiers"][0]["evicted_chunks"] > 0) == (0, True)
+    assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)
     assert memory["name"] == "m"
 
 

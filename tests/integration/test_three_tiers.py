@@ -86,12 +86,12 @@ def test_tiers_hit_what_an_unlimited_cache_hits_and_a_new_client_everything(
 ) -> None:
     chunks, distinct = sum(len(request.keys) for request in workload), distinct_chunks(workload)
     first = play(trace, *stores.values())
-    assert first["hit_chunks"] == unlimited_hits(workload)
+    assert first["hit_blocks"] == unlimited_hits(workload)
     for name, store in stores.items():
-        assert first["tiers"][name]["stored_chunks"] == store.chunks() == distinct
+        assert first["tiers"][name]["stored_blocks"] == store.chunks() == distinct
     # A new client finds all of it; and each tier alone serves all of it.
     again = [play(trace, *stores.values()), *(play(trace, store) for store in stores.values())]
-    assert [report["hit_chunks"] for report in again] == [chunks] * len(again)
+    assert [report["hit_blocks"] for report in again] == [chunks] * len(again)
     for report in [first, *again]:
         assert (report["wrong_bytes"], report["dropped"], report["failures"]) == (0, 0, {})
         assert not any(report["left_over"].values()), report["left_over"]

@@ -17,5 +17,5 @@ def test_a_trace_hits_what_an_unlimited_cache_hits_and_a_new_client_everything(
     for report in (first, second):
         assert (report["wrong_bytes"], report["dropped"], report["failures"]) == (0, 0, {})
     host, redis = second["tiers"]
-    assert host["hit_chunks"] + redis["hit_chunks"] == second["chunks"]
-    assert redis["hit_chunks"] > 0
+    assert host["hit_blocks"] + redis["hit_blocks"] == second["blocks"]
+    assert redis["hit_blocks"] > 0

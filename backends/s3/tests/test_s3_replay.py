@@ -20,8 +20,8 @@ def test_a_trace_hits_what_an_unlimited_cache_hits_and_a_new_client_everything(
     for report in (first, second):
         assert (report["wrong_bytes"], report["dropped"], report["failures"]) == (0, 0, {})
     host, s3 = second["tiers"]
-    assert host["hit_chunks"] + s3["hit_chunks"] == second["chunks"]
-    assert s3["hit_chunks"] > 0
+    assert host["hit_blocks"] + s3["hit_blocks"] == second["blocks"]
+    assert s3["hit_blocks"] > 0
 
 
 def test_several_tiers_at_once(server, tmp_path) -> None:
@@ -38,4 +38,4 @@ def test_several_tiers_at_once(server, tmp_path) -> None:
     for report in (first, second):
         assert report["wrong_bytes"] == 0
         assert len(report["tiers"]) == 4
-    assert second["tiers"][3]["hit_chunks"] > 0
+    assert second["tiers"][3]["hit_blocks"] > 0
