@@ -52,7 +52,7 @@ def across(error: BaseException) -> BaseException:
         ssl.SSLError(1, "CERTIFICATE_VERIFY_FAILED"),
         OddError(7, hint="again"),
     ],
-    ids=repr,
+    ids=lambda error: type(error).__name__,
 )
 def test_an_error_arrives_with_its_class_and_its_text(error: Exception) -> None:
     arrived = across(error)
