@@ -127,6 +127,13 @@ async def test_a_scan_of_many_names_each_once(bench, server):
     assert sorted([entry.key async for entry in tier.scan()]) == sorted(keys)
 
 
+async def test_a_scan_passes_over_what_is_no_chunk(bench, server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, KEYS[0])
+    server.ask("LPUSH", bench.name(KEYS[1]), b"x")
+    assert [entry.key async for entry in tier.scan()] == KEYS[:1]
+
+
 async def test_storing_twice_is_harmless(bench, server):
     tier = await bench.open(server.url)
     assert await tier.store([bench.full(KEYS[0], seed) for seed in (1, 2)]) == [None, None]
