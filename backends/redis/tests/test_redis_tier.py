@@ -9,10 +9,10 @@ import pytest
 
 from kvtier_sdk import (
     ChunkNotFoundError,
+    ConfigError,
     CorruptChunkError,
     Entry,
     TierCapacityError,
-    TierError,
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -228,5 +228,5 @@ async def test_a_database_of_its_own(bench, server):
 
 
 async def test_a_database_that_is_not_there(bench, server):
-    with pytest.raises(TierError, match="DB index is out of range"):
+    with pytest.raises(ConfigError, match="option 'db'"):
         await bench.open(f"{server.url}/99")
