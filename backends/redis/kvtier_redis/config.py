@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated, Any, Self
 from urllib.parse import quote
 
@@ -13,6 +14,26 @@ from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
 HostPort = tuple[str, int]
 
 _BRACES = frozenset("{}")
+# What is in no host: it belongs to a URL, or parts a list.
+_FOREIGN = frozenset("@/;, ")
+
+
+def _host(value: object) -> object:
+    """A name or an address."""
+    if isinstance(value, str) and not _is_host(value):
+        # Not shown: what stands here by mistake may hold a password.
+        raise ValueError("this is no name or address of a host; the port is option 'port'")
+    return value
+
+
+def _is_host(text: str) -> bool:
+    if text.count(":") < 2:
+        return bool(text) and not _FOREIGN & set(text) and ":" not in text
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _hosts(value: object) -> tuple[str, ...]:
@@ -22,6 +43,9 @@ def _hosts(value: object) -> tuple[str, ...]:
         raise ValueError(f"{value!r} is no list of servers; write for example 'b:26379,c:26379'")
     found = tuple(part.strip() for part in parts if part.strip())
     for part in found:
+        # An address with colons needs its brackets: where it ends is a guess without them.
+        if _FOREIGN & set(part) or part.rpartition("]")[2].count(":") > 1:
+            raise ValueError("one is no server; write for example 'b:26379,[::1]:26379'")
         split_host(part, default_port=1)
     return found
 
@@ -85,7 +109,7 @@ class RedisTierConfig(TierConfig):
         cluster: whether the servers are a Cluster.
     """
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, BeforeValidator(_host)] = "127.0.0.1"
     port: Count = Field(6379, ge=1, le=65535)
     hosts: Annotated[tuple[str, ...], BeforeValidator(_hosts)] = ()
     socket: str | None = None
@@ -170,6 +194,10 @@ class RedisTierConfig(TierConfig):
                 )
             given["socket"] = url.path
         else:
+            if url.path and url.host is None and not url.path.startswith("/"):
+                raise ConfigError(
+                    f"{url.scheme}: takes a host; write two slashes, as in 'redis://kv-1:6379'"
+                )
             if url.path.strip("/"):
                 given["db"] = url.path.strip("/")
             if url.scheme == "rediss":

@@ -80,6 +80,8 @@ _SETTINGS = (
         "cluster support disabled",
         "the server is no node of a cluster; leave out option 'cluster'",
     ),
+    ("DB index is out of range", "the server has no database of that number; check option 'db'"),
+    ("unknown command 'SENTINEL'", "the server is no Sentinel; leave out option 'sentinel'"),
 )
 
 

@@ -100,13 +100,14 @@ class Route(ABC):
         return results
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
-        """Iterate over the keys that match, on all servers; one may come more than once.
+        """Iterate over the keys of strings that match, on all servers; one may come twice or more.
 
         Raises:
             TierError: while iterating, a server could not be asked.
         """
         with translated():
-            async for name in self._client.scan_iter(match=pattern, count=_SCAN_COUNT):
+            # Somebody else's list or hash below our prefix is no chunk, and has no length.
+            async for name in self._client.scan_iter(pattern, _SCAN_COUNT, "string"):
                 yield name
 
     async def facts(self) -> list[dict[str, Any]]:

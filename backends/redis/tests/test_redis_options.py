@@ -54,6 +54,7 @@ def test_everything_in_a_url():
     ("url", "complaint"),
     [
         ("redis://h/x", r"option 'db'"),
+        ("redis:127.0.0.1:17001", r"write two slashes"),
         ("redis://h/1?db=2", r"'db' is given in the URL twice"),
         ("rediss://h?tls=no", r"'tls' is given in the URL twice"),
         ("redis+unix://h/s", r"takes a path"),
@@ -108,3 +109,28 @@ def test_a_url_whose_password_ends_somewhere_else_than_meant_says_what_to_write(
         config(f"redis://{user}:hunter2@h/0?bogus=1")
     assert config("redis://us%2Fer:hun%40ter2@h/0").username == "us/er"
     assert config("redis://user@corp.com:hunter2@h:1/0?prefix=a@b").username == "user@corp.com"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"host": "kv:hunter2@127.0.0.1"},
+        {"host": "127.0.0.1:17001"},
+        {"host": "a b"},
+        {"host": ""},
+        {"host": "a/hunter2"},
+        {"hosts": "a:1;b:2", "cluster": True},
+        {"hosts": ["a:1,b:2"], "cluster": True},
+        {"hosts": "me:hunter2@b:1", "cluster": True},
+        {"hosts": "::1:2", "cluster": True},
+    ],
+)
+def test_a_host_is_a_name_or_an_address_and_nothing_secret_is_told(options):
+    with pytest.raises(ConfigError, match=f"option '{next(iter(options))}'") as caught:
+        config("redis:", **options)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_address_of_the_sixth_version():
+    assert config("redis:", host="::1").seeds == [("::1", 6379)]
+    assert config("redis://[::1]:7").seeds == [("::1", 7)]

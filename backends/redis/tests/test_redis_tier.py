@@ -9,10 +9,10 @@ import pytest
 
 from kvtier_sdk import (
     ChunkNotFoundError,
+    ConfigError,
     CorruptChunkError,
     Entry,
     TierCapacityError,
-    TierError,
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -127,6 +127,13 @@ async def test_a_scan_of_many_names_each_once(bench, server):
     assert sorted([entry.key async for entry in tier.scan()]) == sorted(keys)
 
 
+async def test_a_scan_passes_over_what_is_no_chunk(bench, server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, KEYS[0])
+    server.ask("LPUSH", bench.name(KEYS[1]), b"x")
+    assert [entry.key async for entry in tier.scan()] == KEYS[:1]
+
+
 async def test_storing_twice_is_harmless(bench, server):
     tier = await bench.open(server.url)
     assert await tier.store([bench.full(KEYS[0], seed) for seed in (1, 2)]) == [None, None]
@@ -221,5 +228,5 @@ async def test_a_database_of_its_own(bench, server):
 
 
 async def test_a_database_that_is_not_there(bench, server):
-    with pytest.raises(TierError, match="DB index is out of range"):
+    with pytest.raises(ConfigError, match="option 'db'"):
         await bench.open(f"{server.url}/99")

@@ -373,9 +373,10 @@ async def test_a_cluster_of_which_no_node_is_left(bench, start_cluster):
         await bench.open(f"{servers[0].url}?cluster=yes")
 
 
-async def test_a_server_alone_is_no_cluster(bench, server):
-    with pytest.raises(ConfigError, match="option 'cluster'"):
-        await bench.open(f"{server.url}?cluster=yes")
+@pytest.mark.parametrize("option", ["cluster=yes", "sentinel=kv"])
+async def test_a_server_alone_is_something_else(bench, server, option):
+    with pytest.raises(ConfigError, match=f"option '{option.partition('=')[0]}'"):
+        await bench.open(f"{server.url}?{option}")
 
 
 async def test_a_user_who_may_not_ask_for_the_map(bench, make_server):
