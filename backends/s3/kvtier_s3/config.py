@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
@@ -13,11 +14,25 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
 
 _KEY_BYTES = 32
+# What botocore takes; not every service keeps to AWS's rules for names.
+_BUCKET = re.compile(
+    r"[A-Za-z0-9._-]{1,255}"
+    r"|arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:[0-9]{12}:(accesspoint|outpost)[/:][A-Za-z0-9./:-]+"
+)
 #: What is wrong with a place, seen in the options or, where they do not name it, when it is found.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"
 )
+
+
+def _bucket(value: object) -> str:
+    if isinstance(value, str) and _BUCKET.fullmatch(value):
+        return value
+    raise ValueError(
+        f"{value!r} is no bucket; write its name alone, of letters, digits, '.', '-' and '_', "
+        "or the ARN of an access point"
+    )
 
 
 def _endpoint(value: object) -> str:
@@ -70,7 +85,7 @@ class S3TierConfig(TierConfig):
         tls_verify: whether the server's certificate and name are checked.
     """
 
-    bucket: str = Field(min_length=1)
+    bucket: Annotated[str, BeforeValidator(_bucket)]
     prefix: Annotated[str, BeforeValidator(_prefix)] = "kvtier"
     endpoint: Annotated[str | None, BeforeValidator(_endpoint)] = None
     region: str | None = None

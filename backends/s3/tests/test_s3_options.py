@@ -103,6 +103,17 @@ def test_mistakes_are_explained(url, complaint):
         config(url)
 
 
+@pytest.mark.parametrize(
+    "bucket", ["s3://kv", "kv/chunks", "k v", "", "x" * 256, "kv\n", "arn:aws:s3:::kv"]
+)
+def test_what_is_no_bucket(bucket):
+    with pytest.raises(ConfigError, match="option 'bucket'") as caught:
+        config("s3:", bucket=bucket)
+    assert len(str(caught.value).splitlines()) == 1
+    if bucket:
+        assert "is no bucket; write its name alone" in str(caught.value)
+
+
 def test_no_mistake_shows_a_secret():
     with pytest.raises(ConfigError) as caught:
         config("s3://kv?secret_access_key=hunter2&session_token=hunter3&sse_secret_key=hunter4")

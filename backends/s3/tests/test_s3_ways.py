@@ -60,7 +60,7 @@ async def test_credentials_endpoint_and_region_of_a_profile(bench, scripted, tmp
         await bench.open("s3://kv?profile=cv")
 
 
-async def test_an_access_point(bench):
+async def test_an_access_point():
     arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint/kv"
     options = TierSpec.from_url("s3:", bucket=arn, access_key_id="a", secret_access_key="s").config
     bucket = Bucket(options)
