@@ -5,6 +5,7 @@ Each is a small change to one method. ``-s`` shows how many seeds were needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ def a_late_answer_goes_to_a_later_question(patch: pytest.MonkeyPatch) -> None:
     around(patch, QuestionBook, "answered", answered)
 
 
-@bug("a load rests on an answer")
+@bug("a load rests on an answer", "a load that failed is not tried again on the same answer")
 def verdicts_are_matched_off_by_one(patch: pytest.MonkeyPatch) -> None:
     def answered(original: Any, self: Any, job_id: int, bit: int, verdicts: Any) -> None:
         original(self, job_id, bit, [*verdicts[1:], verdicts[0]])
@@ -160,7 +161,7 @@ def a_hit_can_be_evicted_in_its_own_step(patch: pytest.MonkeyPatch) -> None:
 def a_job_is_reported_twice(patch: pytest.MonkeyPatch) -> None:
     def expire(original: Any, self: Any, run: Any) -> None:
         original(self, run)
-        run.concluded = False
+        run.concluded_s = math.inf
 
     around(patch, TierLoop, "_expire", expire)
 
@@ -248,8 +249,7 @@ def a_reset_leaves_the_tiers_as_they_are(patch: pytest.MonkeyPatch) -> None:
 @bug("a reset of the tiers too is cold")
 def a_purge_does_not_wait_for_stores(patch: pytest.MonkeyPatch) -> None:
     async def purge(self: Any, run: Any, batch: range) -> None:
-        await self._call.delete_all()
-        self._settle(run, batch[0], None)
+        await self._settle_all(run, batch, self._call.delete_all())
 
     patch.setattr(TierLoop, "_purge", purge)
 
