@@ -159,7 +159,8 @@ class TierURL:
             port = parts.port
         except ValueError:
             raise ConfigError(
-                f"tier URL {shown!r}: the port should be a number up to 65535"
+                f"tier URL {shown!r}: the port should be a number up to 65535; in a password "
+                "write ':' as %3A, '/' as %2F, '?' as %3F, '@' as %40, '%' as %25"
             ) from None
         scheme = url.partition(":")[0] if ":" in url else ""
         if "_" in scheme and scheme.replace("_", "").isalnum():
