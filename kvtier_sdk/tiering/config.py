@@ -31,8 +31,8 @@ class TieringConfig(StrictModel):
 
     Attributes:
         slots: how many chunks the host pool holds.
-        pool_bytes: instead of ``slots``: the host pool's size in bytes (``int``), or its share of
-            the machine's memory (``float``, 0.0 to 1.0).
+        pool_bytes: instead of ``slots``: the host pool's size in bytes, or its share of the
+            machine's memory: ``64GiB``, ``25%``.
         chunk_bytes: payload of a chunk; an engine that knows it needs no such option.
         policy: name of the host pool's eviction policy: ``lru``, ``arc``, ``fifo``, or one that
             another package brings.

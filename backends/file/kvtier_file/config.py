@@ -40,8 +40,8 @@ class FileTierConfig(TierConfig):
             directory.
         capacity_bytes: what all namespaces under the root may take, whichever processes use
             them, before the least recently used chunks go; unlimited where absent.
-        min_free: free space of the file system to leave alone, in bytes (``int``) or as a share
-            of the file system's size (``float``); 0 leaves none.
+        min_free: free space of the file system to leave alone, in bytes or as a share of its
+            size: ``10GiB``, ``5%``; 0 leaves none.
         direct_io: ``"on"`` goes past the page cache (``O_DIRECT``) or fails at open, ``"off"``
             goes through it, ``"auto"`` goes past it where that works.
         fsync: whether a stored chunk survives a power failure; without it, only the end of the

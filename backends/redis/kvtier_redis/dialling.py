@@ -41,7 +41,12 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
             option = "tls_cert"
             context.load_cert_chain(config.tls_cert, config.tls_key)
     except OSError as error:  # SSLError is one
-        reason = error.strerror or str(error)
+        reason = error.strerror
+        if isinstance(error, ssl.SSLError):
+            # OpenSSL's own words are "PEM lib", of whatever it did not find in a file.
+            reason = "it holds no certificate"
+            if option == "tls_cert" and config.tls_key is None:
+                reason += ", or no key beside it; option 'tls_key' names a file with the key"
         raise ConfigError(f"option {option!r}: cannot be used: {reason}") from None
     if not config.tls_verify:
         context.check_hostname = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -82,8 +83,12 @@ _SETTINGS = (
     ),
     ("DB index is out of range", "the server has no database of that number; check option 'db'"),
     ("unknown command 'SENTINEL'", "the server is no Sentinel; leave out option 'sentinel'"),
+    ("unknown command 'SET'", "the server is a Sentinel; option 'sentinel' names its service"),
 )
 
+
+# OpenSSL's codes for a certificate without the name, or the address, that was asked for.
+_OTHER_NAME = (62, 64)
 
 # RedisClusterException is no RedisError.
 _THEIRS = (theirs.RedisError, theirs.RedisClusterException, OSError)
@@ -122,6 +127,9 @@ def client_error(error: Exception) -> TierError:
     if type(error) is theirs.ConnectionError and isinstance(error.__cause__, theirs.RedisError):
         # On a Unix socket redis-py wraps what the server answered to the first commands.
         error = error.__cause__
+    refusal = _tls_refusal(error)
+    if refusal is not None:
+        return TierUnavailableError(refusal, retryable=False)
     if isinstance(error, theirs.RedisClusterException):
         # Around what the last node did, which tells more: that it is gone, or none of a cluster.
         reason = error.__cause__ or error.__context__
@@ -135,6 +143,25 @@ def client_error(error: Exception) -> TierError:
     if isinstance(error, theirs.ResponseError):
         return answer_error(str(error))
     return TierError(str(error) or type(error).__name__)
+
+
+def _tls_refusal(error: BaseException | None) -> str | None:
+    """Which options would make TLS work, where an exception rests on that; else ``None``."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OTHER_NAME:
+            return (
+                "the server's certificate is for another host; connect to that name, or switch "
+                "the check off with option 'tls_verify'"
+            )
+        return (
+            f"the server's certificate is not trusted: {error.verify_message}; option 'tls_ca' "
+            "names the certificates to trust, 'tls_verify' switches the check off"
+        )
+    if error is not None and "CERTIFICATE_REQUIRED" in (error.reason or ""):
+        return "the server wants a certificate; give options 'tls_cert' and 'tls_key'"
+    return None
 
 
 @contextmanager

@@ -70,19 +70,28 @@ async def test_tls_with_a_private_ca(bench, start_tls, papers, chunk_bytes):
 async def test_tls_to_somebody_the_system_does_not_know(bench, start_tls):
     server = start_tls()
     url = f"rediss://127.0.0.1:{server.port}"
-    with pytest.raises(TierError, match=r"CERTIFICATE_VERIFY_FAILED|certificate verify failed"):
+    with pytest.raises(TierUnavailableError, match=r"not trusted: .* option 'tls_ca'") as caught:
         await bench.open(url)
+    assert not caught.value.retryable
     tier = await bench.open(url, tls_verify="no")
     assert await bench.put(tier, KEYS[0]) == [None]
     assert await bench.loads(tier, KEYS[0])
 
 
+async def test_tls_to_a_host_that_its_certificate_does_not_name(bench, start_tls, papers):
+    server = start_tls("--bind", "127.0.0.1", "127.0.0.2", "--tls-auth-clients", "no")
+    with pytest.raises(TierUnavailableError, match=r"is for another host; .*'tls_verify'"):
+        await bench.open(f"rediss://127.0.0.2:{server.port}", tls_ca=papers.ca)
+
+
 async def test_tls_with_a_certificate_of_our_own(bench, start_tls, papers):
     server = start_tls("--tls-auth-clients", "yes")
     url = f"rediss://127.0.0.1:{server.port}?tls_ca={papers.ca}"
-    with pytest.raises(TierError):
+    with pytest.raises(TierUnavailableError, match=r"options 'tls_cert' and 'tls_key'"):
         await bench.open(url)
     cert, key = papers.client
+    with pytest.raises(ConfigError, match=r"option 'tls_cert': .* option 'tls_key'"):
+        await bench.open(url, tls_cert=cert)
     tier = await bench.open(url, tls_cert=cert, tls_key=key)
     assert await bench.put(tier, KEYS[0]) == [None]
     assert await bench.loads(tier, KEYS[0])
@@ -247,6 +256,8 @@ async def test_a_master_that_hangs_is_left_for_its_successor(bench, sentinel_gro
 
 async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
     url = f"redis://:secret@127.0.0.1:{sentinel_group.sentinel.port}?sentinel=other"
+    with pytest.raises(ConfigError, match=r"is a Sentinel; option 'sentinel' names"):
+        await bench.open(f"redis://:guarded@127.0.0.1:{sentinel_group.sentinel.port}")
     with pytest.raises(ConfigError, match="no Sentinel knows 'other'; check option 'sentinel'"):
         await bench.open(url, sentinel_password="guarded")
     # One that does not answer may know.
