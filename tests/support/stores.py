@@ -84,8 +84,10 @@ class Folder(Store):
         _damage(self._files(), self.chunk_bytes)
 
     def kill(self) -> None:
-        if self._folder.exists():
+        if self._folder.is_dir():
             shutil.rmtree(self._folder)
+            # Where nothing is, the tier makes its root again.
+            self._folder.touch()
 
     def _files(self) -> list[Path]:
         return _files(self._folder, "*.kv", self.chunk_bytes)
