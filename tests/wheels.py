@@ -138,6 +138,7 @@ def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
     for package in packages[1:]:
         place = (package / "tests").relative_to(ROOT)
         shutil.copytree(package / "tests", into / place, ignore=ignored)
+        shutil.copy(package / "README.md", into / place.parent)
         places.append(str(place))
     (into / "pytest.ini").write_text(_settings())
     return places
