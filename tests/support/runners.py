@@ -183,7 +183,7 @@ class ScriptedTier(MemoryTier):
         self.context.report_removed(["a key"])  # type: ignore[list-item]
 
     def _log_badly(self) -> None:
-        logging.getLogger("a.library").warning("%s of %s", "one")
+        logging.getLogger("somebody").warning("%s of %s", "one")
 
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")

@@ -75,19 +75,35 @@ def test_requests_that_may_ask_different_tiers_share_no_answer(make: EngineFacto
     assert engine.settle(A, KEYS[0]) == ["HIT"]
 
 
-def test_a_request_that_joined_a_load_falls_through_to_its_own_tiers_alone(
-    make: EngineFactory,
-) -> None:
+CHOOSY = RequestContext("choosy")
+
+
+def a_load_that_will_fail(
+    make: EngineFactory, first: RequestContext, second: RequestContext
+) -> Engine:
+    """Two tiers have a chunk, the first a damaged one, which is loaded; ``CHOOSY`` asks it alone.
+
+    Args:
+        make: the fixture.
+        first: has asked for it.
+        second: has joined.
+    """
     engine = make(tiers=2)
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
-    choosy = RequestContext("choosy")
-    engine.manager.on_new_request(choosy, ["tier0"])
-    engine.look(B, KEYS[0])
+    engine.manager.on_new_request(CHOOSY, ["tier0"])
+    engine.look(first, KEYS[0])
     engine.step()
-    assert engine.look(B, KEYS[0]) == engine.look(choosy, KEYS[0]) == ["HIT_PENDING"]
+    assert engine.look(first, KEYS[0]) == engine.look(second, KEYS[0]) == ["HIT_PENDING"]
+    return engine
+
+
+def test_a_request_that_joined_a_load_falls_through_to_its_own_tiers_alone(
+    make: EngineFactory,
+) -> None:
+    engine = a_load_that_will_fail(make, B, CHOOSY)
     engine.manager.on_request_finished(B)
-    assert engine.settle(choosy, KEYS[0]) == ["MISS"]
+    assert engine.settle(CHOOSY, KEYS[0]) == ["MISS"]
     assert "load" not in engine.tiers[1].called()
     engine.at_rest()
 
@@ -95,16 +111,9 @@ def test_a_request_that_joined_a_load_falls_through_to_its_own_tiers_alone(
 def test_a_request_that_joined_a_load_falls_through_to_all_of_its_own_tiers(
     make: EngineFactory,
 ) -> None:
-    engine = make(tiers=2)
-    stored_below(engine, KEYS[0])
-    engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
-    choosy = RequestContext("choosy")
-    engine.manager.on_new_request(choosy, ["tier0"])
-    engine.look(choosy, KEYS[0])
-    engine.step()
-    assert engine.look(choosy, KEYS[0]) == engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    engine = a_load_that_will_fail(make, CHOOSY, B)
     assert engine.settle(B, KEYS[0]) == ["HIT"]
-    assert engine.look(choosy, KEYS[0]) == ["HIT"], "what is there is there for all"
+    assert engine.look(CHOOSY, KEYS[0]) == ["HIT"], "what is there is there for all"
 
 
 def test_what_another_tier_has_does_not_end_the_wait_for_an_own_one(make: EngineFactory) -> None:

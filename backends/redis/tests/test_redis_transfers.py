@@ -39,6 +39,23 @@ def connected_wire(port: int) -> Wire:
     return Wire(sock, "peer")
 
 
+@contextlib.asynccontextmanager
+async def wire_to(talk) -> AsyncIterator[Wire]:
+    """A connection to a server that talks once, as it is told; afterwards both have ended."""
+    left = asyncio.Event()
+
+    async def serve(reader, writer):
+        await talk(reader, writer)
+        writer.close()
+        left.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as peer:
+        wire = connected_wire(peer.sockets[0].getsockname()[1])
+        yield wire
+        wire.close("the end")
+        await left.wait()
+
+
 @pytest.mark.parametrize("operation", ["store", "load"])
 async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     bench.chunk_bytes = CHUNK_BYTES
@@ -144,7 +161,7 @@ async def test_stores_under_way_together_have_each_its_own_answer(piece_bytes):
     said = [b"+OK", b"-OOM command not allowed", b"+OK", b"-MOVED 7 h:1", b"+OK"]
     requests = [Exchange(b"%d" % number, [b"<", b"payload", b">"]) for number in range(5)]
 
-    async def serve(reader, writer):
+    async def talk(reader, writer):
         # All of them come before any is answered.
         await reader.readexactly(5 * len(b"<payload>"))
         text = b"\r\n".join([*said, b""])
@@ -153,19 +170,12 @@ async def test_stores_under_way_together_have_each_its_own_answer(piece_bytes):
             await writer.drain()
             await asyncio.sleep(0)
         await reader.read()
-        writer.close()
-        left.set()
 
-    left = asyncio.Event()
-    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
-    wire = connected_wire(peer.sockets[0].getsockname()[1])
-    await wire.carry(deque(requests), 5)
-    texts = [request.outcome.text for request in requests]
-    assert texts == [line.decode()[1:] for line in said]
-    assert wire.is_usable
-    wire.close("the end")
-    await left.wait()
-    peer.close()
+    async with wire_to(talk) as wire:
+        await wire.carry(deque(requests), 5)
+        texts = [request.outcome.text for request in requests]
+        assert texts == [line.decode()[1:] for line in said]
+        assert wire.is_usable
 
 
 async def test_of_stores_under_way_together_only_those_answered_are_known(bench, server, proxy):
@@ -282,26 +292,18 @@ async def test_a_connection_is_made_when_the_server_has_answered():
     "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n", b"\0" * 100, b"*1\r\n"]
 )
 async def test_somebody_who_speaks_otherwise(answer):
-    left = asyncio.Event()
-
-    async def serve(reader, writer):
+    async def talk(reader, writer):
         await reader.read(100)
         writer.write(answer)
         with contextlib.suppress(OSError):
             await reader.read()
-        writer.close()
-        left.set()
 
-    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = peer.sockets[0].getsockname()[1]
-    wire = connected_wire(port)
-    with pytest.raises(TierUnavailableError, match="connection to peer lost: the server sent"):
-        await wire.call([b"PING\r\n"])
-    assert not wire.is_usable
-    with pytest.raises(TierUnavailableError):
-        await wire.call([b"PING\r\n"])
-    await left.wait()
-    peer.close()
+    async with wire_to(talk) as wire:
+        with pytest.raises(TierUnavailableError, match="connection to peer lost: the server sent"):
+            await wire.call([b"PING\r\n"])
+        assert not wire.is_usable
+        with pytest.raises(TierUnavailableError):
+            await wire.call([b"PING\r\n"])
 
 
 @pytest.mark.parametrize(
@@ -312,22 +314,16 @@ async def test_somebody_who_speaks_otherwise(answer):
     ],
 )
 async def test_an_answer_of_the_wrong_kind_is_neither_success_nor_damage(answer, is_load):
-    async def serve(reader, writer):
+    async def talk(reader, writer):
         await reader.read(100)
         writer.write(answer + b"\r\n")
         await reader.read()
-        writer.close()
-        left.set()
 
-    left = asyncio.Event()
-    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
-    wire = connected_wire(peer.sockets[0].getsockname()[1])
     target = [memoryview(bytearray(10))] if is_load else []
-    with pytest.raises(TierUnavailableError, match="the server sent what is no answer"):
-        await wire.call([b"request\r\n"], target)
-    assert not wire.is_usable
-    await left.wait()
-    peer.close()
+    async with wire_to(talk) as wire:
+        with pytest.raises(TierUnavailableError, match="the server sent what is no answer"):
+            await wire.call([b"request\r\n"], target)
+        assert not wire.is_usable
 
 
 async def test_a_connection_with_another_length_on_its_way_is_of_no_more_use(server):
@@ -340,22 +336,18 @@ async def test_a_connection_with_another_length_on_its_way_is_of_no_more_use(ser
 
 
 async def test_a_server_that_answers_before_it_has_been_asked_in_full():
-    async def serve(reader, writer):
+    async def talk(reader, writer):
         await reader.read(100)
         writer.write(b"-ERR too long\r\n")
         await asked.wait()
         writer.transport.abort()
-        left.set()
 
-    asked, left = asyncio.Event(), asyncio.Event()
-    peer = await asyncio.start_server(serve, "127.0.0.1", 0)
-    wire = connected_wire(peer.sockets[0].getsockname()[1])
-    # More than the sockets between hold.
-    assert await wire.call([b"SET", bytes(32 * 2**20)]) == Answer(Kind.ERROR, "ERR too long")
-    assert not wire.is_usable
-    asked.set()
-    await left.wait()
-    peer.close()
+    asked = asyncio.Event()
+    async with wire_to(talk) as wire:
+        # More than the sockets between hold.
+        assert await wire.call([b"SET", bytes(32 * 2**20)]) == Answer(Kind.ERROR, "ERR too long")
+        assert not wire.is_usable
+        asked.set()
 
 
 @pytest.mark.parametrize("case", ["there", "missing", "longer", "shorter", "stored"])
