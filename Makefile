@@ -67,7 +67,7 @@ search: setup redis-server
 # Without TRACE: one that lies beside the project, or generated chats.
 test-trace: setup redis-server
 	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
-		$(BIN)/python -m pytest tests/integration/test_three_tiers.py
+		$(BIN)/python -m pytest -v --capture=no tests/integration/test_three_tiers.py
 
 test-wheels: setup redis-server
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)

@@ -164,7 +164,7 @@ def replay_command(
     }
     given = {name: value for name, value in flags.items() if value is not None}
     options = _configuration(config, given)
-    with progress(len(played), shown=not as_json) as advance:
+    with progress(len(played)) as advance:
         report = replay(played, options, concurrency=concurrency, on_progress=advance)
     if as_json:
         print_json(report)

@@ -16,7 +16,7 @@ from kvtier_sdk.units import format_bytes
 
 
 @contextmanager
-def progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+def progress(total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr for as long as the block runs; yields what moves it."""
     columns = (
         TextColumn("replay"),
@@ -27,7 +27,7 @@ def progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
     )
     console = Console(stderr=True)
     # Into a file or a pipe a bar is noise.
-    hidden = not (shown and console.is_terminal)
+    hidden = not console.is_terminal
     with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
         task = bar.add_task("replay", total=total)
         yield lambda done: bar.update(task, completed=done)
