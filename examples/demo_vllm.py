@@ -66,6 +66,8 @@ def serve(model: Path, chunks: Path) -> None:
                 "spec_name": "KVTierOffloadingSpec",
                 "spec_module_path": "kvtier_sdk.integrations.vllm",
                 "cpu_bytes_to_use": "512MiB",
+                # Weights that are made up are in no file that could tell the model.
+                "model_revision": "made up",
                 # Patient with a busy machine: a lookup that takes longer is a miss.
                 "secondary_tiers": [{"type": "file", "root": str(chunks), "lookup_deadline": "1s"}],
             },

@@ -17,6 +17,8 @@ from vllm.v1.kv_offload.config import (
 
 KEYS = [make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
 CHUNK_BYTES = 8192
+#: A directory with a config and weights, neither of which says anything.
+MODEL = Path(__file__).with_name("model")
 
 
 def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
@@ -32,7 +34,7 @@ def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
             **extra,
         },
         engine_id=f"test-{id(tiers)}",
-        model=OffloadingModelConfig(name=str(Path(__file__).parent), dtype="float32"),
+        model=OffloadingModelConfig(name=str(MODEL), dtype="float32"),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
         parallel=OffloadingParallelConfig(
             **{

@@ -84,6 +84,8 @@ class Way:
         if self.spec is None:
             return None
         entry = {"url": url, "lookup_deadline": "30s", **entry}
+        # Weights that are made up are in no file.
+        options = {"verify": verify, "model_revision": "made up"}
         config: dict[str, Any] = {
             "spec_name": self.spec,
             "spec_module_path": "kvtier_sdk.integrations.vllm",
@@ -91,9 +93,9 @@ class Way:
             "secondary_tiers": [entry],
         }
         if self.entry_type is None:
-            config["verify"] = verify
+            config |= options
         else:
-            entry |= {"type": self.entry_type, "verify": verify}
+            entry |= {"type": self.entry_type, **options}
         return config
 
 

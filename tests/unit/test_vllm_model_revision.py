@@ -72,6 +72,29 @@ def test_a_model_of_one_file(tmp_path: Path) -> None:
     assert len({find_revision(str(file), tmp_path) for file in files}) == 2
 
 
+@pytest.mark.parametrize("lacking", ["config.json", "model-00001-of-00001.safetensors"])
+def test_a_directory_whose_config_or_weights_are_elsewhere_is_the_operators_to_name(
+    tmp_path: Path, lacking: str
+) -> None:
+    model = make_model(tmp_path / "model_streamer")
+    (model / lacking).unlink()
+    # What no engine loads from a directory.
+    for name in ("training_args.bin", "model.gguf"):
+        (model / name).write_text("of a training")
+    with pytest.raises(ConfigError, match=r"option 'model_revision' is missing: .*no weights"):
+        find_revision(str(model), tmp_path)
+
+
+def test_weights_written_by_tensorizer_tell_a_model(tmp_path: Path) -> None:
+    revisions = set()
+    for name, weights in (("one", b"1"), ("other", b"2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.tensors").write_bytes(weights)
+        revisions.add(find_revision(str(tmp_path / name), tmp_path))
+    assert len(revisions) == 2
+
+
 class Cache:
     """The cache of the hub: what is equal is kept once."""
 
@@ -117,7 +140,6 @@ def test_revisions_of_one_model_are_one(cache: Cache) -> None:
     [
         {"config_json": "c", "model_safetensors": "trained"},
         {"config_json": "rope", "model_safetensors": "w"},
-        {"config_json": "c"},
     ],
 )
 def test_several_that_differ_are_the_operators_to_choose(
@@ -130,10 +152,15 @@ def test_several_that_differ_are_the_operators_to_choose(
     assert f"(there: {MAIN}, {OTHER})" in str(error.value)
 
 
-def test_revisions_whose_weights_are_elsewhere_are_the_operators_to_choose(cache: Cache) -> None:
-    for commit in (MAIN, OTHER):
-        cache.hold(commit, config_json="c")
-    with pytest.raises(ConfigError, match="option 'model_revision' is missing"):
+@pytest.mark.parametrize("part", [{"config_json": "c"}, {"model_safetensors": "w"}])
+@pytest.mark.parametrize("beside", [{}, {"config_json": "c", "model_safetensors": "w"}])
+def test_a_revision_whose_config_or_weights_are_elsewhere_is_the_operators_to_choose(
+    cache: Cache, part: dict[str, str], beside: dict[str, str]
+) -> None:
+    cache.hold(MAIN, **part)
+    if beside:
+        cache.hold(OTHER, **beside)
+    with pytest.raises(ConfigError, match=f"{MAIN} without config or weights"):
         cache.revision()
 
 

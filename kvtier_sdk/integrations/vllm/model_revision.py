@@ -13,7 +13,9 @@ from kvtier_sdk.errors import ConfigError
 
 _CONFIGS = ("config.json", "params.json")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
+#: What a training leaves beside them, and vLLM does not load either.
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 
 #: Of a file of weights, so many pieces at equal distances are read: enough to meet what a training
 #: has changed, little enough to be nothing beside loading it.
@@ -31,20 +33,45 @@ def find_revision(model: str, hub_cache: Path) -> str:
         Of local files, a digest: the same wherever the same files are. Else the commit.
 
     Raises:
-        ConfigError: the cache holds no revision of the model, or several that differ.
+        ConfigError: the files are not the whole model; or the cache holds no revision of it, or
+            several that differ.
     """
     path = Path(model)
     if path.exists():
+        if not _is_whole(path):
+            raise _missing(model, "its directory, which has no config or no weights")
         return _digest(path)
     snapshots = _snapshots(model, hub_cache)
     if not snapshots or not _are_one(snapshots):
-        found = ", ".join(snapshot.name for snapshot in snapshots) or "none"
-        raise ConfigError(
-            "kv_connector_extra_config: option 'model_revision' is missing: which revision of "
-            f"{model} is served cannot be told from {hub_cache} (there: {found}), and another "
-            "one's chunks must not be reused; set it to the commit, or to a name of your own for it"
+        found = ", ".join(
+            snapshot.name if _is_whole(snapshot) else f"{snapshot.name} without config or weights"
+            for snapshot in snapshots
         )
+        raise _missing(model, f"{hub_cache} (there: {found or 'none'})")
     return snapshots[0].name
+
+
+def _missing(model: str, files: str) -> ConfigError:
+    return ConfigError(
+        "kv_connector_extra_config: option 'model_revision' is missing: which revision of "
+        f"{model} is served cannot be told from {files}, and another one's chunks must not be "
+        "reused; set it to the commit, or to a name of your own for it"
+    )
+
+
+def _is_whole(model: Path) -> bool:
+    """Whether config and weights are here. What is loaded from elsewhere can be anything."""
+    if not model.is_dir():
+        return _is_weights(model)
+    files = [file for file in model.iterdir() if file.is_file()]
+    # A file of GGUF is served on its own only: in a directory it is not what is served.
+    return any(file.name in _CONFIGS for file in files) and any(
+        _is_weights(file) and file.suffix != ".gguf" for file in files
+    )
+
+
+def _is_weights(file: Path) -> bool:
+    return file.suffix in _WEIGHTS and file.name not in _NOT_WEIGHTS
 
 
 def _digest(model: Path) -> str:
@@ -54,7 +81,7 @@ def _digest(model: Path) -> str:
             continue
         if file.name in _CONFIGS + _INDEXES:
             _add(digest, file.name, file.read_bytes())
-        elif file.suffix in _WEIGHTS:
+        elif _is_weights(file):
             _add(digest, file.name, f"{file.stat().st_size}".encode(), *_pieces(file))
     return digest.hexdigest()[:16]
 
@@ -75,17 +102,15 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 def _snapshots(model: str, hub_cache: Path) -> list[Path]:
     """The model's revisions in the cache that an engine can have been started with."""
-    folder = hub_cache / f"models--{model.replace('/', '--')}" / "snapshots"
-    return sorted({file.parent for name in _CONFIGS for file in folder.glob(f"*/{name}")})
+    files = (hub_cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/*")
+    # An engine can have been given the config of another model.
+    return sorted({file.parent for file in files if file.name in _CONFIGS or _is_weights(file)})
 
 
 def _are_one(snapshots: list[Path]) -> bool:
     """Whether all have the same model: the cache keeps equal files once, and links to them."""
-    first, *others = [
-        (_files(snapshot, _CONFIGS), _files(snapshot, _WEIGHTS)) for snapshot in snapshots
-    ]
-    # Without weights there they are kept elsewhere, and may differ.
-    return not others or (bool(first[1]) and all(other == first for other in others))
+    first, *others = [_files(snapshot, _CONFIGS + _WEIGHTS) for snapshot in snapshots]
+    return all(map(_is_whole, snapshots)) and all(other == first for other in others)
 
 
 def _files(snapshot: Path, endings: tuple[str, ...]) -> set[tuple[str, Path]]:
