@@ -1,4 +1,4 @@
-"""Which revision of a model an engine serves, as far as its files tell."""
+"""Which model an engine serves, as far as its name, its files and the operator tell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvtier_sdk import ConfigError
-from kvtier_sdk.integrations.vllm.model_revision import find_revision
+from kvtier_sdk.integrations.vllm.model_revision import model_facts
 
 WEIGHTS = np.random.default_rng(1).integers(0, 256, 3 * 2**20, dtype=np.uint8)
 NAME = "acme/llama"
@@ -26,14 +26,19 @@ def make_model(folder: Path, weights: bytes = WEIGHTS.tobytes()) -> Path:
     return folder
 
 
+def digest_of(model: Path) -> str | None:
+    """What the files of a model tell."""
+    return model_facts(str(model), model.parent / "hub")["model_files"]
+
+
 def test_it_is_the_same_wherever_the_files_are_and_whatever_lies_beside_them(
     tmp_path: Path,
 ) -> None:
-    first = find_revision(str(make_model(tmp_path / "one")), tmp_path)
+    first = digest_of(make_model(tmp_path / "one"))
     other = make_model(tmp_path / "other")
     (other / "README.md").write_text("about it")
     (other / "original").mkdir()
-    assert find_revision(str(other), tmp_path) == first
+    assert digest_of(other) == first
 
 
 @pytest.mark.parametrize("part", ["head", "middle", "tail"])
@@ -48,20 +53,20 @@ def test_a_tenth_of_the_weights_trained_on_is_another_revision(tmp_path: Path, p
     for folder in folders:
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
-        revisions.add(find_revision(str(link), tmp_path))
+        revisions.add(digest_of(link))
     assert len(revisions) == 2
 
 
 def test_weights_cut_short_are_another_revision(tmp_path: Path) -> None:
     one = make_model(tmp_path / "one", bytes(9000))
     other = make_model(tmp_path / "other", bytes(8999))
-    assert find_revision(str(one), tmp_path) != find_revision(str(other), tmp_path)
+    assert digest_of(one) != digest_of(other)
 
 
 def test_another_config_is_another_revision(tmp_path: Path) -> None:
     one, other = make_model(tmp_path / "one"), make_model(tmp_path / "other")
     (other / "config.json").write_text('{"rope_theta": 1}')
-    assert find_revision(str(one), tmp_path) != find_revision(str(other), tmp_path)
+    assert digest_of(one) != digest_of(other)
 
 
 def test_a_model_of_one_file(tmp_path: Path) -> None:
@@ -69,7 +74,7 @@ def test_a_model_of_one_file(tmp_path: Path) -> None:
     files[1].parent.mkdir()
     for number, file in enumerate(files):
         file.write_bytes(bytes([number]))
-    assert len({find_revision(str(file), tmp_path) for file in files}) == 2
+    assert len({digest_of(file) for file in files}) == 2
 
 
 @pytest.mark.parametrize("lacking", ["config.json", "model-00001-of-00001.safetensors"])
@@ -82,7 +87,7 @@ def test_a_directory_whose_config_or_weights_are_elsewhere_is_the_operators_to_n
     for name in ("training_args.bin", "model.gguf"):
         (model / name).write_text("of a training")
     with pytest.raises(ConfigError, match=r"option 'model_revision' is missing: .*no weights"):
-        find_revision(str(model), tmp_path)
+        model_facts(str(model), tmp_path)
 
 
 def test_weights_written_by_tensorizer_tell_a_model(tmp_path: Path) -> None:
@@ -91,7 +96,7 @@ def test_weights_written_by_tensorizer_tell_a_model(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
         (tmp_path / name / "model.tensors").write_bytes(weights)
-        revisions.add(find_revision(str(tmp_path / name), tmp_path))
+        revisions.add(digest_of(tmp_path / name))
     assert len(revisions) == 2
 
 
@@ -113,8 +118,11 @@ class Cache:
             (snapshot / name.replace("_", ".")).symlink_to(store / content)
         return snapshot
 
-    def revision(self) -> str:
-        return find_revision(NAME, self.folder)
+    def revision(self) -> str | None:
+        return self.facts(NAME)["model_revision"]
+
+    def facts(self, model: str | Path, revision: str | None = None) -> dict[str, str | None]:
+        return model_facts(str(model), self.folder, revision)
 
 
 @pytest.fixture
@@ -167,3 +175,54 @@ def test_a_revision_whose_config_or_weights_are_elsewhere_is_the_operators_to_ch
 def test_a_model_that_the_cache_does_not_know(cache: Cache) -> None:
     with pytest.raises(ConfigError, match=r"\(there: none\)"):
         cache.revision()
+
+
+def test_a_snapshot_that_is_given_by_its_path_is_known_by_name_and_commit(cache: Cache) -> None:
+    snapshot = cache.hold(MAIN, config_json="c", model_safetensors="w")
+    link = cache.folder.with_name("current")
+    link.symlink_to(snapshot)
+    for revision in (None, MAIN):
+        assert cache.facts(snapshot, revision) == cache.facts(NAME, revision)
+        assert cache.facts(link, revision) == cache.facts(NAME)
+
+
+def test_a_snapshot_is_not_known_by_the_operators_word_alone(cache: Cache) -> None:
+    snapshots = [
+        cache.hold(commit, config_json="c", model_safetensors=commit) for commit in (MAIN, OTHER)
+    ]
+    one, other = (cache.facts(snapshot, "ours") for snapshot in snapshots)
+    assert one != other
+    assert one["model"] == NAME
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_snapshot_that_was_changed_by_hand_is_no_commit(cache: Cache, name: str) -> None:
+    snapshot = cache.hold(MAIN, config_json="c", model_safetensors="w")
+    facts = cache.facts(NAME)
+    (snapshot / name).unlink()
+    (snapshot / name).write_text("trained")
+    assert cache.facts(snapshot, MAIN)["model"] != facts["model"]
+
+
+def test_one_model_in_two_places_is_one_by_the_operators_word(tmp_path: Path) -> None:
+    models = [make_model(tmp_path / place / "llama") for place in ("a", "b")]
+    one, other = (model_facts(str(model), tmp_path, "v2") for model in models)
+    assert one == other
+    # Without it they may differ where no sample was taken.
+    one, other = (model_facts(str(model), tmp_path) for model in models)
+    assert one != other
+
+
+def test_two_models_are_two_whatever_the_operator_calls_them(tmp_path: Path) -> None:
+    models = [make_model(tmp_path / str(n), bytes([n]) * 9000) for n in range(2)]
+    names = [*map(str, models), NAME, "acme/other"]
+    facts = [tuple(model_facts(name, tmp_path, "prod").values()) for name in names]
+    assert len(set(facts)) == len(names)
+
+
+def test_a_path_without_weights_stays_a_fact(tmp_path: Path) -> None:
+    models = [make_model(tmp_path / place) for place in ("a", "b")]
+    for model in models:
+        (model / "model-00001-of-00001.safetensors").unlink()
+    one, other = (model_facts(str(model), tmp_path, "prod") for model in models)
+    assert one != other

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from kvtier_sdk.integrations.vllm import compat
-from kvtier_sdk.integrations.vllm.model_revision import find_revision
+from kvtier_sdk.integrations.vllm.model_revision import model_facts
 from kvtier_sdk.namespace import Namespace
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Identity:
     ) -> None:
         self._facts = {
             **_engine_facts(config),
-            "model_revision": revision or find_revision(config.model.name, Path(HF_HUB_CACHE)),
+            **model_facts(config.model.name, Path(HF_HUB_CACHE), revision),
             "chunk_bytes": chunk_bytes,
             "slot_layout": slot_layout,
         }
@@ -91,7 +91,6 @@ def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
         **compat.device_facts(
             config.model.dtype, [group.tokens_per_block for group in config.groups]
         ),
-        "model": config.model.name,
         "dtype": str(config.model.dtype),
         "kv_layout": config.kv_cache_layout,
         "canonical_layout": config.canonical_layout,

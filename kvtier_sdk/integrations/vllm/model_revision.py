@@ -1,4 +1,4 @@
-"""Which revision of a model an engine serves, as far as the files of the model tell.
+"""Which model an engine serves, as far as its name, its files and the operator tell.
 
 vLLM tells a connector the model's name, and not the revision that it was asked for.
 """
@@ -6,10 +6,14 @@ vLLM tells a connector the model's name, and not the revision that it was asked 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from kvtier_sdk.errors import ConfigError
+
+#: Where the cache of the hub has a revision of a model.
+_SNAPSHOT = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
 
 _CONFIGS = ("config.json", "params.json")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -22,25 +26,46 @@ _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler
 _PIECES, _PIECE_BYTES = 64, 4096
 
 
-def find_revision(model: str, hub_cache: Path) -> str:
-    """Tell a model from others of its name.
+def model_facts(model: str, hub_cache: Path, revision: str | None = None) -> dict[str, str | None]:
+    """Tell a model from all others.
+
+    A path is a fact, unless something else is surer. That is a commit; or the digest of the files
+    together with the operator's word, which has to tell apart what samples of weights do not.
 
     Args:
         model: a directory or a file, or a name on the Hugging Face hub.
         hub_cache: where the hub's files are kept.
+        revision: the operator's word for it.
 
     Returns:
-        Of local files, a digest: the same wherever the same files are. Else the commit.
+        Facts of a namespace: ``model`` is the name or the path; ``model_revision`` the operator's
+        word, or the commit; ``model_files`` a digest of local files, the same wherever they are,
+        or the commit where the operator says something else. ``None`` where there is none.
 
     Raises:
-        ConfigError: the files are not the whole model; or the cache holds no revision of it, or
-            several that differ.
+        ConfigError: he says nothing, and the files are not the whole model; or the cache holds no
+            revision of it, or several that differ.
     """
     path = Path(model)
-    if path.exists():
-        if not _is_whole(path):
-            raise _missing(model, "its directory, which has no config or no weights")
-        return _digest(path)
+    if not path.exists():
+        return _facts(model, revision or _commit(model, hub_cache))
+    snapshot = _SNAPSHOT.search(path.resolve().as_posix())
+    if snapshot and _is_the_hubs(path.resolve()):
+        name, commit = snapshot["name"].replace("--", "/"), snapshot["commit"]
+        return _facts(name, revision or commit, None if revision in (None, commit) else commit)
+    whole = _is_whole(path)
+    if not (revision or whole):
+        raise _missing(model, "its directory, which has no config or no weights")
+    return _facts(None if revision and whole else model, revision, _digest(path))
+
+
+def _facts(
+    model: str | None, revision: str | None, files: str | None = None
+) -> dict[str, str | None]:
+    return {"model": model, "model_revision": revision, "model_files": files}
+
+
+def _commit(model: str, hub_cache: Path) -> str:
     snapshots = _snapshots(model, hub_cache)
     if not snapshots or not _are_one(snapshots):
         found = ", ".join(
@@ -111,6 +136,13 @@ def _are_one(snapshots: list[Path]) -> bool:
     """Whether all have the same model: the cache keeps equal files once, and links to them."""
     first, *others = [_files(snapshot, _CONFIGS + _WEIGHTS) for snapshot in snapshots]
     return all(map(_is_whole, snapshots)) and all(other == first for other in others)
+
+
+def _is_the_hubs(snapshot: Path) -> bool:
+    """Whether the whole model is as the hub's client has loaded it: links to blobs only."""
+    blobs = snapshot.parent.parent / "blobs"
+    files = _files(snapshot, _CONFIGS + _WEIGHTS)
+    return _is_whole(snapshot) and all(file.parent == blobs for _, file in files)
 
 
 def _files(snapshot: Path, endings: tuple[str, ...]) -> set[tuple[str, Path]]:
