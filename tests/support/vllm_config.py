@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.kv_offload.base import make_offload_key
+import torch
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+    make_offload_key,
+)
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
     OffloadingConfig,
@@ -14,6 +22,7 @@ from vllm.v1.kv_offload.config import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 KEYS = [make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
 CHUNK_BYTES = 8192
@@ -50,3 +59,28 @@ def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
         ),
         kv_cache_layout="NHD",
     )
+
+
+@contextmanager
+def opened_manager(config: OffloadingConfig) -> Iterator[Any]:
+    """A manager, and the worker that an engine starts before it."""
+    with joined_worker(config):
+        manager = OffloadingSpecFactory.create_spec(config).get_manager()
+        try:
+            yield manager
+        finally:
+            manager.shutdown()
+
+
+@contextmanager
+def joined_worker(config: OffloadingConfig) -> Iterator[Any]:
+    """A worker with a cache of four blocks."""
+    tensor = torch.zeros(4, CHUNK_BYTES, dtype=torch.int8)
+    caches = CanonicalKVCaches(
+        [CanonicalKVCacheTensor(tensor, CHUNK_BYTES)], [[CanonicalKVCacheRef(0, CHUNK_BYTES)]]
+    )
+    worker = OffloadingSpecFactory.create_spec(config).get_worker(caches)
+    try:
+        yield worker
+    finally:
+        worker.shutdown()

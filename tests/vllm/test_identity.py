@@ -6,6 +6,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ with warnings.catch_warnings():
     # What vLLM and torch warn of when they are imported is not ours to mend.
     warnings.simplefilter("ignore")
     import torch
-    from support.vllm_config import CHUNK_BYTES, make_config
+    from support.vllm_config import CHUNK_BYTES, make_config, opened_manager
     from vllm.platforms import current_platform
     from vllm.v1.kv_offload.config import OffloadingConfig
-    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+    from vllm.v1.kv_offload.tiering import spec as tiering_spec
 
     from kvtier_sdk import ConfigError
     from kvtier_sdk.integrations.vllm import plugin
+    from kvtier_sdk.integrations.vllm import spec as our_spec
     from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, Identity
 
 
@@ -32,6 +34,15 @@ def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) ->
     for known in ("cpu", "rocm"):
         monkeypatch.setattr(
             type(current_platform), f"is_{known}", lambda self, known=known: known == name
+        )
+    is_gpu = device_type == "cuda"
+    monkeypatch.setattr(type(current_platform), "is_cuda_alike", lambda self: is_gpu)
+    for spec in (our_spec, tiering_spec):
+        # There is no GPU to copy from: of vLLM's worker, what it maps is left.
+        monkeypatch.setattr(
+            spec,
+            "CPUOffloadingWorker",
+            lambda *, mmap_region, **_: SimpleNamespace(shutdown=mmap_region.cleanup),
         )
 
 
@@ -115,7 +126,8 @@ def namespace_of(way: str, root: Path) -> str:
     tier = {"type": "kvtier", "backend": "file", "root": str(root)}
     config = make_config([tier], cpu_bytes_to_use=8 * CHUNK_BYTES, **WAYS[way])
     plugin.register()
-    OffloadingSpecFactory.create_spec(config).get_manager().shutdown()
+    with opened_manager(config):
+        pass
     (manifest,) = root.rglob("manifest.json")
     fingerprint: str = json.loads(manifest.read_text())["fingerprint"]
     return fingerprint

@@ -7,6 +7,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ with warnings.catch_warnings():
     # What vLLM and torch warn of when they are imported is not ours to mend.
     warnings.simplefilter("ignore")
     import torch
-    from support.vllm_config import KEYS, make_config
+    from support.vllm_config import KEYS, joined_worker, make_config, opened_manager
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_offload import base
@@ -79,9 +80,8 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def manager() -> Iterator[KVTierOffloadingManager]:
     config = make_config([{"type": "memory", "lookup_deadline": "30s"}])
-    manager = OffloadingSpecFactory.create_spec(config).get_manager()
-    yield manager
-    manager.shutdown()
+    with opened_manager(config) as manager:
+        yield manager
 
 
 def request(manager: KVTierOffloadingManager, name: str) -> base.ReqContext:
@@ -227,28 +227,24 @@ def facts_in(root: Path) -> list[dict[str, Any]]:
 
 def test_the_namespace_is_certain_at_the_first_request(another_hash: str, tmp_path: Path) -> None:
     config = make_config([{"type": "file", "root": str(tmp_path), "lookup_deadline": "30s"}])
-    manager = OffloadingSpecFactory.create_spec(config).get_manager()
-    assert [facts["hash_algorithm"] for facts in facts_in(tmp_path)] == ["sha256"]
-    store(manager, KEYS[:1])
-    algorithms = {facts["hash_algorithm"] for facts in facts_in(tmp_path)}
-    assert algorithms == {"sha256", another_hash}
-    manager.reset_cache()
-    assert look_up(manager, KEYS[:1], request(manager, "loads")) == [LookupResult.HIT]
-    manager.shutdown()
+    with opened_manager(config) as manager:
+        assert [facts["hash_algorithm"] for facts in facts_in(tmp_path)] == ["sha256"]
+        store(manager, KEYS[:1])
+        algorithms = {facts["hash_algorithm"] for facts in facts_in(tmp_path)}
+        assert algorithms == {"sha256", another_hash}
+        manager.reset_cache()
+        assert look_up(manager, KEYS[:1], request(manager, "loads")) == [LookupResult.HIT]
 
 
 def test_a_tier_that_is_gone_by_the_first_request_is_done_without(
     another_hash: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tmp_path / "kv"
-    manager = OffloadingSpecFactory.create_spec(
-        make_config([{"type": "file", "root": str(root)}])
-    ).get_manager()
-    shutil.rmtree(root)
-    root.touch()
-    assert look_up(manager, KEYS[:1], request(manager, "x")) == [LookupResult.MISS]
+    with opened_manager(make_config([{"type": "file", "root": str(root)}])) as manager:
+        shutil.rmtree(root)
+        root.touch()
+        assert look_up(manager, KEYS[:1], request(manager, "x")) == [LookupResult.MISS]
     assert "there are no tiers below the host pool" in caplog.text
-    manager.shutdown()
 
 
 def test_a_full_host_pool_is_no_room(manager: KVTierOffloadingManager) -> None:
@@ -274,6 +270,16 @@ def test_a_full_host_pool_is_no_room(manager: KVTierOffloadingManager) -> None:
 )
 def test_a_wrong_option_is_a_sentence(extra: dict[str, Any], complaint: str) -> None:
     config = make_config([], **extra)
-    with pytest.raises(Exception) as error:
-        OffloadingSpecFactory.create_spec(config).get_manager()
+    with pytest.raises(Exception) as error, opened_manager(config):
+        pass
     assert complaint in str(error.value)
+
+
+def test_an_engine_whose_worker_is_elsewhere_does_not_start() -> None:
+    config = make_config([{"type": "memory"}])
+    config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
+    with joined_worker(config):
+        spec = OffloadingSpecFactory.create_spec(config)
+        for _ in range(2):  # The scheduler's place is free again after a refusal.
+            with pytest.raises(ConfigError, match=r"^worker 1 of this engine cannot be seen"):
+                spec.get_manager()

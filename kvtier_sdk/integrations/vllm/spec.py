@@ -147,7 +147,16 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
     def _scheduler_pool(self) -> HostPool | EngineSlots:
         if not self._theirs:
-            return HostPool.join(self.config.engine_id, self._layout)
+            pool = HostPool.join(self.config.engine_id, self._layout)
+            # vLLM makes its scheduler when all workers have registered their caches.
+            if absent := pool.absent():
+                pool.close()
+                raise ConfigError(
+                    f"{', '.join(absent)} of this engine cannot be seen in its host pool: the "
+                    "scheduler and all workers of a replica must run on one machine, with one "
+                    "/dev/shm; the KV of a worker elsewhere would be stored as zeros"
+                )
+            return pool
         region = self._region(rank=None)
         return EngineSlots(region.create_kv_memoryview(), region.cleanup)
 
