@@ -42,6 +42,11 @@ GUEST: dict[str, Any] = {
         {"type": "kvtier", "url": "memory:?capacity=1MiB", "model_revision": "v2"},
     ],
 }
+BY_CLASS = {"type": "KVTierSecondaryTier", "backend": "memory"}
+
+
+def without(options: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != name}
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -164,6 +169,24 @@ def test_what_vllm_is_given_is_read(tmp_path: Path, extra: dict[str, Any]) -> No
             {**GUEST, "cpu_bytes_to_use": "4GiB"},
             {},
             "is '4GiB', and vLLM takes bytes only; write 4",
+        ),
+        (HOST, {"kv_role": None}, "option 'kv_role' is missing; allowed: kv_producer, kv_"),
+        (HOST, {"kv_role": "both"}, "option 'kv_role' is 'both' but should be 'kv_producer', "),
+        (HOST, {"kv_rol": "kv_both"}, "unknown option 'kv_rol'; did you mean 'kv_role'?"),
+        (
+            without(HOST, "spec_module_path"),
+            {},
+            "'spec_module_path' is missing; write 'kvtier_sdk.integrations.vllm'",
+        ),
+        (
+            {**HOST, "spec_module_path": "kvtier_sdk.vllm"},
+            {},
+            "is 'kvtier_sdk.vllm', where there is no KVTierOffloadingSpec; write ",
+        ),
+        (
+            {**GUEST, "secondary_tiers": [{"type": "fs"}, BY_CLASS]},
+            {},
+            "option 'secondary_tiers[1].module_path' is missing; write ",
         ),
     ],
 )

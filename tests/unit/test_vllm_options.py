@@ -31,8 +31,8 @@ def under_vllms_manager(cpu_bytes_to_use: object) -> TieringConfig:
         "cpu_bytes_to_use": cpu_bytes_to_use,
         "secondary_tiers": [ENTRY],
     }
-    options = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
-    return read_transfer_config(options, where="kv.json")
+    options = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    return read_transfer_config({**options, "kv_connector_extra_config": extra}, where="kv.json")
 
 
 def test_an_entry_by_url_and_one_by_flat_options_are_the_same() -> None:

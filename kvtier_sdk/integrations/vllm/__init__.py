@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KVTierCPUTieringSpec", "KVTierOffloadingSpec", "KVTierSecondaryTier"]
 
-_HOMES = {
+#: Class to the module of this package that defines it.
+HOMES = {
     "KVTierCPUTieringSpec": "cpu_tiering",
     "KVTierOffloadingSpec": "spec",
     "KVTierSecondaryTier": "secondary_tier",
@@ -24,7 +25,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> type:
-    home = _HOMES.get(name)
+    home = HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: type = getattr(import_module(f"{__name__}.{home}"), name)

@@ -30,8 +30,8 @@ ENGINE_KEYS = (
 )
 # Keys of a tier's entry that vLLM's own manager keeps for itself.
 _ENGINE_TIER_KEYS = frozenset({"type", "module_path", "backpressure"})
-# What ``type`` says where our class is named instead of the registered type.
-_CLASS_TYPE = "KVTierSecondaryTier"
+#: What ``type`` says where our class is named instead of the registered type.
+CLASS_TYPE = "KVTierSecondaryTier"
 
 _WHERE = "kv_connector_extra_config"
 _TIERS = "secondary_tiers"
@@ -190,7 +190,7 @@ def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             key: value for key, value in entry.items() if key not in _ENGINE_TIER_KEYS
         }
         for index, entry in enumerate(entries)
-        if entry.get("type") in (TIER_TYPE, _CLASS_TYPE)
+        if entry.get("type") in (TIER_TYPE, CLASS_TYPE)
     }
 
 

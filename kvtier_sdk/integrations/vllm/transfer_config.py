@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal, Self, get_args
 
-from kvtier_sdk.config import kind_of, nearest
+from pydantic import Field, model_validator
+
+from kvtier_sdk.config import StrictModel, kind_of, nearest, option_path, validate_options
 from kvtier_sdk.errors import BackendError, ConfigError
-from kvtier_sdk.integrations.vllm.options import GuestEntry, HostOptions
+from kvtier_sdk.integrations.vllm import HOMES
+from kvtier_sdk.integrations.vllm.options import CLASS_TYPE, GuestEntry, HostOptions
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
 from kvtier_sdk.tiering import TieringConfig
 from kvtier_sdk.units import parse_bytes
@@ -17,7 +21,30 @@ _CONNECTOR = "OffloadingConnector"
 _EXTRA = "kv_connector_extra_config"
 #: The spec whose manager is ours, and those whose manager is vLLM's.
 _HOST_SPEC = "KVTierOffloadingSpec"
-_GUEST_SPECS = ("TieringOffloadingSpec", "KVTierCPUTieringSpec")
+_CPU_SPEC = "KVTierCPUTieringSpec"
+_GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
+
+_Role = Literal["kv_producer", "kv_consumer", "kv_both"]
+
+
+class _TransferConfig(StrictModel):
+    """vLLM's ``KVTransferConfig``, of which nothing but the extra config says anything to us."""
+
+    kv_connector: str
+    engine_id: str | None = None
+    kv_buffer_device: str = ""
+    kv_role: _Role | None = None
+    kv_port: int = 0
+    kv_connector_extra_config: dict[str, Any] = Field(default_factory=dict)
+    kv_connector_module_path: str | None = None
+    enable_permute_local_kv: bool = False
+    kv_load_failure_policy: Literal["recompute", "fail"] = "fail"
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.kv_role is None:
+            raise ValueError(f"option 'kv_role' is missing; allowed: {', '.join(get_args(_Role))}")
+        return self
 
 
 def is_transfer_config(options: Mapping[str, Any]) -> bool:
@@ -37,7 +64,8 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
         other tiers are vLLM's to check.
 
     Raises:
-        ConfigError: an option is wrong, or nothing in it is ours.
+        ConfigError: an option is wrong, vLLM would not find a class of ours by it, or nothing in
+            it is ours.
     """
     connector = options.get("kv_connector")
     if connector != _CONNECTOR:
@@ -50,8 +78,11 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
         raise ConfigError(
             f"{where}: option '{_EXTRA}' should be a table of options, not {kind_of(extra)}"
         )
+    validate_options(_TransferConfig, options, where=where)
     spec = extra.get("spec_name")
     try:
+        if spec in (_HOST_SPEC, _CPU_SPEC):
+            _check_module(extra, "spec_module_path", class_name=spec)
         if spec == _HOST_SPEC:
             return HostOptions.read(extra).config
         if spec in _GUEST_SPECS:
@@ -67,6 +98,10 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
     entries = extra.get("secondary_tiers", [])
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError(f"{_EXTRA}: option 'secondary_tiers' should be a list of tables")
+    for index, entry in enumerate(entries):
+        if entry.get("type") == CLASS_TYPE:
+            path = option_path("secondary_tiers", index)
+            _check_module(entry, "module_path", class_name=CLASS_TYPE, path=path)
     pool_bytes = _read_pool_bytes(extra.get("cpu_bytes_to_use"))
     guests = GuestEntry.read_all(entries)
     if not guests:
@@ -75,6 +110,33 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
         )
     specs = [guest.tier for guest in guests.values()]
     return TieringConfig.from_dict({"pool_bytes": pool_bytes, "tiers": specs}, where=_EXTRA)
+
+
+def _check_module(
+    options: Mapping[str, Any], name: str, *, class_name: str, path: str = ""
+) -> None:
+    """vLLM imports a class that nobody registered with it from the module that is named beside it.
+
+    Ours cannot be imported here, where vLLM may be missing; of a module of somebody else's, who may
+    pass ours on, only its absence is certain.
+    """
+    module, option = options.get(name), option_path(path, name)
+    if module is None:
+        fault = "is missing"
+    elif isinstance(module, str) and _may_hold(module, class_name):
+        return
+    else:
+        fault = f"is {module!r}, where there is no {class_name}"
+    raise ConfigError(f"{_EXTRA}: option {option!r} {fault}; write {__package__!r}")
+
+
+def _may_hold(module: str, class_name: str) -> bool:
+    if module.partition(".")[0] == str(__package__).partition(".")[0]:
+        return module in (__package__, f"{__package__}.{HOMES[class_name]}")
+    # What stands above a module is imported, and may raise whatever it likes.
+    with suppress(Exception):
+        return find_spec(module) is not None
+    return False
 
 
 def _read_pool_bytes(value: Any) -> int:
