@@ -15,8 +15,11 @@ _SECRET_WORDS = ("credentials", "passphrase", "passwd", "password", "secret", "t
 # blank or a quote ends the URL; a URL by itself is masked by position only, with '//' or without.
 _IN_PROSE = re.compile(r"(//[^:\s'\"]*:)[^\s'\"]*@")
 _IN_URL = re.compile(r"\A((?:(?:[^:/?#@]*:)?//)?+[^:]*:).*@", re.DOTALL)
-_QUERY_OPTION_IN_PROSE = re.compile(r"([?&])([^=&?#\s]*)=([^&#\s'\"]+)")
-_QUERY_OPTION_IN_URL = re.compile(r"([?&])([^=&?]*)=([^&]+)")
+# What has no '=' is the rest of the value before it, such as a password with an '&' in it.
+_QUERY_OPTION_IN_PROSE = re.compile(
+    r"([?&])([^=&?#\s]*)=([^&#\s'\"]*(?:&[^=&#\s'\"]*(?![^&#\s'\"]))*)"
+)
+_QUERY_OPTION_IN_URL = re.compile(r"([?&])([^=&?]*)=([^&]*(?:&[^=&]*(?![^&]))*)")
 # The last '@' is the one at which every parser ends the user's name and password.
 _CLEAR_URL = re.compile(r"[^:/?#@]*://[^/?#]*@[^@]*\Z")
 
@@ -89,4 +92,4 @@ def _words(name: str) -> list[str]:
 def _without_secret(option: re.Match[str]) -> str:
     mark, name, value = option.groups()
     hidden = any(difflib.get_close_matches(word, _SECRET_WORDS, 1, 0.75) for word in _words(name))
-    return f"{mark}{name}={MASK if hidden else value}"
+    return f"{mark}{name}={MASK if hidden and value else value}"
