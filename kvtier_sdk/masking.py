@@ -1,8 +1,9 @@
-"""What of a configuration may be shown: all but its secrets."""
+"""What of a configuration may be shown, and of a log: all but its secrets."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -50,6 +51,14 @@ def url_without_password(url: str) -> str:
 def hides_more_than_password(url: str) -> bool:
     """Whether some of what is not shown of a URL is something else to a parser: a path, a name."""
     return _IN_URL.match(url) is not None and _CLEAR_URL.match(url) is None
+
+
+class MaskingFormatter(logging.Formatter):
+    """Lines of a log as they may be shown, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's text without passwords."""
+        return without_password(super().format(record))
 
 
 def masked(name: str, value: Any) -> Any:
