@@ -144,7 +144,7 @@ class TierURL:
 
         Raises:
             ConfigError: there is no scheme, the port is no number, there is a fragment, or an
-                option is given twice.
+                option has no '=' or is given twice.
         """
         shown = url_without_password(url)
         # The messages of urllib quote parts of the URL, be they a password.
@@ -172,6 +172,11 @@ class TierURL:
             raise ConfigError(
                 f"tier URL {shown!r} names no backend; write for example "
                 "'file:///data/kv' or 'memory:'"
+            )
+        # Not by name: it may be the rest of a password.
+        if parts.query and not all("=" in option for option in parts.query.split("&")):
+            raise ConfigError(
+                f"tier URL {shown!r}: an option has no '='; write '&' as %26, also in a password"
             )
         options: dict[str, str] = {}
         # A '+' is a blank in what a browser's form sends, and a '+' in a base64 key.

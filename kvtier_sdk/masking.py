@@ -1,8 +1,9 @@
-"""What of a configuration may be shown: all but its secrets."""
+"""What of a configuration may be shown, and of a log: all but its secrets."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,8 +16,11 @@ _SECRET_WORDS = ("credentials", "passphrase", "passwd", "password", "secret", "t
 # blank or a quote ends the URL; a URL by itself is masked by position only, with '//' or without.
 _IN_PROSE = re.compile(r"(//[^:\s'\"]*:)[^\s'\"]*@")
 _IN_URL = re.compile(r"\A((?:(?:[^:/?#@]*:)?//)?+[^:]*:).*@", re.DOTALL)
-_QUERY_OPTION_IN_PROSE = re.compile(r"([?&])([^=&?#\s]*)=([^&#\s'\"]+)")
-_QUERY_OPTION_IN_URL = re.compile(r"([?&])([^=&?]*)=([^&]+)")
+# What has no '=' is the rest of the value before it, such as a password with an '&' in it.
+_QUERY_OPTION_IN_PROSE = re.compile(
+    r"([?&])([^=&?#\s]*)=([^&#\s'\"]*(?:&[^=&#\s'\"]*(?![^&#\s'\"]))*)"
+)
+_QUERY_OPTION_IN_URL = re.compile(r"([?&])([^=&?]*)=([^&]*(?:&[^=&]*(?![^&]))*)")
 # The last '@' is the one at which every parser ends the user's name and password.
 _CLEAR_URL = re.compile(r"[^:/?#@]*://[^/?#]*@[^@]*\Z")
 
@@ -47,6 +51,14 @@ def url_without_password(url: str) -> str:
 def hides_more_than_password(url: str) -> bool:
     """Whether some of what is not shown of a URL is something else to a parser: a path, a name."""
     return _IN_URL.match(url) is not None and _CLEAR_URL.match(url) is None
+
+
+class MaskingFormatter(logging.Formatter):
+    """Lines of a log as they may be shown, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's text without passwords."""
+        return without_password(super().format(record))
 
 
 def masked(name: str, value: Any) -> Any:
@@ -89,4 +101,4 @@ def _words(name: str) -> list[str]:
 def _without_secret(option: re.Match[str]) -> str:
     mark, name, value = option.groups()
     hidden = any(difflib.get_close_matches(word, _SECRET_WORDS, 1, 0.75) for word in _words(name))
-    return f"{mark}{name}={MASK if hidden else value}"
+    return f"{mark}{name}={MASK if hidden and value else value}"

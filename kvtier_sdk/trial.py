@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ _ADVICE: dict[Verdict, str] = {
 _WAIT_LONGER = "; --timeout makes the check wait longer"
 #: How long a tier may take to close when somebody has interrupted its trial.
 _INTERRUPTED_S = 0.5
+#: What a traceback has before each of its errors.
+_FRAMES = re.compile(r":?\n+Traceback \(most recent call last\):\n(?:  .*\n)+")
 
 
 def advice_on(verdict: Verdict) -> str | None:
@@ -278,14 +281,14 @@ def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
 
 
 class _Listener(logging.Handler):
-    """Writes down what is logged."""
+    """Writes down what is logged; of a traceback, as a tier's process sends one too, the errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
+        self.messages.append(_FRAMES.sub(": ", self.format(record)))
 
 
 @contextmanager

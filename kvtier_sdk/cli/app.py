@@ -19,7 +19,7 @@ from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.config_file import read_options
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
 from kvtier_sdk.jobs import verdict_of
-from kvtier_sdk.masking import without_password
+from kvtier_sdk.masking import MaskingFormatter, without_password
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
 from kvtier_sdk.tiering import TieringConfig
 from kvtier_sdk.trial import advice_on
@@ -47,15 +47,10 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version."),
     ] = False,
 ) -> None:
-    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+    logging.basicConfig(level=logging.ERROR)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(_mask_secrets)
+        handler.setFormatter(MaskingFormatter("%(name)s: %(message)s"))
     logging.getLogger("kvtier").setLevel(logging.WARNING)
-
-
-def _mask_secrets(record: logging.LogRecord) -> bool:
-    record.msg, record.args = without_password(record.getMessage()), ()
-    return True
 
 
 app.command("backends")(backends_command)

@@ -57,6 +57,14 @@ CLUMSY = """
         raise LookupError("no //ada:hunter2@host")
 """
 
+TALKATIVE = """
+    async def open(self):
+        try:
+            raise LookupError("no //ada:hunter2@host")
+        except LookupError:
+            self.context.logger.exception("mind //ada:%s@host", "hunter2")
+"""
+
 #: The least that can be loaded.
 TIER = """
 from kvtier_sdk import ChunkTierManager
@@ -153,8 +161,9 @@ def faulty_site(install_package: Install) -> Path:
             "stranger": "class Tier: contract_version = 1",
             "newer": TIER.format(version=2),
             "clumsy": TIER.format(version=1) + CLUMSY,
+            "talkative": TIER.format(version=1) + TALKATIVE,
         },
-        {name: f"{name}:Tier" for name in ("broken", "stranger", "newer", "clumsy")},
+        {name: f"{name}:Tier" for name in ("broken", "stranger", "newer", "clumsy", "talkative")},
     )
 
 

@@ -37,6 +37,20 @@ def test_what_nobody_expected_is_a_line_without_secrets(faulty_site: Path) -> No
     )
 
 
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_a_logged_traceback_shows_no_secret(faulty_site: Path, runner: str) -> None:
+    arguments = ["--requests", "1", "--tier", f"talkative:?runner={runner}"]
+    done = kvtier("replay", *arguments, PYTHONPATH=str(faulty_site))
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert said[:2] == [
+        "kvtier.tier.talkative: mind //ada:***@host",
+        "Traceback (most recent call last):",
+    ]
+    assert "LookupError: no //ada:***@host" in said
+    assert "hunter2" not in done.stderr
+
+
 def test_a_traceback_is_shown_to_who_asks_for_it(faulty_site: Path) -> None:
     asked = {"PYTHONPATH": str(faulty_site), "KVTIER_TRACEBACK": "1"}
     done = kvtier("replay", "--tier", "clumsy:?runner=thread", **asked)

@@ -255,6 +255,10 @@ def test_a_plus_in_a_url_is_a_plus() -> None:
         ("redis://kv:s3cr3t/x@host:1/0", "'/' as %2F"),
         ("redis://kv:s3:cr3t@host:x/0", "':' as %3A"),
         ("redis://kv:s3%cr3t@host:x/0", "'%' as %25"),
+        ("mine:?password=s3&cr3t", "'&' as %26"),
+        ("mine:?password=s3&&cr3t&ttl=1h", "'&' as %26"),
+        ("mine:?pasword=&cr3t", "'&' as %26"),
+        ("mine:?password=s3&cr3t#x", "'#' as %23"),
     ],
 )
 def test_what_a_password_cannot_hold_as_it_is_is_told(url: str, said: str) -> None:
@@ -262,6 +266,12 @@ def test_what_a_password_cannot_hold_as_it_is_is_told(url: str, said: str) -> No
         TierURL.parse(url)
     assert said in str(caught.value)
     assert "cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("query", ["ttl", "ttl=1h&", "&ttl=1h", "secret=a&"])
+def test_an_option_without_a_value_is_refused(query: str) -> None:
+    with pytest.raises(ConfigError, match="an option has no '='"):
+        TierURL.parse(f"mine:?{query}")
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:
@@ -338,6 +348,7 @@ def test_a_secret_is_shown_by_no_repr_but_given_when_asked_for() -> None:
         ("redis://h:1/0?ttl=1h", "redis://h:1/0?ttl=1h"),
         ("s3://b?secret_access_key=p&region=x", "s3://b?secret_access_key=***&region=x"),
         ("mine:?passwrd=p", "mine:?passwrd=***"),
+        ("at mine:?secret=p&q&&r&ttl=1h, x", "at mine:?secret=***&ttl=1h, x"),
         ("mine:?path=/a:b", "mine:?path=/a:b"),
         ("redis://user@h", "redis://user@h"),
     ],
@@ -360,6 +371,8 @@ def test_what_is_shown_of_a_text_with_urls_in_it(text: str, shown: str) -> None:
         ("redis:/u:p@h", "redis:***@h"),
         ("mine:?path=/a:b", "mine:?path=/a:b"),
         ("mine:?password=hun ter'2#x&path=/a", "mine:?password=***&path=/a"),
+        ("mine:?password=p&q&&r", "mine:?password=***"),
+        ("mine:?password=&p&path=/a&b", "mine:?password=***&path=/a&b"),
     ],
 )
 def test_what_is_shown_of_a_url(url: str, shown: str) -> None:

@@ -80,6 +80,29 @@ def test_what_a_tier_warns_of_is_remarked(runner: str, caplog: pytest.LogCapture
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_remark_names_the_cause(runner: str) -> None:
+    trial = trial_of(ScriptedTier, on_close="misbehave", runner={"runner": runner})
+    assert (list(trial.steps_s), trial.fault) == (STEPS, None)
+    assert trial.remarks == ["closing the tier failed: ZeroDivisionError: a bug"]
+
+
+def test_a_remark_names_causes_of_causes_and_no_secret() -> None:
+    class Loser(ScriptedTier):
+        async def close(self) -> None:
+            try:
+                raise OSError("lost //u:pw@host\n  for good")
+            except OSError as error:
+                raise TierError(f"no {self.config.secret_key.get_secret_value()}") from error
+
+    (remark,) = trial_of(Loser, secret_key="hunter2").remarks
+    assert remark.split("\n\n") == [
+        "closing the tier failed: OSError: lost //u:***@host\n  for good",
+        "The above exception was the direct cause of the following exception: "
+        "kvtier_sdk.errors.TierError: no ***",
+    ]
+
+
 def test_a_warning_that_says_what_the_fault_says_is_no_remark() -> None:
     trial = trial_of(Full)
     assert (trial.fault, trial.remarks) == ("t store: no room", [])
