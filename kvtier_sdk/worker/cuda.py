@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -57,14 +59,13 @@ class CUDADevice(Device):
         self._pinned = False
 
     def register(self, host: HostLayout) -> None:
-        rows = max(1, MAX_REGISTER_BYTES // host.row_bytes)
-        last_byte = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
         runtime = torch.cuda.cudart()
         with torch.cuda.device(self._device):
-            for begin in range(host.address, last_byte, rows * host.row_bytes):
-                size_bytes = min(rows * host.row_bytes, last_byte - begin)
+            for begin, end in pairwise(_cuts(host)):
+                size_bytes = end - begin
                 status = int(runtime.cudaHostRegister(begin, size_bytes, _HOST_REGISTER_PORTABLE))
                 if status:
+                    _forget_error()
                     self._unregister()
                     _log.warning(
                         "the driver did not register %s of host memory (error %d): copies wait "
@@ -103,7 +104,8 @@ class CUDADevice(Device):
 
     def _unregister(self) -> None:
         while self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self._registered.pop())
+            if int(torch.cuda.cudart().cudaHostUnregister(self._registered.pop())):
+                _forget_error()
         self._pinned = False
 
 
@@ -213,6 +215,32 @@ class _HIPDriver:
             _check("hipMemcpyAsync", self._copy_one(*run, _HIP_MEMCPY_DEFAULT, stream))
 
     copy_batch = copy_each
+
+
+def _cuts(host: HostLayout) -> list[int]:
+    """Where the slots begin and end, and where pieces that can be registered meet between.
+
+    A page is registered once, and a worker's part of a slot may begin inside of one: the pieces
+    meet where that page begins.
+    """
+    end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
+    piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
+    between = range(host.address + piece_bytes, end, piece_bytes)
+    return [host.address, *(at - at % mmap.PAGESIZE for at in between), end]
+
+
+def _forget_error() -> None:
+    """Take back what a refused call left behind in this thread.
+
+    The runtime keeps it for the next one who asks whether all went well, which is the engine after
+    a kernel of its own. torch does not pass the call on, but whoever is given torch's library finds
+    the runtime that it is linked with.
+    """
+    name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
+    last_error = getattr(ctypes.CDLL(torch._C.__file__), name, None)
+    # A torch with the runtime inside of it may keep the call to itself.
+    if last_error is not None:
+        last_error()
 
 
 def _load_library(name: str) -> ctypes.CDLL:

@@ -119,6 +119,8 @@ def test_memory_that_is_not_registered_is_warned_of(
         OffloadWorker([KVGroup([kv])], host) as second,
     ):
         assert "did not register 16 KiB" in caplog.text
+        # The engine's next kernel must not be told of it.
+        kv.tensor.add_(1)
         second.submit_store(1, [1], [1])
         second.wait([1])
         assert second.get_finished()[0].success
