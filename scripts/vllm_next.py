@@ -17,7 +17,7 @@ from pathlib import Path
 
 NEXT, RELEASE = "vllm==0.33.0", "0.33"
 #: Those that need no engine.
-NAMES = ("plugin", "interface", "identity", "secondary_tier")
+NAMES = ("plugin", "interface", "identity", "region", "secondary_tier")
 TESTS = [f"tests/vllm/test_{name}.py" for name in NAMES]
 
 
