@@ -130,7 +130,7 @@ def join_named(
         if fd is None:
             file = _make_named(path, layout, worker, check_room)
         else:
-            file = _enter(fd, path, layout, worker)
+            file = enter_named(fd, path, layout, worker)
         if file is not None:
             return file
 
@@ -214,8 +214,21 @@ def _make_named(
     return file
 
 
-def _enter(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Become a member of a file that was found by its name; None if it has none any more."""
+def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
+    """Become a member of a file that was found by its name; the last to come removes the name.
+
+    Args:
+        fd: of the file; taken over, also where this raises.
+        path: its name.
+        layout: what all members expect.
+        worker: which of them this is; None is the scheduler.
+
+    Returns:
+        None if it has no name any more.
+
+    Raises:
+        ConfigError: another layout, or somebody else is that member.
+    """
     file = PoolFile(fd, layout, path)
     try:
         with leases.gate(fd):

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.copies import worker_over_region
 from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS
+from kvtier_sdk.integrations.vllm.region import JoinedRegion, enter, refuse_absent
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
+    from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
 
 
 class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
     """``TieringOffloadingSpec`` with a worker for CPU-only engines; elsewhere it is the same."""
 
+    _manager: OffloadingManager | None
     _worker: OffloadingWorker | None
 
     @property
     def slot_layout(self) -> str:
         """Whose worker fills the slots; our tiers ask for it."""
         return OUR_SLOTS if current_platform.is_cpu() else THEIR_SLOTS
+
+    def get_manager(self) -> OffloadingManager:
+        if self._manager is None and current_platform.is_cpu():
+            manager = super().get_manager()
+            try:
+                # The region that vLLM has made holds the lease as well, and goes on holding it.
+                lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
+                with closing(lease):
+                    refuse_absent(lease.absent(None))
+            except BaseException:
+                self._manager = None
+                manager.shutdown()
+                raise
+        return super().get_manager()
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if not current_platform.is_cpu():
@@ -34,10 +50,13 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
                 "kv_connector_extra_config: option 'canonical_layout' is not available on a CPU"
             )
         if self._worker is None:
-            region = SharedOffloadRegion(
-                engine_id=self.config.engine_id,
+            rank = self.config.parallel.rank
+            region = JoinedRegion(
+                self.config.engine_id,
+                self.config.parallel.world_size,
+                rank,
                 num_chunks=self.num_chunks,
-                rank=0 if self.replicated_layout else self.config.parallel.rank,
+                rank=0 if self.replicated_layout else rank,
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )

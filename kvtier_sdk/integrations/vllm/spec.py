@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingSpec
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
-from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.host_memory import total_memory_bytes
@@ -20,6 +19,7 @@ from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import metric_definitions
 from kvtier_sdk.integrations.vllm.options import HostOptions
+from kvtier_sdk.integrations.vllm.region import JoinedRegion, refuse_absent
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.tier_spec import TierSpec
@@ -146,22 +146,22 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         )
 
     def _scheduler_pool(self) -> HostPool | EngineSlots:
-        if not self._theirs:
-            pool = HostPool.join(self.config.engine_id, self._layout)
-            # vLLM makes its scheduler when all workers have registered their caches.
-            if absent := pool.absent():
-                pool.close()
-                raise ConfigError(
-                    f"{', '.join(absent)} of this engine cannot be seen in its host pool: the "
-                    "scheduler and all workers of a replica must run on one machine, with one "
-                    "/dev/shm; the KV of a worker elsewhere would be stored as zeros"
-                )
-            return pool
-        region = self._region(rank=None)
-        return EngineSlots(region.create_kv_memoryview(), region.cleanup)
+        joined: HostPool | JoinedRegion = (
+            self._region(None)
+            if self._theirs
+            else HostPool.join(self.config.engine_id, self._layout)
+        )
+        try:
+            refuse_absent(joined.absent())
+            if isinstance(joined, HostPool):
+                return joined
+            return EngineSlots(joined.create_kv_memoryview(), joined.close)
+        except BaseException:
+            joined.close()
+            raise
 
     def _their_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        region = self._region(rank=0 if self.replicated_layout else self.config.parallel.rank)
+        region = self._region(self.config.parallel.rank)
         try:
             return CPUOffloadingWorker(
                 kv_caches=kv_caches,
@@ -174,12 +174,14 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             region.cleanup()
             raise
 
-    def _region(self, rank: int | None) -> Any:
+    def _region(self, worker: int | None) -> JoinedRegion:
         """vLLM's own shared memory, as its own copies want it."""
-        return SharedOffloadRegion(
-            engine_id=self.config.engine_id,
+        return JoinedRegion(
+            self.config.engine_id,
+            self._layout.workers,
+            worker,
             num_chunks=self._layout.slots,
-            rank=rank,
+            rank=0 if worker is not None and self.replicated_layout else worker,
             kv_bytes_per_chunk=self._layout.row_bytes,
             cpu_page_size=self._layout.part_bytes,
         )
