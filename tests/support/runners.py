@@ -37,6 +37,7 @@ from kvtier_sdk import (
     make_offload_key,
 )
 from kvtier_sdk.jobs import Job, JobResult, Operation, Report
+from kvtier_sdk.runner import gate
 from kvtier_sdk.tiering.runners import make_runner
 
 NOBODY = RequestContext("nobody")
@@ -112,6 +113,10 @@ class ScriptedTier(MemoryTier):
                         raise
         elif action:
             getattr(self, f"_{action}")()
+
+    def _lose_patience(self) -> None:
+        """Have calls believed to hang for good at once; in the process of the tier."""
+        gate._HANG_S = 1e-9
 
     def _refuse(self) -> None:
         raise TierUnavailableError("connection refused")
