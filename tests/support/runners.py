@@ -139,6 +139,9 @@ class ScriptedTier(MemoryTier):
     def _exit(self) -> None:
         raise SystemExit(3)
 
+    def _panic(self) -> None:
+        raise BaseException("a client in Rust raises one that is no Exception")
+
     def _raise_cancelled(self) -> None:
         raise asyncio.CancelledError
 

@@ -145,6 +145,10 @@ ERRORS: dict[str, Callable[[], TierError]] = {
 }
 
 
+class PanicError(BaseException):
+    """As a client in Rust raises where it panics: no Exception."""
+
+
 class ScriptedTier(SecondaryTierManager):
     """Does what it is told, call by call; after that, what a healthy tier does."""
 
@@ -252,6 +256,10 @@ class ScriptedTier(SecondaryTierManager):
             raise KeyError("bug")
         if act.kind == "exit":
             raise SystemExit(3)
+        if act.kind == "interrupted":
+            raise KeyboardInterrupt
+        if act.kind == "panic":
+            raise PanicError("unwrapped an Err")
         if act.kind == "cancels itself":
             task = asyncio.current_task()
             assert task is not None
@@ -359,7 +367,7 @@ def make() -> Iterator[Callable[..., Rig]]:
 
 # --- any order of events -----------------------------------------------------------------------
 
-KINDS = ["fine", "mixed", "bug", "exit", "cancels itself", "raises cancelled", *ERRORS]
+KINDS = ["fine", "mixed", "bug", "exit", "panic", "cancels itself", "raises cancelled", *ERRORS]
 ACTS = st.builds(
     Act,
     st.sampled_from(KINDS),
@@ -480,6 +488,7 @@ def test_an_error_inside_the_sdk_fails_its_batch_and_no_other(
     [
         ("bug", "contract"),
         ("exit", "contract"),
+        ("panic", "contract"),
         ("raises cancelled", "contract"),
         ("cancels itself", "not_found"),
         ("too few", "contract"),
@@ -646,6 +655,23 @@ def test_an_open_breaker_refuses_at_once_and_without_a_call(make: Make) -> None:
         assert rig.account.verdicts(job.job_id) == ["unavailable"]
     assert len(rig.tier.calls) == calls
     assert rig.account.verdicts(rig.ask(STORE, run_s=0.1).job_id) == ["ok"]
+
+
+@pytest.mark.parametrize("kind", ["bug", "exit", "panic"])
+def test_whatever_a_tier_raises_counts_for_the_breaker(make: Make, kind: str) -> None:
+    rig = make()
+    rig.tier.always[""] = Act(kind)
+    for _ in range(5):
+        rig.ask(LOOKUP, run_s=0.01)
+    assert rig.account.breakers[Direction.READ] is BreakerState.OPEN
+
+
+def test_an_interruption_is_not_the_tiers(make: Make) -> None:
+    """Where the loop is on the main thread, Ctrl-C arrives in whatever runs."""
+    rig = make(Act("interrupted"))
+    lookup = rig.loop._call.lookup([make_offload_key(b"k")], RequestContext("r"))
+    with pytest.raises(KeyboardInterrupt):
+        lookup.send(None)
 
 
 def test_a_full_disk_stops_stores_and_not_loads(make: Make) -> None:
