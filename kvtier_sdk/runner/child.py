@@ -109,6 +109,7 @@ class Child:
                 memory=pool,
                 clock=clock,
                 report=report,
+                give_up=self._give_up,
                 verify=order["verify"],
             )
 
@@ -145,6 +146,10 @@ class Child:
             # An opening that has just failed closes the tier itself.
             self._opening.join(timeout_s)
         _exit()
+
+    def _give_up(self) -> None:
+        """The engine knows how to end this process, and what to tell of the jobs."""
+        self.send(frame(Kind.HUNG, b""))
 
     def _send_reports(self) -> None:
         """Write what was reported, all at once. On the tier's thread and others."""

@@ -296,6 +296,8 @@ class ChildProcess:
                 self._opened.set_exception(read_error(read_plain(body)))
             elif kind is Kind.DRAIN and self._drained is not None and not self._drained.done():
                 self._drained.set_result(bool(read_plain(body)))
+            elif kind is Kind.HUNG:
+                self.kill("calls hung, and it was killed")
         except _NONSENSE as error:
             self._distrust(error)
 

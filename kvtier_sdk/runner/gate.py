@@ -8,12 +8,19 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from kvtier_sdk.breaker import Breaker, Direction, Outcome, outcome_of
-from kvtier_sdk.clock import Clock, wait_out
+from kvtier_sdk.clock import Clock
 from kvtier_sdk.config import RunnerOptions
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.jobs import BreakerMoved
 from kvtier_sdk.runner.tier_caller import TierCaller
 from kvtier_sdk.runner.tier_log import TierLog
+
+#: For so long a call that was cancelled may go on before it is believed to never end: longer than
+#: most clients wait for a server of their own accord. Added up of the pauses between probes, so
+#: that a machine which was suspended adds nothing.
+_HANG_S = 60.0
+
+_NO_ROOM = "calls that hang leave no room for another"
 
 
 class TierGate:
@@ -30,6 +37,10 @@ class TierGate:
         report: told of each change of a breaker.
         try_out: makes a tier do what requests ask of it in one direction, and raises where it
             does not.
+        is_blocked: whether calls that hang, of jobs that were over at a time, leave no room for
+            another in a direction.
+        give_up: called when nothing but the end of the process will free a direction of calls that
+            hang; without it they stay.
         log: the tier's.
     """
 
@@ -42,12 +53,16 @@ class TierGate:
         rng: random.Random,
         report: Callable[[BreakerMoved], None],
         try_out: Callable[[Direction], Awaitable[None]],
+        is_blocked: Callable[[Direction, float], bool],
+        give_up: Callable[[], None] | None,
         log: TierLog,
     ) -> None:
         self._call = call
         self._clock = clock
         self._report = report
         self._try_out = try_out
+        self._is_blocked = is_blocked
+        self._give_up = give_up
         self._log = log
         self._breakers = {
             direction: Breaker(
@@ -66,6 +81,9 @@ class TierGate:
             Direction.WRITE: options.store_deadline_s,
         }
         self._probers: set[asyncio.Task[None]] = set()
+        # The last probe in each direction, and for how long calls that hang have kept others away.
+        self._attempts: dict[Direction, asyncio.Task[bool]] = {}
+        self._hindered_s = dict.fromkeys(Direction, 0.0)
 
     def admits(self, direction: Direction) -> bool:
         """Whether calls are made."""
@@ -105,7 +123,7 @@ class TierGate:
         Returns:
             As :meth:`note`.
         """
-        return self._note(direction, Outcome.BLOCKED, "calls that hang leave no room for another")
+        return self._note(direction, Outcome.BLOCKED, _NO_ROOM)
 
     async def stop(self, patience_s: float) -> None:
         """Probe no more, and wait for what runs.
@@ -115,10 +133,11 @@ class TierGate:
         """
         for prober in self._probers:
             prober.cancel()
-        if self._probers:
+        tasks = [*self._probers, *self._attempts.values()]
+        if tasks:
             try:
                 async with self._clock.timeout(patience_s):
-                    await asyncio.wait(self._probers)
+                    await asyncio.wait(tasks)
             except TimeoutError:
                 self._log.warning("a probe did not end within %g s", patience_s)
 
@@ -156,18 +175,46 @@ class TierGate:
                 return
             breaker.begin_probe()
             self._tell(direction)
-            attempt = self._clock.spawn(self._attempt(direction), name=f"{direction.value} probe")
-            try:
-                succeeded = await self._within(
-                    attempt, min(breaker.pause_s, self._patience_s[direction])
-                )
-                breaker.end_probe(succeeded, self._clock.now_s())
-                self._tell(direction)
-            finally:
-                # One that hangs is over for the breaker; the next begins when it has ended.
-                attempt.cancel()
-                await wait_out([attempt])
+            breaker.end_probe(await self._succeeds(direction), self._clock.now_s())
+            self._tell(direction)
         self._log.info("%ss are taken again", direction.value)
+
+    async def _succeeds(self, direction: Direction) -> bool:
+        """Make a probe, unless calls that hang are in its way."""
+        hindrance = self._hindrance(direction)
+        if hindrance is not None:
+            self._note_hindered(direction, hindrance)
+            return False
+        self._hindered_s[direction] = 0.0
+        attempt = self._clock.spawn(self._attempt(direction), name=f"{direction.value} probe")
+        self._attempts[direction] = attempt
+        patience_s = min(self._breakers[direction].pause_s, self._patience_s[direction])
+        try:
+            return await self._within(attempt, patience_s)
+        finally:
+            # One that hangs is over for the breaker; none is made beside it.
+            attempt.cancel()
+
+    def _hindrance(self, direction: Direction) -> str | None:
+        """What keeps a probe from being made. It needs no room among the calls; requests do."""
+        before = self._attempts.get(direction)
+        if before is not None and not before.done():
+            return "a probe hangs"
+        return _NO_ROOM if self._is_blocked(direction, self._clock.now_s()) else None
+
+    def _note_hindered(self, direction: Direction, hindrance: str) -> None:
+        if self._hindered_s[direction] >= _HANG_S:
+            return
+        self._hindered_s[direction] += self._breakers[direction].pause_s
+        if self._hindered_s[direction] < _HANG_S:
+            return
+        self._log.warning(
+            "%ss stay refused: %s, and nothing but the end of the process ends them",
+            direction.value,
+            hindrance,
+        )
+        if self._give_up is not None:
+            self._give_up()
 
     async def _attempt(self, direction: Direction) -> bool:
         try:

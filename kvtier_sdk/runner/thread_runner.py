@@ -138,7 +138,9 @@ class ThreadRunner:
             self._opening.cancel()
             await asyncio.wait([self._opening])
             await self._tier_loop.close()
-        except (Exception, SystemExit):
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
+            raise
+        except BaseException:
             self._log.exception("closing the tier failed")
         return True
 

@@ -113,8 +113,11 @@ class TierCaller:
             raise self._sign(
                 TierContractError("raised CancelledError without being cancelled"), operation
             ) from None
-        except (Exception, SystemExit) as error:
-            # A SystemExit would end the tier's thread, not the process.
+        except (KeyboardInterrupt, GeneratorExit):  # not the tier's
+            raise
+        except BaseException as error:
+            # A SystemExit would end the tier's thread, not the process. What a client in Rust
+            # raises when it panics is no Exception either.
             raise self._sign(
                 TierContractError(f"raised {type(error).__name__}: {error}"), operation
             ) from error

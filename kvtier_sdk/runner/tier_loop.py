@@ -21,7 +21,6 @@ from kvtier_sdk.errors import (
     ConfigError,
     TierContractError,
     TierError,
-    TierUnavailableError,
 )
 from kvtier_sdk.frame import Frame, header_bytes, round_up
 from kvtier_sdk.jobs import (
@@ -110,6 +109,8 @@ class TierLoop:
         memory: the slots.
         clock: time and tasks.
         report: takes each report, on this loop or, for removed chunks, on any thread.
+        give_up: called when calls that hang have kept a direction from being probed for long, so
+            that nothing but the end of the process will free it.
         verify: ``False`` switches digests off, for measurements and tests only.
         rng: jitters the pauses before retries and probes.
     """
@@ -122,6 +123,7 @@ class TierLoop:
         memory: SlotMemory,
         clock: Clock,
         report: Callable[[Report], None],
+        give_up: Callable[[], None] | None = None,
         verify: bool = True,
         rng: random.Random | None = None,
     ) -> None:
@@ -154,7 +156,7 @@ class TierLoop:
         self._mover = ChunkMover(
             self._call, context, frame, memory, alignment=alignment, can_delete=can_delete
         )
-        self._canary = Canary(
+        canary = Canary(
             self._call,
             context,
             frame,
@@ -167,7 +169,9 @@ class TierLoop:
             clock=clock,
             rng=self._rng,
             report=report,
-            try_out=self._try_out,
+            try_out=canary.try_out,
+            is_blocked=self._is_blocked,
+            give_up=give_up,
             log=self._log,
         )
         self._batch_chunks = max(1, self._options.max_batch_bytes // context.payload_bytes)
@@ -376,12 +380,6 @@ class TierLoop:
         if direction is Direction.WRITE and hung[Operation.STORE] >= self._max_stores:
             return True
         return hung.total() >= self._options.concurrency
-
-    async def _try_out(self, direction: Direction) -> None:
-        """Probe the tier. A probe needs no room among the calls, but requests do."""
-        if self._is_blocked(direction, self._clock.now_s()):
-            raise TierUnavailableError("calls that hang leave no room for another")
-        await self._canary.try_out(direction)
 
     def _note(self, run: _Run, errors: Sequence[TierError | None]) -> None:
         """Tell the breaker what a call returned, unless the job's end has told it already."""

@@ -67,6 +67,8 @@ class Kind(IntEnum):
     REPORTS = 7
     #: From the child: a line for the log.
     LOG = 8
+    #: From the child: calls that hang keep the tier from being used, and the process must end.
+    HUNG = 9
 
 
 _KINDS = {kind.value: kind for kind in Kind}

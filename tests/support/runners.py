@@ -37,6 +37,7 @@ from kvtier_sdk import (
     make_offload_key,
 )
 from kvtier_sdk.jobs import Job, JobResult, Operation, Report
+from kvtier_sdk.runner import gate
 from kvtier_sdk.tiering.runners import make_runner
 
 NOBODY = RequestContext("nobody")
@@ -113,6 +114,10 @@ class ScriptedTier(MemoryTier):
         elif action:
             getattr(self, f"_{action}")()
 
+    def _lose_patience(self) -> None:
+        """Have calls believed to hang for good at once; in the process of the tier."""
+        gate._HANG_S = 1e-9
+
     def _refuse(self) -> None:
         raise TierUnavailableError("connection refused")
 
@@ -133,6 +138,9 @@ class ScriptedTier(MemoryTier):
 
     def _exit(self) -> None:
         raise SystemExit(3)
+
+    def _panic(self) -> None:
+        raise BaseException("a client in Rust raises one that is no Exception")
 
     def _raise_cancelled(self) -> None:
         raise asyncio.CancelledError

@@ -413,6 +413,37 @@ def test_a_process_that_reports_is_not_stuck(make_rig: Callable[..., Rig]) -> No
     assert pid_of(rig.runner) == child
 
 
+def test_a_process_with_calls_that_never_end_is_killed_and_started_anew(
+    make_rig: Callable[..., Rig], clock: HeldBackClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"concurrency": 2, "breaker_failures": 2, "probe_interval": "10ms"}
+    rig = make_rig(on_open="lose_patience", on_load="cling", runner=options)
+    rig.runner.start()
+    child = pid_of(rig.runner)
+    jobs = [rig.job(Operation.LOAD, chunk) for chunk in range(2)]
+    for job in jobs:
+        job.deadline_s = rig.clock.now_s() + 0.05
+    rig.runner.submit(jobs)
+    assert rig.wait_for(2) == ["timeout"] * 2
+    assert not any(result.released for result in rig.results)
+    assert clock.paused.wait(30)
+    assert not is_there(child)
+    rig.take()
+    ended = {report.job_id for report in rig.others if isinstance(report, IoEnded)}
+    assert ended == {job.job_id for job in jobs}, "their slots are free"
+    told = [record.getMessage() for record in caplog.records]
+    assert told[-2:] == [
+        "held: reads stay refused: calls that hang leave no room for another, and nothing but the "
+        "end of the process ends them",
+        "held: the tier's process died: calls hung, and it was killed",
+    ]
+    clock.go_on()
+    while not any(isinstance(report, ProcessRestarted) for report in rig.others):
+        rig.wait_for(2, others=len(rig.others) + 1)
+    rig.take()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
 # --- the engine's thread ----------------------------------------------------------------------
 
 

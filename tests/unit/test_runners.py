@@ -152,7 +152,7 @@ def test_a_tier_that_does_not_open_is_told_and_closed(
     assert rig.take() == ["cancelled"]
 
 
-@pytest.mark.parametrize("trouble", ["exit", "misbehave"])
+@pytest.mark.parametrize("trouble", ["exit", "misbehave", "panic"])
 def test_what_a_tier_raises_when_it_is_closed_is_in_its_log(
     make_rig: MakeRig, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:

@@ -145,6 +145,10 @@ ERRORS: dict[str, Callable[[], TierError]] = {
 }
 
 
+class PanicError(BaseException):
+    """As a client in Rust raises where it panics: no Exception."""
+
+
 class ScriptedTier(SecondaryTierManager):
     """Does what it is told, call by call; after that, what a healthy tier does."""
 
@@ -252,6 +256,10 @@ class ScriptedTier(SecondaryTierManager):
             raise KeyError("bug")
         if act.kind == "exit":
             raise SystemExit(3)
+        if act.kind == "interrupted":
+            raise KeyboardInterrupt
+        if act.kind == "panic":
+            raise PanicError("unwrapped an Err")
         if act.kind == "cancels itself":
             task = asyncio.current_task()
             assert task is not None
@@ -277,6 +285,7 @@ class Rig:
         self.account = Account()
         self.clock = VirtualClock()
         self.slots = Slots()
+        self.given_up_s: list[float] = []
         self.event_loop = self.clock.new_event_loop()
         self.event_loop.set_exception_handler(
             lambda loop, context: self.account.breaches.append(f"unhandled: {context}")
@@ -290,6 +299,7 @@ class Rig:
             memory=self.slots,
             clock=self.clock,
             report=self.account.take,
+            give_up=lambda: self.given_up_s.append(self.clock.now_s()),
         )
         assert isinstance(self.loop._tier, ScriptedTier)
         self.tier = self.loop._tier
@@ -357,7 +367,7 @@ def make() -> Iterator[Callable[..., Rig]]:
 
 # --- any order of events -----------------------------------------------------------------------
 
-KINDS = ["fine", "mixed", "bug", "exit", "cancels itself", "raises cancelled", *ERRORS]
+KINDS = ["fine", "mixed", "bug", "exit", "panic", "cancels itself", "raises cancelled", *ERRORS]
 ACTS = st.builds(
     Act,
     st.sampled_from(KINDS),
@@ -478,6 +488,7 @@ def test_an_error_inside_the_sdk_fails_its_batch_and_no_other(
     [
         ("bug", "contract"),
         ("exit", "contract"),
+        ("panic", "contract"),
         ("raises cancelled", "contract"),
         ("cancels itself", "not_found"),
         ("too few", "contract"),
@@ -644,6 +655,23 @@ def test_an_open_breaker_refuses_at_once_and_without_a_call(make: Make) -> None:
         assert rig.account.verdicts(job.job_id) == ["unavailable"]
     assert len(rig.tier.calls) == calls
     assert rig.account.verdicts(rig.ask(STORE, run_s=0.1).job_id) == ["ok"]
+
+
+@pytest.mark.parametrize("kind", ["bug", "exit", "panic"])
+def test_whatever_a_tier_raises_counts_for_the_breaker(make: Make, kind: str) -> None:
+    rig = make()
+    rig.tier.always[""] = Act(kind)
+    for _ in range(5):
+        rig.ask(LOOKUP, run_s=0.01)
+    assert rig.account.breakers[Direction.READ] is BreakerState.OPEN
+
+
+def test_an_interruption_is_not_the_tiers(make: Make) -> None:
+    """Where the loop is on the main thread, Ctrl-C arrives in whatever runs."""
+    rig = make(Act("interrupted"))
+    lookup = rig.loop._call.lookup([make_offload_key(b"k")], RequestContext("r"))
+    with pytest.raises(KeyboardInterrupt):
+        lookup.send(None)
 
 
 def test_a_full_disk_stops_stores_and_not_loads(make: Make) -> None:
@@ -883,7 +911,58 @@ def test_a_probe_that_hangs_is_given_up_and_never_doubled(make: Make) -> None:
     rig.run_for(40.0)
     assert len(rig.tier.probes) == 1
     rig.tier.always.clear()
-    rig.run_for(10.0)
+    rig.run_for(10.0 + 30.0)
+    assert rig.account.breakers[Direction.READ] is BreakerState.CLOSED
+
+
+NEVER = Act(after_s=1e6, stubborn=True)
+STAY_REFUSED = "stay refused: {}, and nothing but the end of the process ends them"
+
+
+@pytest.mark.parametrize(("operation", "hung"), [(LOAD, 4), (STORE, 3)])
+@pytest.mark.parametrize("interval_s", [0.1, 1.0, 20.0])
+def test_calls_that_never_end_are_given_up_after_a_minute(
+    make: Make, caplog: pytest.LogCaptureFixture, operation: Operation, hung: int, interval_s: float
+) -> None:
+    rig = make(*[NEVER] * hung, concurrency=4, breaker_failures=hung, probe_interval=interval_s)
+    for _ in range(hung):
+        rig.ask(operation, within_s=2.0)
+    rig.run_for(2.0 + 50.0)
+    assert rig.given_up_s == []
+    assert "stay refused" not in caplog.text
+    rig.run_for(1000.0)
+    (given_up_s,) = rig.given_up_s
+    # Jitter shortens pauses, and the one that completes the minute may be a long one.
+    assert 2.0 + 54.0 <= given_up_s <= 2.0 + 90.0
+    told = STAY_REFUSED.format("calls that hang leave no room for another")
+    assert caplog.text.count(f"tier: {'writes' if operation is STORE else 'reads'} {told}") == 1
+
+
+def test_a_probe_that_never_ends_is_given_up_too(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make(retries=0)
+    failing(rig, "lookup")
+    rig.tier.always["lookup"] = NEVER
+    rig.run_for(50.0)
+    assert rig.given_up_s == []
+    rig.run_for(1000.0)
+    assert len(rig.given_up_s) == 1
+    assert len(rig.tier.probes) == 1
+    assert caplog.text.count(STAY_REFUSED.format("a probe hangs")) == 1
+
+
+def test_calls_that_are_slow_to_end_are_not_given_up(make: Make) -> None:
+    """Each takes as long as its client waits for the server, and the tier is tried in between."""
+    rig = make(concurrency=2, breaker_failures=2)
+    rig.tier.always[""] = Act("timeout", after_s=50.0, stubborn=True)
+    for _ in range(30):
+        rig.ask(LOAD, within_s=2.0, run_s=20.0)
+    assert len(rig.tier.probes) > 3
+    assert rig.given_up_s == []
+    assert rig.account.breakers[Direction.READ] is not BreakerState.CLOSED
+    rig.tier.always.clear()
+    rig.run_for(80.0)
     assert rig.account.breakers[Direction.READ] is BreakerState.CLOSED
 
 
