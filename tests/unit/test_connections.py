@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -114,6 +115,97 @@ async def test_a_borrower_that_is_cancelled_keeps_nobody_out(server: Server) -> 
     await asyncio.gather(*tasks, return_exceptions=True)
     async with pool.borrow() as line:
         assert line is server.lines[0]
+
+
+class Borrowers:
+    """Tasks that borrow, and give back when they are told to."""
+
+    def __init__(self, pool: ConnectionPool[Line]) -> None:
+        self._pool = pool
+        #: Those that have a connection, in the order in which they got it.
+        self.lent: list[str] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ends: dict[str, asyncio.Event] = {}
+
+    async def begin(self, *names: str) -> None:
+        for name in names:
+            self._ends[name] = asyncio.Event()
+            self._tasks[name] = asyncio.create_task(self._use(name))
+        await self._settle()
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await self._settle()
+
+    async def cancel(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await self._settle()
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _use(self, name: str) -> None:
+        async with self._pool.borrow(for_store=name.startswith("store")):
+            self.lent.append(name)
+            try:
+                await self._ends[name].wait()
+            finally:
+                self.lent.remove(name)
+
+    async def _settle(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def borrowers(server: Server) -> AsyncIterator[Borrowers]:
+    borrowers = Borrowers(ConnectionPool(server.dial, 4))
+    yield borrowers
+    await borrowers.close()
+
+
+async def test_stores_leave_half_of_the_connections_to_reads(borrowers: Borrowers) -> None:
+    await borrowers.begin("store 1", "store 2", "store 3", "store 4")
+    assert borrowers.lent == ["store 1", "store 2"]
+    await borrowers.begin("load 1", "load 2")
+    assert borrowers.lent == ["store 1", "store 2", "load 1", "load 2"]
+
+
+async def test_reads_may_have_them_all(borrowers: Borrowers) -> None:
+    await borrowers.begin("load 1", "load 2", "load 3", "load 4", "load 5")
+    assert borrowers.lent == ["load 1", "load 2", "load 3", "load 4"]
+
+
+async def test_a_store_whose_turn_comes_stands_behind_the_reads_that_wait(
+    borrowers: Borrowers,
+) -> None:
+    await borrowers.begin("store 1", "store 2", "load 1", "load 2", "store 3", "load 3", "load 4")
+    await borrowers.end("store 1")
+    assert borrowers.lent == ["store 2", "load 1", "load 2", "load 3"]
+    await borrowers.end("load 1")
+    await borrowers.end("load 2")
+    assert borrowers.lent == ["store 2", "load 3", "load 4", "store 3"], "and is not left out"
+
+
+async def test_stores_that_are_cancelled_keep_no_store_out(borrowers: Borrowers) -> None:
+    await borrowers.begin("store 1", "store 2", "store 3", "load 1", "load 2")
+    await borrowers.begin("load 3")
+    await borrowers.end("store 1")  # "load 3" has its place; "store 3" waits in the line
+    for name in ("store 2", "store 3"):
+        await borrowers.cancel(name)
+    await borrowers.begin("store 4", "store 5")
+    assert borrowers.lent == ["load 1", "load 2", "load 3", "store 4"]
+    await borrowers.end("load 1")
+    assert borrowers.lent == ["load 2", "load 3", "store 4", "store 5"]
+
+
+async def test_of_one_connection_a_store_has_its_turn(server: Server) -> None:
+    pool = ConnectionPool(server.dial, 1)
+    for for_store in (True, False, True):
+        async with pool.borrow(for_store=for_store) as line:
+            assert line is server.lines[0]
 
 
 async def test_a_closed_pool_keeps_none(server: Server) -> None:

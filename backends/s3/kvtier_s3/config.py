@@ -78,7 +78,8 @@ class S3TierConfig(TierConfig):
             can (``If-None-Match``).
         sign_payload: whether the signature covers the payload too, which costs a SHA-256 of it;
             for servers that want it.
-        connections: connections that carry chunks, one chunk at a time each.
+        connections: the most connections that look chunks up and carry them, one chunk at a time
+            each. Stores use half of them at most, one where there is but one.
         connect_timeout_s: a connection that takes longer to be made has failed.
         read_timeout_s: a connection on which no byte moves for so long has failed.
         tls_ca: file with the certificates to trust; the system's where absent.

@@ -172,7 +172,7 @@ class Objects:
         target: Sequence[memoryview] = (),
     ) -> Answer:
         credentials = await self._bucket.credentials()
-        async with self._connections.borrow() as wire:
+        async with self._connections.borrow(for_store=method == "PUT") as wire:
             signed = self._signer.headers(
                 method, path, query, headers, hashed, credentials, self._clock.wall_s()
             )

@@ -121,12 +121,15 @@ class Scripted:
     answers: list[bytes | None] = field(default_factory=list)
     #: Whether the body of a request is read before it is answered.
     reads_bodies: bool = True
+    #: Whether what is stored is answered; else that waits.
+    answers_puts: asyncio.Event = field(default_factory=asyncio.Event)
     connections: int = 0
     _server: asyncio.Server | None = None
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def start(self) -> str:
         """Listen; returns the endpoint."""
+        self.answers_puts.set()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return f"http://127.0.0.1:{self.port}"
 
@@ -164,6 +167,8 @@ class Scripted:
         self.requests.append(request)
         if self.reads_bodies:
             request.body = await reader.readexactly(int(request.headers.get("content-length", 0)))
+        if method == "PUT":
+            await self.answers_puts.wait()
         answer = (
             self.answers.pop(0) if self.answers else b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
         )

@@ -150,6 +150,22 @@ async def test_connections_are_kept_and_bounded(bench, proxy):
     assert proxy.connections - others == 3
 
 
+async def test_stores_that_hang_leave_connections_to_reads(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url(read_timeout="20s"))
+    others = scripted.connections - 1
+    scripted.answers_puts.clear()
+    store = asyncio.create_task(bench.put(tier, *KEYS))
+    while not any("if-none-match" in request.headers for request in scripted.requests):
+        await asyncio.sleep(0)
+    assert await bench.has(tier, *KEYS) == [True] * 20
+    scripted.answers = [make_reply(200, bench.content(KEYS[0]))]
+    assert await bench.loads(tier, KEYS[0])
+    assert not store.done()
+    scripted.answers_puts.set()
+    assert await store == [None] * 20
+    assert scripted.connections - others <= tier.config.connections
+
+
 async def test_killed_and_restarted_in_the_middle_of_transfers(bench, tmp_path):
     bench.chunk_bytes = 2**20
     with S3Server(tmp_path) as server:
