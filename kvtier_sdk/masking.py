@@ -54,10 +54,19 @@ def hides_more_than_password(url: str) -> bool:
 
 
 class MaskingFormatter(logging.Formatter):
-    """Lines of a log as they may be shown, tracebacks included."""
+    """Lines of a log as they may be shown, tracebacks included.
+
+    A library's call whose arguments do not fit its message is a line too; :mod:`logging` would
+    print them as they are.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's text without passwords."""
+        try:
+            record.getMessage()
+        except Exception as error:
+            place = f"{record.pathname}:{record.lineno}"
+            record.msg, record.args = f"cannot log {record.msg!r}: {error} ({place})", ()
         return without_password(super().format(record))
 
 

@@ -19,7 +19,7 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.jobs import Job, JobResult, Operation, Verdict, verdict_of
-from kvtier_sdk.masking import MASK, without_password
+from kvtier_sdk.masking import MASK, MaskingFormatter, without_password
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import TierRunner
@@ -285,6 +285,7 @@ class _Listener(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self.setFormatter(MaskingFormatter())
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:

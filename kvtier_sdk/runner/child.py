@@ -19,6 +19,7 @@ from typing import Any
 
 from kvtier_sdk.clock import SystemClock
 from kvtier_sdk.jobs import Report
+from kvtier_sdk.masking import MaskingFormatter
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.order import read_order, write_error
 from kvtier_sdk.runner.thread_runner import ThreadRunner
@@ -167,6 +168,7 @@ class _LogSender(logging.Handler):
 
     def __init__(self, own: str, send: Callable[[bytes], None]) -> None:
         super().__init__()
+        self.setFormatter(MaskingFormatter())
         self._own = own
         self._send_frame = send
 

@@ -63,6 +63,7 @@ TALKATIVE = """
             raise LookupError("no //ada:hunter2@host")
         except LookupError:
             self.context.logger.exception("mind //ada:%s@host", "hunter2")
+        self.context.logger.warning("%s of %s", "//ada:hunter2@host")
 """
 
 #: The least that can be loaded.

@@ -38,7 +38,7 @@ def test_what_nobody_expected_is_a_line_without_secrets(faulty_site: Path) -> No
 
 
 @pytest.mark.parametrize("runner", ["thread", "process"])
-def test_a_logged_traceback_shows_no_secret(faulty_site: Path, runner: str) -> None:
+def test_what_is_logged_shows_no_secret_and_fails_nothing(faulty_site: Path, runner: str) -> None:
     arguments = ["--requests", "1", "--tier", f"talkative:?runner={runner}"]
     done = kvtier("replay", *arguments, PYTHONPATH=str(faulty_site))
     assert done.returncode == 0, done.stderr
@@ -48,6 +48,7 @@ def test_a_logged_traceback_shows_no_secret(faulty_site: Path, runner: str) -> N
         "Traceback (most recent call last):",
     ]
     assert "LookupError: no //ada:***@host" in said
+    assert said[-1].startswith("kvtier.tier.talkative: cannot log '%s of %s': not enough ")
     assert "hunter2" not in done.stderr
 
 

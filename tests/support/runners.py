@@ -187,6 +187,9 @@ class ScriptedTier(MemoryTier):
         self.context.logger.warning("%d percent full", 90)
         self.context.logger.debug("not asked for")
 
+    def _log_wrong(self) -> None:
+        self.context.logger.warning("%s of %s, //u:pw@host", 3)
+
     def _let_go_of_text(self) -> None:
         self.context.report_removed(["a key"])  # type: ignore[list-item]
 

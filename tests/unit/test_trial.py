@@ -103,6 +103,15 @@ def test_a_remark_names_causes_of_causes_and_no_secret() -> None:
     ]
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_message_that_cannot_be_logged_is_remarked_and_no_fault(runner: str) -> None:
+    trial = trial_of(ScriptedTier, on_open="log_wrong", runner={"runner": runner})
+    assert (list(trial.steps_s), trial.fault) == (STEPS, None)
+    (remark,) = trial.remarks
+    assert remark.startswith("cannot log '%s of %s, //u:***@host': not enough arguments ")
+    assert "runners.py:" in remark
+
+
 def test_a_warning_that_says_what_the_fault_says_is_no_remark() -> None:
     trial = trial_of(Full)
     assert (trial.fault, trial.remarks) == ("t store: no room", [])
