@@ -8,6 +8,7 @@ import signal
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,15 +53,20 @@ def memory() -> Iterator[Any]:
 def make_tier(memory: Any) -> Iterator[MakeTier]:
     made = []
 
-    def make(view: memoryview = memory.data, **entry: Any) -> KVTierSecondaryTier:
+    def make(
+        view: memoryview = memory.data, *, model: str | None = None, **entry: Any
+    ) -> KVTierSecondaryTier:
         entry = {
             "type": "KVTierSecondaryTier",
             "module_path": "kvtier_sdk.integrations.vllm",
             "lookup_deadline": "30s",
             **entry,
         }
+        config = make_config([entry])
+        if model is not None:
+            config = replace(config, model=replace(config.model, name=model))
         spec = SimpleNamespace(
-            config=make_config([entry]),
+            config=config,
             extra_config={"secondary_tiers": [entry]},
             kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
         )
@@ -223,6 +229,13 @@ def test_a_tier_whose_process_dies_fails_its_jobs_and_comes_back(
         assert list(tier.get_finished_jobs()) == []
     assert tier._runner.pid not in (None, before)
     assert look_up(tier, request(tier, "looks"), KEYS[:1]) == [MISS]
+
+
+def test_a_tier_that_is_refused_lets_go_of_the_memory(make_tier: MakeTier) -> None:
+    open_files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match="option 'model_revision' is missing"):
+        make_tier(url="memory:", model="none/such")
+    assert len(os.listdir("/proc/self/fd")) == open_files
 
 
 def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(

@@ -128,13 +128,6 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._whole_requests = self._spec.runner.offload_policy == "request"
         self._touches = Capability.TOUCH in tier_class.capabilities
         self._wants_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
-        self._slots = EngineSlots(primary_kv_view)
-        self._identity = Identity(
-            offloading_spec.config,
-            chunk_bytes=self._slots.chunk_bytes,
-            slot_layout=getattr(offloading_spec, "slot_layout", THEIR_SLOTS),
-            revision=entry.options.model_revision,
-        )
         self._clock: Clock = SystemClock()
         self._stats = TierStats(self._spec.name, self._spec.backend)
         self._feed = StatsFeed()
@@ -150,7 +143,14 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._finished: list[EngineResult] = []
         self._queued_bytes = {Operation.LOAD: 0, Operation.STORE: 0}
         self._events: list[OffloadingEvent] = []
+        self._slots = EngineSlots(primary_kv_view)
         try:
+            self._identity = Identity(
+                offloading_spec.config,
+                chunk_bytes=self._slots.chunk_bytes,
+                slot_layout=getattr(offloading_spec, "slot_layout", THEIR_SLOTS),
+                revision=entry.options.model_revision,
+            )
             self._runner = self._make_runner()
             self._runner.start()
         except BaseException:
