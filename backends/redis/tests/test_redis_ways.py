@@ -447,6 +447,29 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
         await eventually(at_the_heir, heir)
 
 
+async def test_a_node_that_hangs_is_waited_for_by_nobody_else(bench, start_cluster, monkeypatch):
+    servers = start_cluster(3)
+    hung = servers[0]
+    # It is the first to be asked for the map, and as patiently as can be.
+    monkeypatch.setattr(
+        "redis.asyncio.cluster.random.shuffle",
+        lambda nodes: nodes.sort(key=lambda node: int(node.port) != hung.port),
+    )
+    tier = await bench.open(f"{hung.url}?cluster=yes", connect_timeout="1h")
+    await bench.put(tier, *KEYS)
+    slots = {key: hung.ask("CLUSTER", "KEYSLOT", bench.name(key)) for key in KEYS}
+    theirs = [key for key in KEYS if hung.ask("CLUSTER", "COUNTKEYSINSLOT", slots[key])]
+    others = [key for key in KEYS if key not in theirs]
+    hung.pause()
+    for given_up in (bench.has, bench.loads):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await given_up(tier, *theirs)
+        async with asyncio.timeout(20):
+            assert await bench.loads(tier, *others)
+            assert await bench.put(tier, *others) == [None] * len(others)
+
+
 async def test_a_node_that_is_failed_over(bench, start_cluster):
     servers = start_cluster(6, replicas=1)
     tier = await bench.open(f"{servers[1].url}?cluster=yes")
