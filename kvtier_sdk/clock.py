@@ -7,6 +7,7 @@ virtual clock in its place and play hours in milliseconds, the same way each tim
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -123,7 +124,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 class SystemClock(Clock):
-    """The machine's own time; event loops are uvloop's where it is installed."""
+    """The machine's own time; event loops are uvloop's where it is installed and can be used."""
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -136,5 +137,17 @@ class SystemClock(Clock):
             import uvloop
         except ImportError:
             return asyncio.new_event_loop()
+        if not _has_standard_streams():
+            return asyncio.new_event_loop()
         loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         return loop
+
+
+def _has_standard_streams() -> bool:
+    """Whether a loop gets none of their descriptors: closing one, uvloop would abort."""
+    try:
+        for stream_fd in range(3):
+            os.fstat(stream_fd)
+    except OSError:
+        return False
+    return True

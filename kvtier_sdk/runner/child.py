@@ -33,6 +33,7 @@ from kvtier_sdk.runner.wire import (
     write_reports,
 )
 
+_STDERR = 2
 _READ_BYTES = 1 << 18
 #: Where processors are short the engine goes first.
 _NICENESS = 5
@@ -203,9 +204,19 @@ def _watch_parent(link: socket.socket) -> None:
     os._exit(1)
 
 
+def _open_standard_streams() -> None:
+    """Take the descriptors of those that the engine does not have.
+
+    What a library writes there must not end up in a socket or the pool.
+    """
+    while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(taken)
+
+
 def _exit() -> None:
     """End now: no thread that hangs, and nothing that a library left, holds the process back."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(0)
@@ -220,8 +231,8 @@ def main(link_fd: int) -> None:
     # When this ends is the engine's business: it closes the tier first.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError, ValueError):
-        faulthandler.enable()
+    _open_standard_streams()
+    faulthandler.enable(_STDERR)
     os.nice(_NICENESS)
     link = socket.socket(fileno=link_fd)
     link.set_inheritable(False)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from pydantic import SecretBytes
 from support.live import live
-from support.runners import CHUNK_BYTES, KEYS, NOBODY, Rig, ScriptedConfig, ScriptedTier
+from support.runners import CHUNK_BYTES, KEYS, NOBODY, RUNNERS, Rig, ScriptedConfig, ScriptedTier
 
 from kvtier_sdk import (
     BackendLoadError,
@@ -555,31 +555,55 @@ def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
 
 
 _BARE_ENGINE = """
-    import os, pathlib, sys
-    from support.runners import KEYS, Operation, Rig
-    rig = Rig("process", pathlib.Path(sys.argv[1]))
-    print("the pool's descriptor:", rig.pool.fd, file=sys.stderr)
-    rig.runner.start()
-    verdicts = rig.do(Operation.STORE, 0)
+    import pathlib, sys
+    from support.runners import Operation, Rig
+    _, directory, kind, on_open = sys.argv
+    rig = Rig(kind, pathlib.Path(directory), on_open=on_open)
+    note = f"{rig.pool.fd}"
+    try:
+        rig.runner.start()
+        note += " " + " ".join(rig.do(Operation.STORE, 0))
+    except Exception as error:
+        note += f" {error}"
     rig.close()
-    pathlib.Path(sys.argv[1], "verdicts").write_text(" ".join(verdicts))
+    pathlib.Path(directory, "note").write_text(note)
 """
 
 
-@pytest.mark.parametrize("closed", ["<&-", "<&- >&-"])
-def test_an_engine_without_standard_streams(tmp_path: Path, closed: str) -> None:
-    """The pool and the socket get their numbers, which in the process are the streams' again."""
-    program = textwrap.dedent(_BARE_ENGINE)
-    done = subprocess.run(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program, str(tmp_path)],
+def run_bare_engine(
+    directory: Path, closed: str, kind: str, on_open: str
+) -> subprocess.CompletedProcess[str]:
+    engine = [sys.executable, "-c", textwrap.dedent(_BARE_ENGINE), str(directory), kind, on_open]
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *engine],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(TESTS)},
         timeout=60,
     )
-    assert "descriptor: 0" in done.stderr
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "verdicts").read_text() == "ok"
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+@pytest.mark.parametrize(("on_open", "said"), [("", "ok"), ("refuse", "connection refused")])
+@pytest.mark.parametrize(
+    ("closed", "lowest"), [("<&-", 0), (">&-", 1), ("2>&-", 2), ("<&- >&- 2>&-", 0)]
+)
+def test_an_engine_without_standard_streams(
+    tmp_path: Path, kind: str, on_open: str, said: str, closed: str, lowest: int
+) -> None:
+    """The pool and the socket get their numbers, which in the process are the streams' again."""
+    done = run_bare_engine(tmp_path, closed, kind, on_open)
+    assert (done.returncode, done.stderr) == (0, "")
+    note = (tmp_path / "note").read_text()
+    assert note.startswith(f"{lowest} ")
+    assert note.endswith(said)
+
+
+def test_what_a_library_prints_goes_nowhere_where_there_are_no_streams(tmp_path: Path) -> None:
+    """And into no socket: nothing else in the process has their numbers."""
+    run_bare_engine(tmp_path, ">&- 2>&-", "process", "print_raw")
+    assert (tmp_path / "note").read_text().endswith("ok")
+    assert (tmp_path / "diary").read_text().count("/dev/null") == 2
 
 
 # --- what it sends ----------------------------------------------------------------------------
