@@ -570,6 +570,19 @@ _BARE_ENGINE = """
 """
 
 
+def run_bare_engine(
+    directory: Path, closed: str, kind: str, on_open: str
+) -> subprocess.CompletedProcess[str]:
+    engine = [sys.executable, "-c", textwrap.dedent(_BARE_ENGINE), str(directory), kind, on_open]
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *engine],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        timeout=60,
+    )
+
+
 @pytest.mark.parametrize("kind", RUNNERS)
 @pytest.mark.parametrize(("on_open", "said"), [("", "ok"), ("refuse", "connection refused")])
 @pytest.mark.parametrize(
@@ -579,19 +592,18 @@ def test_an_engine_without_standard_streams(
     tmp_path: Path, kind: str, on_open: str, said: str, closed: str, lowest: int
 ) -> None:
     """The pool and the socket get their numbers, which in the process are the streams' again."""
-    program = textwrap.dedent(_BARE_ENGINE)
-    engine = [sys.executable, "-c", program, str(tmp_path), kind, on_open]
-    done = subprocess.run(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", *engine],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
-        timeout=60,
-    )
+    done = run_bare_engine(tmp_path, closed, kind, on_open)
     assert (done.returncode, done.stderr) == (0, "")
     note = (tmp_path / "note").read_text()
     assert note.startswith(f"{lowest} ")
     assert note.endswith(said)
+
+
+def test_what_a_library_prints_goes_nowhere_where_there_are_no_streams(tmp_path: Path) -> None:
+    """And into no socket: nothing else in the process has their numbers."""
+    run_bare_engine(tmp_path, ">&- 2>&-", "process", "print_raw")
+    assert (tmp_path / "note").read_text().endswith("ok")
+    assert (tmp_path / "diary").read_text().count("/dev/null") == 2
 
 
 # --- what it sends ----------------------------------------------------------------------------
