@@ -59,6 +59,7 @@ _CODES = {
 }
 #: What is said where an object is asked for that is not there; said of all else, there is no S3.
 NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
+# Without the "Exception" that a word may end in: Faults takes it off before it looks here.
 _KINDS: dict[str, type[TierError]] = {
     **dict.fromkeys(
         (
@@ -103,7 +104,7 @@ _KINDS: dict[str, type[TierError]] = {
     **dict.fromkeys(
         (
             "AuthorizationHeaderMalformed",
-            "IllegalLocationConstraintException",
+            "IllegalLocationConstraint",
             "IncorrectEndpoint",
             "InvalidBucketName",
             "NoSuchBucket",

@@ -91,6 +91,7 @@ async def test_a_machine_whose_clock_is_wrong(bench, scripted, make_reply):
             r"'eu-west-1' \(the server answered 400 AuthorizationHeaderMalformed\)$",
         ),
         (301, "PermanentRedirect", {}, "check options 'region' and 'endpoint'"),
+        (400, "IllegalLocationConstraintException", {}, "check options 'region' and 'endpoint'"),
         (400, "InvalidBucketName", {}, "'kv' is no name for a bucket"),
         (400, "XAmzContentSHA256Mismatch", {}, "set option 'sign_payload' to true"),
     ],
