@@ -273,7 +273,11 @@ class NamespaceDirectory:
         Raises:
             OSError: some of it is still there.
         """
-        with self._opened_temporaries() as temporaries_fd:
+        with (
+            # A full file system may have had room for the namespace alone: that keeps nobody out.
+            suppress(FileNotFoundError),
+            self._opened_temporaries(create=False) as temporaries_fd,
+        ):
             for name in stale(os.listdir(temporaries_fd), is_held):
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=temporaries_fd)
@@ -325,10 +329,10 @@ class NamespaceDirectory:
                     with suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=temporaries_fd)
 
-    def _opened_temporaries(self) -> AbstractContextManager[int]:
+    def _opened_temporaries(self, *, create: bool = True) -> AbstractContextManager[int]:
         if self._temporaries_fd is None:
             self._temporaries_fd = open_directory(
-                _TEMPORARIES, self._fd, create=True, sync=self._sync
+                _TEMPORARIES, self._fd, create=create, sync=self._sync
             )
         return nullcontext(self._temporaries_fd)
 

@@ -29,10 +29,10 @@ def failing(call: Callable[..., int], code: int, *, times: int = 10**9) -> Calla
     """``call``, whose first ``times`` calls raise that error."""
     left = iter(range(times))
 
-    def wrapped(*args: object) -> int:
+    def wrapped(*args: object, **kwargs: object) -> int:
         if next(left, None) is not None:
             raise OSError(code, os.strerror(code))
-        return call(*args)
+        return call(*args, **kwargs)
 
     return wrapped
 
@@ -317,6 +317,21 @@ async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded, options)
     assert await crowded.put(tier, KEYS[5]) == [None]
     assert await crowded.loads(tier, KEYS[5])
     assert (crowded.directory / "manifest.json").exists()
+
+
+async def test_a_namespace_that_a_full_file_system_left_half_made_keeps_nobody_out(
+    bench, monkeypatch
+):
+    old, new = bench.facts, {"model": "new"}
+    await bench.put(await bench.open(), KEYS[0])
+    await bench.close()
+    bench.facts = new
+    bench.directory.mkdir()  # for the directory of its temporaries there was no room
+    monkeypatch.setattr(os, "mkdir", failing(os.mkdir, errno.ENOSPC))
+    for facts, is_stored in ((old, True), (new, False)):
+        bench.facts = facts
+        assert await bench.has(await bench.open(), KEYS[0]) == [is_stored]
+        await bench.close()
 
 
 async def test_a_failed_read_is_an_outage_not_a_miss(bench, monkeypatch):

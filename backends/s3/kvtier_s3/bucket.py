@@ -98,7 +98,7 @@ class Bucket:
             TierError: they could not be had from where they are.
         """
         config = self._config
-        with self.faults.translated():
+        with self.faults.bringing_credentials():
             session = AioSession(profile=config.profile)
             data_path = session.get_config_variable("data_path")
             session.register_component("data_loader", _models(data_path))
@@ -152,7 +152,7 @@ class Bucket:
         Raises:
             TierAuthError: they could not be renewed.
         """
-        with self.faults.translated():
+        with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
         return Credentials(found.access_key, found.secret_key, found.token)
 
@@ -168,6 +168,7 @@ class Bucket:
         Raises:
             TierError: the bucket could not be listed.
         """
+        await self.credentials()  # here it can be told when they are what fails
         with self.faults.translated():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, Prefix=start
@@ -185,6 +186,7 @@ class Bucket:
         Raises:
             TierError: some could not be deleted.
         """
+        await self.credentials()  # as in listing
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self.faults.translated():

@@ -14,10 +14,11 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
 
 _KEY_BYTES = 32
-# What botocore takes; not every service keeps to AWS's rules for names.
+# What botocore takes; not every service keeps to AWS's rules for names. Other access points than
+# those of one region are signed for in other ways: on Outposts, of Object Lambda, of many regions.
 _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
-    r"|arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:[0-9]{12}:(accesspoint|outpost)[/:][A-Za-z0-9./:-]+"
+    r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
 )
 #: What is wrong with a place, seen in the options or, where they do not name it, when it is found.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
@@ -31,7 +32,7 @@ def _bucket(value: object) -> str:
         return value
     raise ValueError(
         f"{value!r} is no bucket; write its name alone, of letters, digits, '.', '-' and '_', "
-        "or the ARN of an access point"
+        "or the ARN of an access point in one region (arn:aws:s3:region:account:accesspoint/name)"
     )
 
 

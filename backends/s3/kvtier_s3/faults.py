@@ -59,6 +59,7 @@ _CODES = {
 }
 #: What is said where an object is asked for that is not there; said of all else, there is no S3.
 NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
+# Without the "Exception" that a word may end in: Faults takes it off before it looks here.
 _KINDS: dict[str, type[TierError]] = {
     **dict.fromkeys(
         (
@@ -103,7 +104,7 @@ _KINDS: dict[str, type[TierError]] = {
     **dict.fromkeys(
         (
             "AuthorizationHeaderMalformed",
-            "IllegalLocationConstraintException",
+            "IllegalLocationConstraint",
             "IncorrectEndpoint",
             "InvalidBucketName",
             "NoSuchBucket",
@@ -173,6 +174,8 @@ _OF_CREDENTIALS = (
     TypeError,
     ValueError,
 )
+# An answer that is not as it should be is passed on as what it led to.
+_OF_ANSWERS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def refusal_of(answer: Answer) -> Refusal:
@@ -315,8 +318,6 @@ class Faults:
         if isinstance(error, theirs.ClientError):
             return self.error(refusal_in(error.response))
         text = str(error) or type(error).__name__
-        if isinstance(error, _OF_CREDENTIALS) and not isinstance(error, theirs.BotoCoreError):
-            return TierAuthError(f"no usable credentials: {text}")
         if isinstance(error, theirs.ProfileNotFound):
             text += "; check option 'profile' or AWS_PROFILE"
         return next(
@@ -335,5 +336,25 @@ class Faults:
             yield
         except (TierError, ConfigError):
             raise
-        except (theirs.BotoCoreError, theirs.ClientError, OSError, *_OF_CREDENTIALS) as error:
+        except (theirs.BotoCoreError, theirs.ClientError, OSError) as error:
             raise self.translate(error) from error
+        except _OF_ANSWERS as error:
+            text = str(error) or type(error).__name__
+            raise TierError(f"the server's answer makes no sense: {text}") from error
+
+    @contextmanager
+    def bringing_credentials(self) -> Iterator[None]:
+        """:meth:`translated`, where what is not known comes of bringing credentials.
+
+        Raises:
+            TierError: of the fitting class, with the original as its cause.
+            ConfigError: a setting was seen to be wrong before anything was sent.
+        """
+        with self.translated():
+            try:
+                yield
+            except (theirs.BotoCoreError, TierError, ConfigError):
+                raise
+            except _OF_CREDENTIALS as error:
+                text = str(error) or type(error).__name__
+                raise TierAuthError(f"no usable credentials: {text}") from error

@@ -104,7 +104,20 @@ def test_mistakes_are_explained(url, complaint):
 
 
 @pytest.mark.parametrize(
-    "bucket", ["s3://kv", "kv/chunks", "k v", "", "x" * 256, "kv\n", "arn:aws:s3:::kv"]
+    "bucket",
+    [
+        "s3://kv",
+        "kv/chunks",
+        "k v",
+        "",
+        "x" * 256,
+        "kv\n",
+        "arn:aws:s3:::kv",
+        # Requests to these are signed in other ways than ours.
+        "arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap",
+        "arn:aws:s3-object-lambda:us-west-2:123456789012:accesspoint/kv",
+        "arn:aws:s3-outposts:us-west-2:123456789012:outpost/op-01ac5d28a6a232904/accesspoint/kv",
+    ],
 )
 def test_what_is_no_bucket(bucket):
     with pytest.raises(ConfigError, match="option 'bucket'") as caught:
@@ -112,6 +125,13 @@ def test_what_is_no_bucket(bucket):
     assert len(str(caught.value).splitlines()) == 1
     if bucket:
         assert "is no bucket; write its name alone" in str(caught.value)
+
+
+@pytest.mark.parametrize("arn", ["arn:aws:s3", "arn:aws-cn:s3"])
+@pytest.mark.parametrize("separator", "/:")
+def test_an_access_point_is_one(arn, separator):
+    bucket = f"{arn}:cn-north-1:123456789012:accesspoint{separator}kv"
+    assert config("s3:", bucket=bucket).bucket == bucket
 
 
 def test_no_mistake_shows_a_secret():

@@ -91,6 +91,7 @@ async def test_a_machine_whose_clock_is_wrong(bench, scripted, make_reply):
             r"'eu-west-1' \(the server answered 400 AuthorizationHeaderMalformed\)$",
         ),
         (301, "PermanentRedirect", {}, "check options 'region' and 'endpoint'"),
+        (400, "IllegalLocationConstraintException", {}, "check options 'region' and 'endpoint'"),
         (400, "InvalidBucketName", {}, "'kv' is no name for a bucket"),
         (400, "XAmzContentSHA256Mismatch", {}, "set option 'sign_payload' to true"),
     ],
@@ -311,6 +312,24 @@ async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
         await tier.delete(KEYS)
     scripted.answers = [answer("NoSuchKey")]
     await tier.delete(KEYS)
+
+
+def listed(size: str) -> str:
+    return f"<ListBucketResult><Contents><Key>x</Key>{size}</Contents></ListBucketResult>"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, listed("<Size>many</Size>")), (200, listed("")), (301, "")],
+)
+async def test_answers_that_make_no_sense_are_no_fault_of_the_credentials(
+    bench, scripted, make_reply, status, body
+):
+    tier = await bench.open(scripted.url())
+    scripted.answers = [make_reply(status, body)] * 200
+    with pytest.raises(TierError, match="the server's answer makes no sense: ") as caught:
+        await anext(tier.scan())
+    assert type(caught.value) is TierError
 
 
 @pytest.mark.parametrize(
