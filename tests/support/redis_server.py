@@ -113,9 +113,14 @@ class Server:
         return redis.Redis(**self.client_options, socket_timeout=5)  # type: ignore[arg-type]
 
     def pause(self) -> None:
-        """Let it hang: the system accepts for it, and nobody answers, until :meth:`kill`."""
+        """Let it hang: the system accepts for it, and nobody answers, until :meth:`resume`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let one that hangs go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it at once, if it runs: nothing is saved."""

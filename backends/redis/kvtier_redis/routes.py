@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -19,6 +20,7 @@ from kvtier_redis.faults import SettingError, client_error, translated
 from kvtier_sdk import Clock, TierAuthError, TierError, TierUnavailableError
 
 _SCAN_COUNT = 1000
+_FIND_PAUSE_S = 0.25
 _REFRESH_PAUSE_S = 0.25
 # redis-py takes a connection for each, and refuses when it has a hundred.
 _RUNS_AT_ONCE = 16
@@ -54,7 +56,7 @@ class Route(ABC):
         return
 
     def suspect(self) -> None:
-        """Something was not where it should be: :meth:`settle` is to ask again."""
+        """Something was not where it should be: find out anew, beside what goes on."""
         return
 
     async def open(self) -> None:
@@ -123,6 +125,46 @@ class Route(ABC):
         return self._client.pipeline(transaction=False)
 
 
+class _Moving(Route):
+    """A route whose servers change places. Until it is known better, the last known ones hold.
+
+    Whoever could say may hang or be away, and neither is a reason to leave a server that is well.
+    """
+
+    def __init__(self, client: Any, clock: Clock) -> None:
+        super().__init__(client)
+        self._clock = clock
+        self._is_in_doubt = False
+        self._search: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def _find(self) -> None:
+        """Find out where keys are.
+
+        Raises:
+            TierError: nobody says so; what was known before still holds.
+        """
+
+    def suspect(self) -> None:
+        self._is_in_doubt = True
+        if self._search is None or self._search.done():
+            self._search = self._clock.spawn(self._find_anew(), name="find where chunks are")
+
+    async def _find_anew(self) -> None:
+        while self._is_in_doubt:
+            self._is_in_doubt = False
+            with suppress(TierError):
+                await self._find()
+            # While a server is down each batch complains, and asking costs something.
+            await self._clock.sleep(_FIND_PAUSE_S)
+
+    async def close(self) -> None:
+        if self._search is not None:
+            self._search.cancel()
+            await asyncio.wait([self._search])
+        await super().close()
+
+
 class OneServer(Route):
     """A server that stands alone."""
 
@@ -139,10 +181,10 @@ class OneServer(Route):
         return self._address
 
 
-class BehindSentinel(Route):
+class BehindSentinel(_Moving):
     """A master behind Sentinel, found again after a failover."""
 
-    def __init__(self, config: RedisTierConfig) -> None:
+    def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
         assert config.sentinel is not None
         self._service = config.sentinel
         sign_in = _sign_in(config.sentinel_username, config.sentinel_password)
@@ -153,22 +195,17 @@ class BehindSentinel(Route):
             db=config.db,
             **options,
         )
-        self._master: Address | None = None
-        super().__init__(self._sentinel.master_for(self._service))
+        super().__init__(self._sentinel.master_for(self._service), clock)
 
     def server_of(self, name: bytes) -> Address:
-        if self._master is None:
+        master: Address | None = self._sentinel.master
+        if master is None:
             raise TierError("the master is not known", retryable=True)
-        return self._master
+        return master
 
-    async def settle(self) -> None:
-        if self._master is None:
-            with translated():
-                host, port = await self._sentinel.discover_master(self._service)
-            self._master = (host, port)
-
-    def suspect(self) -> None:
-        self._master = None
+    async def _find(self) -> None:
+        with translated():
+            await self._sentinel.find_master(self._service)
 
     async def close(self) -> None:
         await super().close()
@@ -177,9 +214,20 @@ class BehindSentinel(Route):
 
 
 class _Sentinels(Sentinel):
-    """Asks one after the other, as redis-py does; but tells a refusal from an outage."""
+    """Asks one after the other, as redis-py does; but tells a refusal from an outage.
+
+    Attributes:
+        master: the last known.
+    """
+
+    master: tuple[str, int] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
+        # redis-py asks this for each connection that it makes: Sentinels that are away would be an
+        # outage. Who fails at the master has it found anew.
+        return self.master or await self.find_master(service_name)
+
+    async def find_master(self, service_name: str) -> tuple[str, int]:
         failures: list[tuple[str, TierError]] = []
         for number, sentinel in enumerate(self.sentinels):
             try:
@@ -192,7 +240,8 @@ class _Sentinels(Sentinel):
             if state and self.check_master_state(state, service_name):
                 # It is the one to ask first next time.
                 self.sentinels[0], self.sentinels[number] = sentinel, self.sentinels[0]
-                return state["ip"], state["port"]
+                self.master = state["ip"], state["port"]
+                return self.master
             if state:
                 place = f"{state['ip']}:{state['port']}"
                 failures.append((place, TierUnavailableError("down, as a Sentinel sees it")))
@@ -264,7 +313,7 @@ def open_route(config: RedisTierConfig, clock: Clock) -> Route:
     """The route that the options ask for; not connected yet."""
     if config.cluster:
         return Cluster(config, clock)
-    return BehindSentinel(config) if config.sentinel else OneServer(config)
+    return BehindSentinel(config, clock) if config.sentinel else OneServer(config)
 
 
 def _sign_in(username: str | None, password: Any) -> dict[str, Any]:

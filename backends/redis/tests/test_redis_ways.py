@@ -246,12 +246,37 @@ async def test_a_master_that_hangs_is_left_for_its_successor(bench, sentinel_gro
         lambda: place in group.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "kv"),
         "it has another master",
     )
-    # What was on its way to the one that hangs has no end but its deadline.
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await tier.load([bench.empty(KEYS[0])])
+
+    async def at_the_successor() -> bool:
+        # What was on its way to the one that hangs has no end but its deadline.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                return await bench.loads(tier, *KEYS[:8])
+        return False
+
+    assert not await at_the_successor()
     async with asyncio.timeout(20):
+        await eventually(at_the_successor, group.replica)
+
+
+@pytest.mark.parametrize("given_up", ["has", "loads"])
+async def test_no_sentinel_is_left_and_the_master_is_well(bench, sentinel_group, given_up):
+    group = sentinel_group
+    tier = await bench.open(
+        f"redis://:secret@127.0.0.1:{group.sentinel.port}?sentinel=kv",
+        sentinel_password="guarded",
+    )
+    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    group.sentinel.kill()
+    for _ in range(3):
+        group.master.pause()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await getattr(bench, given_up)(tier, *KEYS[:8])
+        group.master.resume()
         assert await bench.loads(tier, *KEYS[:8])
+        assert await bench.has(tier, *KEYS[:8]) == [True] * 8
+        assert await bench.put(tier, KEYS[9]) == [None]
 
 
 async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
