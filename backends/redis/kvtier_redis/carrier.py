@@ -60,9 +60,6 @@ class Carrier:
         Args:
             exchanges: the requests; what a server refused has a ``TierError`` for outcome.
 
-        Raises:
-            TierError: where chunks are could not be found out.
-
         After a cancellation nothing touches their buffers.
         """
         try:
@@ -71,15 +68,11 @@ class Carrier:
             # Given up, perhaps for a server that hangs: nothing else would tell.
             self._route.suspect()
             raise
-        except TierError as error:
-            self._note(error)
-            raise
-        for exchange in exchanges:
-            if isinstance(exchange.outcome, TierError):
-                self._note(exchange.outcome)
+        outcomes = [exchange.outcome for exchange in exchanges]
+        if any(isinstance(outcome, TierError) and outcome.retryable for outcome in outcomes):
+            self._route.suspect()
 
     async def _carry(self, exchanges: Sequence[Exchange]) -> None:
-        await self._route.settle()
         legs = self._legs(exchanges)
         for _ in range(_MOST_HOPS):
             await self._send(legs)
@@ -95,10 +88,6 @@ class Carrier:
         """Cut all connections."""
         for pool in self._pools.values():
             pool.close()
-
-    def _note(self, error: TierError) -> None:
-        if error.retryable:
-            self._route.suspect()
 
     def _legs(self, exchanges: Sequence[Exchange]) -> list[_Leg]:
         """Each to the server that the route names."""

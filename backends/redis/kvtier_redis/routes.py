@@ -21,7 +21,6 @@ from kvtier_sdk import Clock, TierAuthError, TierError, TierUnavailableError
 
 _SCAN_COUNT = 1000
 _FIND_PAUSE_S = 0.25
-_REFRESH_PAUSE_S = 0.25
 # redis-py takes a connection for each, and refuses when it has a hundred.
 _RUNS_AT_ONCE = 16
 
@@ -41,19 +40,11 @@ class Route(ABC):
 
     @abstractmethod
     def server_of(self, name: bytes) -> Address:
-        """The server that holds a key, as far as was known when last :meth:`settle` was called.
+        """The server that holds a key, as far as is known.
 
         Raises:
             TierError: none does.
         """
-
-    async def settle(self) -> None:
-        """Find out where keys are, where that is in doubt.
-
-        Raises:
-            TierError: it could not be found out.
-        """
-        return
 
     def suspect(self) -> None:
         """Something was not where it should be: find out anew, beside what goes on."""
@@ -264,18 +255,14 @@ def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierE
     return TierUnavailableError(f"no master of {service!r} is known: {place}: {error}")
 
 
-class Cluster(Route):
+class Cluster(_Moving):
     """A Cluster, whose map is read again when it has changed."""
 
     is_cluster = True
 
     def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
-        self._clock = clock
-        self._is_stale = False
-        self._fresh_until_s = 0.0
-        self._refreshing = asyncio.Lock()
         nodes = [ClusterNode(host, port) for host, port in config.seeds]
-        super().__init__(RedisCluster(startup_nodes=nodes, **_connection_options(config)))
+        super().__init__(RedisCluster(startup_nodes=nodes, **_connection_options(config)), clock)
 
     def server_of(self, name: bytes) -> Address:
         with translated():
@@ -284,17 +271,9 @@ class Cluster(Route):
             raise TierError("no node of the cluster serves this chunk", retryable=True)
         return node.host, int(node.port)
 
-    async def settle(self) -> None:
-        # While a node is down each batch complains; reading the map is slow.
-        async with self._refreshing:
-            if self._is_stale and self._clock.now_s() >= self._fresh_until_s:
-                self._is_stale = False
-                self._fresh_until_s = self._clock.now_s() + _REFRESH_PAUSE_S
-                with translated():
-                    await self._client.nodes_manager.initialize()
-
-    def suspect(self) -> None:
-        self._is_stale = True
+    async def _find(self) -> None:
+        with translated():
+            await self._client.nodes_manager.initialize()
 
     async def open(self) -> None:
         with translated():

@@ -441,10 +441,36 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
             await getattr(bench, given_up)(tier, key)
 
     async def at_the_heir() -> bool:
-        return await bench.put(tier, key) == [None] and await bench.has(tier, key) == [True]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                return await bench.put(tier, key) == [None] and await bench.has(tier, key) == [True]
+        return False
 
     async with asyncio.timeout(20):
         await eventually(at_the_heir, heir)
+
+
+async def test_a_node_that_hangs_is_waited_for_by_nobody_else(bench, start_cluster, monkeypatch):
+    servers = start_cluster(3)
+    hung = servers[0]
+    # It is the first to be asked for the map, and as patiently as can be.
+    monkeypatch.setattr(
+        "redis.asyncio.cluster.random.shuffle",
+        lambda nodes: nodes.sort(key=lambda node: int(node.port) != hung.port),
+    )
+    tier = await bench.open(f"{hung.url}?cluster=yes", connect_timeout="1h")
+    await bench.put(tier, *KEYS)
+    slots = {key: hung.ask("CLUSTER", "KEYSLOT", bench.name(key)) for key in KEYS}
+    theirs = [key for key in KEYS if hung.ask("CLUSTER", "COUNTKEYSINSLOT", slots[key])]
+    others = [key for key in KEYS if key not in theirs]
+    hung.pause()
+    for given_up in (bench.has, bench.loads):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await given_up(tier, *theirs)
+        async with asyncio.timeout(20):
+            assert await bench.loads(tier, *others)
+            assert await bench.put(tier, *others) == [None] * len(others)
 
 
 async def test_a_node_that_is_failed_over(bench, start_cluster):
