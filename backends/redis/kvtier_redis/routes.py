@@ -220,7 +220,8 @@ class _Sentinels(Sentinel):
 
     async def find_master(self, service_name: str) -> tuple[str, int]:
         failures: list[tuple[str, TierError]] = []
-        for number, sentinel in enumerate(self.sentinels):
+        # A list of our own: while one is asked, another search may change theirs.
+        for sentinel in list(self.sentinels):
             try:
                 masters: Any = await sentinel.sentinel_masters()
             except (RedisError, OSError) as error:
@@ -230,7 +231,8 @@ class _Sentinels(Sentinel):
             state = masters.get(service_name)
             if state and self.check_master_state(state, service_name):
                 # It is the one to ask first next time.
-                self.sentinels[0], self.sentinels[number] = sentinel, self.sentinels[0]
+                self.sentinels.remove(sentinel)
+                self.sentinels.insert(0, sentinel)
                 self.master = state["ip"], state["port"]
                 return self.master
             if state:

@@ -13,7 +13,7 @@ from support.papers import make_papers
 
 from kvtier_redis.carrier import Carrier
 from kvtier_redis.dialling import Dialler
-from kvtier_redis.routes import OneServer
+from kvtier_redis.routes import OneServer, _Sentinels
 from kvtier_redis.wire import Exchange
 from kvtier_sdk import (
     ConfigError,
@@ -277,6 +277,16 @@ async def test_no_sentinel_is_left_and_the_master_is_well(bench, sentinel_group,
         assert await bench.loads(tier, *KEYS[:8])
         assert await bench.has(tier, *KEYS[:8]) == [True] * 8
         assert await bench.put(tier, KEYS[9]) == [None]
+
+
+async def test_searches_at_once_forget_no_sentinel(sentinel_group):
+    away, alive = ("127.0.0.1", 1), ("127.0.0.1", sentinel_group.sentinel.port)
+    sentinels = _Sentinels([away, alive], sentinel_kwargs={"password": "guarded"})
+    first, second = sentinels.sentinels
+    masters = await asyncio.gather(*(sentinels.find_master("kv") for _ in range(4)))
+    assert set(masters) == {("127.0.0.1", sentinel_group.master.port)}
+    assert [*map(id, sentinels.sentinels)] == [id(second), id(first)]
+    await second.aclose()
 
 
 async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
