@@ -47,7 +47,7 @@ class Route(ABC):
         """
 
     def suspect(self) -> None:
-        """Something was not where it should be: find out anew where keys are, beside what goes on."""
+        """Something was not where it should be: find out anew, beside what goes on."""
         return
 
     async def open(self) -> None:
@@ -82,7 +82,7 @@ class Route(ABC):
                 async with self._turns, self._pipeline() as pipeline:
                     for words in commands:
                         pipeline.execute_command(*words)
-                    results: list[Any] = await pipeline.execute(raise_on_error=False)
+                    results: list[Any] = await _execute(pipeline)
         except asyncio.CancelledError:
             self.suspect()
             raise
@@ -114,6 +114,16 @@ class Route(ABC):
 
     def _pipeline(self) -> Any:
         return self._client.pipeline(transaction=False)
+
+
+async def _execute(pipeline: Any) -> list[Any]:
+    try:
+        results: list[Any] = await pipeline.execute(raise_on_error=False)
+    except (RuntimeError, AttributeError) as error:
+        # redis-py keeps to a connection that another call has cut meanwhile: uvloop refuses a
+        # transport that is closed, or its reader is None. Neither is an error of redis-py's own.
+        raise TierUnavailableError(f"a connection was cut: {error}") from error
+    return results
 
 
 class _Moving(Route):
@@ -189,9 +199,10 @@ class BehindSentinel(_Moving):
         super().__init__(self._sentinel.master_for(self._service), clock)
 
     def server_of(self, name: bytes) -> Address:
-        if self._sentinel.master is None:
+        master: Address | None = self._sentinel.master
+        if master is None:
             raise TierError("the master is not known", retryable=True)
-        return self._sentinel.master
+        return master
 
     async def _find(self) -> None:
         with translated():

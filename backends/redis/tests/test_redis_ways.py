@@ -419,6 +419,22 @@ async def test_a_cluster_of_which_no_node_is_left(bench, start_cluster):
         await bench.open(f"{servers[0].url}?cluster=yes")
 
 
+async def test_connections_that_broke_meanwhile_are_an_outage(bench, start_cluster):
+    servers = start_cluster(3)
+    tier = await bench.open(f"{servers[0].url}?cluster=yes")
+    assert await bench.has(tier, *KEYS) == [False] * 120
+    for node in tier._route._client.get_nodes():
+        for connection in node._connections:
+            connection._writer.transport.abort()
+    with contextlib.suppress(TierUnavailableError):
+        await bench.has(tier, *KEYS)
+
+    async def it_answers() -> bool:
+        return await bench.has(tier, *KEYS) == [False] * 120
+
+    await eventually(it_answers, servers[0])
+
+
 @pytest.mark.parametrize("option", ["cluster=yes", "sentinel=kv"])
 async def test_a_server_alone_is_something_else(bench, server, option):
     with pytest.raises(ConfigError, match=f"option '{option.partition('=')[0]}'"):
