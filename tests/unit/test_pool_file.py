@@ -39,7 +39,7 @@ def test_a_file_that_lost_its_name_before_one_could_join_is_left_alone(
     path = path_of(shm_directory)
     fd = os.open(path, os.O_RDWR)
     pool.close()
-    assert pool_file._enter(fd, path, LAYOUT, 0) is None
+    assert pool_file.enter_named(fd, path, LAYOUT, 0) is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
