@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
@@ -23,6 +24,8 @@ from vllm.v1.kv_offload.config import (
     OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+from kvtier_sdk import ConfigError
 
 KEYS = [make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
 CHUNK_BYTES = 8192
@@ -84,3 +87,13 @@ def joined_worker(config: OffloadingConfig) -> Iterator[Any]:
         yield worker
     finally:
         worker.shutdown()
+
+
+def refuses_to_start_without_worker_1(config: OffloadingConfig) -> None:
+    """Assert it of an engine of two workers, of which the first is here."""
+    config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
+    with joined_worker(config):
+        spec = OffloadingSpecFactory.create_spec(config)
+        for _ in range(2):  # The scheduler's place is free again after a refusal.
+            with pytest.raises(ConfigError, match=r"^worker 1 of this engine cannot be seen"):
+                spec.get_manager()

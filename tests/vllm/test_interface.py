@@ -7,7 +7,6 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,15 @@ with warnings.catch_warnings():
     # What vLLM and torch warn of when they are imported is not ours to mend.
     warnings.simplefilter("ignore")
     import torch
-    from support.vllm_config import KEYS, joined_worker, make_config, opened_manager
+    from support.vllm_config import (
+        KEYS,
+        make_config,
+        opened_manager,
+        refuses_to_start_without_worker_1,
+    )
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_offload import base
-    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
     from vllm.v1.kv_offload.tiering import base as tiering_base
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -276,10 +279,4 @@ def test_a_wrong_option_is_a_sentence(extra: dict[str, Any], complaint: str) -> 
 
 
 def test_an_engine_whose_worker_is_elsewhere_does_not_start() -> None:
-    config = make_config([{"type": "memory"}])
-    config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
-    with joined_worker(config):
-        spec = OffloadingSpecFactory.create_spec(config)
-        for _ in range(2):  # The scheduler's place is free again after a refusal.
-            with pytest.raises(ConfigError, match=r"^worker 1 of this engine cannot be seen"):
-                spec.get_manager()
+    refuses_to_start_without_worker_1(make_config([{"type": "memory"}]))

@@ -16,10 +16,15 @@ import pytest
 with warnings.catch_warnings():
     # What vLLM and torch warn of when they are imported is not ours to mend.
     warnings.simplefilter("ignore")
-    from support.vllm_config import CHUNK_BYTES, joined_worker, make_config, opened_manager
+    from support.vllm_config import (
+        CHUNK_BYTES,
+        joined_worker,
+        make_config,
+        opened_manager,
+        refuses_to_start_without_worker_1,
+    )
     from support.vllm_platform import on_platform
     from vllm.v1.kv_offload.config import OffloadingConfig
-    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
     from kvtier_sdk import ConfigError
     from kvtier_sdk.integrations.vllm.region import JoinedRegion
@@ -115,9 +120,4 @@ def test_an_engine_that_has_started_has_no_name(config: OffloadingConfig) -> Non
 
 
 def test_an_engine_whose_worker_is_elsewhere_does_not_start(config: OffloadingConfig) -> None:
-    config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
-    with joined_worker(config):
-        spec = OffloadingSpecFactory.create_spec(config)
-        for _ in range(2):  # The scheduler's place is free again after a refusal.
-            with pytest.raises(ConfigError, match=r"^worker 1 of this engine cannot be seen"):
-                spec.get_manager()
+    refuses_to_start_without_worker_1(config)
