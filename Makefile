@@ -86,16 +86,16 @@ demo: setup
 	$(BIN)/python examples/demo.py $(TRACE)
 
 bench: setup
-	$(BIN)/python tests/bench/scheduler.py $(TRACE)
+	$(BIN)/python benchmarks/scheduler.py $(TRACE)
 
 bench-backends: setup redis-server
-	$(BIN)/python tests/bench/backends.py $(BENCH)
+	$(BIN)/python benchmarks/backends.py $(BENCH)
 
 bench-interference: setup redis-server
-	$(BIN)/python tests/bench/interference.py $(BENCH)
+	$(BIN)/python benchmarks/interference.py $(BENCH)
 
 bench-worker: setup
-	$(BIN)/python tests/bench/worker.py $(BENCH)
+	$(BIN)/python benchmarks/worker.py $(BENCH)
 
 setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
@@ -110,7 +110,7 @@ demo-vllm: setup-vllm
 	$(VLLM_VENV)/bin/python examples/demo_vllm.py
 
 soak: setup
-	$(BIN)/python -m kvtier_sdk.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+	PYTHONPATH=tests $(BIN)/python -m support.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

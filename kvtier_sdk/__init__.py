@@ -3,10 +3,10 @@
 Everything public is here; the modules behind it are not part of the interface.
 """
 
-from kvtier_sdk.blocking import run_blocking
-from kvtier_sdk.clock import Clock, SystemClock
-from kvtier_sdk.config import RunnerOptions, TierConfig, TierURL
-from kvtier_sdk.connections import Connection, ConnectionPool
+from kvtier_sdk.aio.blocking import run_blocking
+from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.aio.connections import Connection, ConnectionPool
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
     ChunkTierManager,
@@ -34,7 +34,6 @@ from kvtier_sdk.errors import (
     UnknownBackendError,
     map_exceptions,
 )
-from kvtier_sdk.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.metrics import (
     METRICS,
     Metric,
@@ -45,6 +44,12 @@ from kvtier_sdk.metrics import (
     metric_samples,
 )
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.tier import (
+    RunnerOptions,
+    TierConfig,
+)
+from kvtier_sdk.options.units import Bytes, BytesOrShare, Count, Flag, Seconds, Share, format_bytes
+from kvtier_sdk.options.url import TierURL
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.registry import (
     BackendInfo,
@@ -53,7 +58,6 @@ from kvtier_sdk.registry import (
     load_policy,
     load_store_policy,
 )
-from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.tiering import (
     LoadSpec,
     MissReason,
@@ -64,6 +68,7 @@ from kvtier_sdk.tiering import (
     open_manager,
     open_pool,
 )
+from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import (
     Capability,
     Entry,
@@ -77,7 +82,6 @@ from kvtier_sdk.types import (
     make_offload_key,
     split_offload_key,
 )
-from kvtier_sdk.units import Bytes, BytesOrShare, Count, Flag, Seconds, Share, format_bytes
 
 __version__ = "0.1.0"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvtier_sdk.frame import FRAME_VERSION
+from kvtier_sdk.chunk_header import FRAME_VERSION
 
 _FINGERPRINT_HEX = 32
 

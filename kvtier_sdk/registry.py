@@ -19,7 +19,6 @@ from importlib.metadata import (
 )
 from typing import TypeVar, cast
 
-from kvtier_sdk.config import TierConfig, closest, nearest
 from kvtier_sdk.contract import (
     CONTRACT_RELEASES,
     CONTRACT_VERSION,
@@ -33,6 +32,11 @@ from kvtier_sdk.errors import (
     DuplicateBackendError,
     UnknownBackendError,
 )
+from kvtier_sdk.options.model import (
+    closest,
+    nearest,
+)
+from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Capability
 
 #: Entry-point groups. ``kvtier.url_schemes`` holds further URL schemes of a backend

@@ -16,13 +16,13 @@ from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
-from kvtier_sdk.config_file import read_options
+from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
-from kvtier_sdk.jobs import verdict_of
-from kvtier_sdk.masking import MaskingFormatter, without_password
+from kvtier_sdk.options.files import read_options
+from kvtier_sdk.options.secrets import MaskingFormatter, without_password
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
+from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.tiering import TieringConfig
-from kvtier_sdk.trial import advice_on
 
 app = typer.Typer(
     no_args_is_help=True,

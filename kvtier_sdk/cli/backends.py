@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvtier_sdk.config import RunnerOptions
 from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
 from kvtier_sdk.errors import BackendError
-from kvtier_sdk.option_docs import OptionInfo, describe_options
+from kvtier_sdk.options.describe import OptionInfo, describe_options
+from kvtier_sdk.options.tier import RunnerOptions
+from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.registry import (
     BackendInfo,
     available_backends,
@@ -24,7 +25,6 @@ from kvtier_sdk.registry import (
     url_schemes,
 )
 from kvtier_sdk.types import Capability
-from kvtier_sdk.units import format_bytes
 
 
 def backends_command(

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.config_file import read_options
+from kvtier_sdk.cli.tier_check import TierTrial, try_tiers
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.options import in_vllms_names
 from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
+from kvtier_sdk.options.files import read_options
+from kvtier_sdk.options.units import format_bytes, parse_bytes, parse_seconds
 from kvtier_sdk.tiering import TieringConfig
 from kvtier_sdk.tiering.assembly import check_pool
-from kvtier_sdk.trial import TierTrial, try_tiers
-from kvtier_sdk.units import format_bytes, parse_bytes, parse_seconds
 
 _CHUNK_BYTES = 64 * 1024
 #: Where vLLM's processes share the host pool.

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.replay import ReplayReport
-from kvtier_sdk.units import format_bytes
 
 
 @contextmanager

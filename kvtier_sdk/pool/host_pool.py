@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.errors import ConfigError, KVTierError
-from kvtier_sdk.frame import round_up
+from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import memory
 from kvtier_sdk.pool.layout import PoolLayout
 from kvtier_sdk.pool.pool_file import PoolFile, join_named, new_unnamed, open_handle
-from kvtier_sdk.units import format_bytes
 
 _SHARED_MEMORY = Path("/dev/shm")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.frame import round_up
 
 #: Rows begin at multiples of this many bytes: what direct I/O asks for.
 ROW_ALIGNMENT = 4096

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.host_memory import (
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.pool.limits import (
     CGROUP_ROOT,
     PROC,
     cached_bytes,
     meminfo_bytes,
     memory_limits,
 )
-from kvtier_sdk.units import format_bytes
 
 #: Linux 5.14; Python's mmap does not know it, and its madvise holds the interpreter lock.
 _MADV_POPULATE_WRITE = 23

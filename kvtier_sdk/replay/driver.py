@@ -8,7 +8,8 @@ import time
 from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.namespace import Namespace
@@ -17,7 +18,6 @@ from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.replay.content import ChunkContent
 from kvtier_sdk.replay.report import ReplayReport, distribution
 from kvtier_sdk.replay.workload import ReplayRequest
-from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.tiering import TieringConfig, TieringManager, open_manager, open_pool
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 

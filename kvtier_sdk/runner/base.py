@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvtier_sdk.jobs import Job, Report
 from kvtier_sdk.pool import PoolLayout
+from kvtier_sdk.runner.jobs import Job, Report
 
 
 class SlotMemory(Protocol):

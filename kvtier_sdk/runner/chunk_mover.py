@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from kvtier_sdk.chunk_header import Frame
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import CorruptChunkError, TierError
-from kvtier_sdk.frame import Frame
-from kvtier_sdk.jobs import Job, Operation
 from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.headers import HeaderPool
-from kvtier_sdk.runner.tier_caller import TierCaller
+from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.types import Transfer
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
 
-from kvtier_sdk.config import TierConfig
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
 from kvtier_sdk.errors import TierError, TierUnavailableError
+from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
 

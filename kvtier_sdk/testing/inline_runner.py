@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvtier_sdk.clock import Clock
-from kvtier_sdk.jobs import Job, Report
-from kvtier_sdk.runner.thread_runner import end_event_loop
-from kvtier_sdk.runner.tier_loop import TierLoop
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.runner.jobs import Job, Report
+from kvtier_sdk.runner.loop import TierLoop
+from kvtier_sdk.runner.thread import end_event_loop
 
 
 class InlineRunner:

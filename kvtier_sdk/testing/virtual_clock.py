@@ -6,7 +6,7 @@ import asyncio
 import selectors
 from typing import Any
 
-from kvtier_sdk.clock import Clock
+from kvtier_sdk.aio.clock import Clock
 
 # 2026-01-01, so that dates in a failing test look like dates.
 _WALL_START_S = 1_767_225_600.0

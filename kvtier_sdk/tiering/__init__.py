@@ -1,7 +1,7 @@
 """The tiering manager: what an engine's scheduler calls."""
 
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.tiering.assembly import open_manager, open_pool
-from kvtier_sdk.tiering.config import TieringConfig
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
 

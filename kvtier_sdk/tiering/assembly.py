@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.host_memory import total_memory_bytes
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
+from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
-from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.tiering.config import TieringConfig
+from kvtier_sdk.runner.factory import make_runner, wants_process
 from kvtier_sdk.tiering.manager import TieringManager
-from kvtier_sdk.tiering.runners import make_runner, wants_process
-from kvtier_sdk.units import format_bytes
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtier_sdk.contract import StoreMoment
-from kvtier_sdk.jobs import Job, Verdict
-from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
+from kvtier_sdk.runner.jobs import Job, Verdict
+from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_port import NOBODY, TierPort
 from kvtier_sdk.types import RequestContext
 

@@ -7,21 +7,21 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from kvtier_sdk.clock import Clock
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, TierStats
-from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
-from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.tiering.lookups import Question, QuestionBook
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.questions import Question, QuestionBook
 from kvtier_sdk.tiering.reports import EventLog, ReportDesk
 from kvtier_sdk.tiering.requests import RequestState
+from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_port import TierPort
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtier_sdk.jobs import Job, Verdict
-from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
-from kvtier_sdk.tiering.questions import Question
+from kvtier_sdk.runner.jobs import Job, Verdict
+from kvtier_sdk.tiering.lookups import Question
 from kvtier_sdk.tiering.requests import RequestState
+from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_port import TierPort
 from kvtier_sdk.types import OffloadKey
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
-from kvtier_sdk.jobs import (
+from kvtier_sdk.runner.jobs import (
     BreakerMoved,
     ChunksRemoved,
     IoEnded,
@@ -18,10 +18,10 @@ from kvtier_sdk.jobs import (
     Verdict,
     failure_counts,
 )
-from kvtier_sdk.primary import PrimaryTier
 from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.tiering.lookups import QuestionBook
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.questions import QuestionBook
+from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_port import TierPort
 from kvtier_sdk.types import Locality, Medium, OffloadKey
 

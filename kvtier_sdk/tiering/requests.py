@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtier_sdk.primary import Slot
-from kvtier_sdk.tiering.lineage import Lineage
-from kvtier_sdk.tiering.questions import Question
+from kvtier_sdk.tiering.lookups import Question
+from kvtier_sdk.tiering.prefix_order import Lineage
+from kvtier_sdk.tiering.slots import Slot
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 

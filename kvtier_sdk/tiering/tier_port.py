@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvtier_sdk.breaker import BreakerState, Direction
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import StorePolicy
 from kvtier_sdk.events import OffloadingEvent
-from kvtier_sdk.jobs import EVERY_CHUNK, BreakerMoved, Job, JobTable, Operation
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner import TierRunner
-from kvtier_sdk.tier_spec import TierSpec
-from kvtier_sdk.tiering.departures import Departures
+from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.jobs import EVERY_CHUNK, BreakerMoved, Job, JobTable, Operation
 from kvtier_sdk.tiering.load_rate import LoadRate
-from kvtier_sdk.tiering.questions import Question
+from kvtier_sdk.tiering.lookups import Question
+from kvtier_sdk.tiering.removals import Departures
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
 #: On whose behalf the manager acts where it is nobody's in particular.

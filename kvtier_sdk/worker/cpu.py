@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from kvtier_sdk.clock import Clock, SystemClock
-from kvtier_sdk.jobs import Operation
+from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
 from kvtier_sdk.worker.run_copier import RunCopier, run_copier

@@ -16,8 +16,8 @@ from itertools import pairwise
 import torch
 
 from kvtier_sdk.errors import ConfigError, KVTierError
-from kvtier_sdk.jobs import Operation
-from kvtier_sdk.units import format_bytes
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
 

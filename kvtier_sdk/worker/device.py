@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from kvtier_sdk.jobs import Operation
+from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout
 
 

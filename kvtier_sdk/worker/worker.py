@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.errors import ConfigError, KVTierError
-from kvtier_sdk.jobs import Operation
-from kvtier_sdk.units import format_bytes
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device
 from kvtier_sdk.worker.geometry import DeviceBlocks, Indices, KVGroup, host_layout
 from kvtier_sdk.worker.planning import CopyPlan, Int64s, join, overlaps, plan_group

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.tiers import broken
+from support.tiers.broken import BROKEN_TIERS, BrokenTier
+from support.tiers.odd import ODD_TIERS, OddTier
+from support.tiers.shelf import ShelfTier, shelf_subject
 
 from kvtier_sdk.testing import (
     CHECKS,
@@ -13,13 +17,9 @@ from kvtier_sdk.testing import (
     ConformanceError,
     TierSubject,
     VirtualClock,
-    broken,
     tier_state_machine,
 )
-from kvtier_sdk.testing.broken import BROKEN_TIERS, BrokenTier
 from kvtier_sdk.testing.conformance.suite import run_check
-from kvtier_sdk.testing.odd import ODD_TIERS, OddTier
-from kvtier_sdk.testing.shelf import ShelfTier, shelf_subject
 
 #: How long a broken tier is waited for where its fault is that it never ends. A tier that is well
 #: never takes so long, however busy the machine.

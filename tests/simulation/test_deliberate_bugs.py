@@ -10,22 +10,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from support.simulation import Breach, simulate
 
-from kvtier_sdk.frame import Frame
-from kvtier_sdk.jobs import JobResult, Verdict
+from kvtier_sdk.chunk_header import Frame
 from kvtier_sdk.policies.lru import LRUPolicy
-from kvtier_sdk.primary import PrimaryTier, Slot, SlotState
-from kvtier_sdk.runner.gate import TierGate
-from kvtier_sdk.runner.tier_caller import TierCaller
-from kvtier_sdk.runner.tier_loop import TierLoop
-from kvtier_sdk.testing.simulation import Breach, simulate
+from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.health import TierGate
+from kvtier_sdk.runner.jobs import JobResult, Verdict
+from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering.cascade import Cascade
-from kvtier_sdk.tiering.departures import Departures
+from kvtier_sdk.tiering.lookups import Question, QuestionBook
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.questions import Question, QuestionBook
+from kvtier_sdk.tiering.removals import Departures
 from kvtier_sdk.tiering.reports import EventLog, ReportDesk
 from kvtier_sdk.tiering.requests import RequestState
+from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_port import TierPort
 
 #: Within so many seeds each has to be found.

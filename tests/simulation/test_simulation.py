@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from support.simulation import Breach, SimulationReport, simulate, soak
+from support.simulation.__main__ import main
 
-from kvtier_sdk.testing.simulation import Breach, SimulationReport, simulate, soak
-from kvtier_sdk.testing.simulation.__main__ import main
 from kvtier_sdk.tiering.manager import TieringManager
 
 SEEDS = 150
+TESTS = Path(__file__).parents[1]
 
 # What a short run must have met at least once, or it does not test what it says.
 MET = """
@@ -87,11 +89,11 @@ def test_what_is_simulated_happens(report: SimulationReport, what: str) -> None:
 def test_a_seed_decides_everything(report: SimulationReport) -> None:
     again = soak(0, 12, processes=1)
     assert again.digest == soak(0, 12, processes=2).digest
-    script = "from kvtier_sdk.testing.simulation import soak; print(soak(0, 12).digest)"
+    script = "from support.simulation import soak; print(soak(0, 12).digest)"
     for hash_seed in ("1", "2"):
         output = subprocess.run(
             [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(TESTS)},
             stdout=subprocess.PIPE,
             text=True,
             check=True,

@@ -20,10 +20,10 @@ from kvtier_sdk import (
     load_policy,
     make_offload_key,
 )
-from kvtier_sdk.breaker import BreakerState, Direction
-from kvtier_sdk.jobs import BreakerMoved, Report
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import TierLoop
+from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.jobs import BreakerMoved, Report
 from kvtier_sdk.testing import InlineRunner, VirtualClock
 from kvtier_sdk.tiering import TieringManager
 

@@ -36,9 +36,9 @@ from kvtier_sdk import (
     Transfer,
     make_offload_key,
 )
-from kvtier_sdk.jobs import Job, JobResult, Operation, Report
-from kvtier_sdk.runner import gate
-from kvtier_sdk.tiering.runners import make_runner
+from kvtier_sdk.runner import health
+from kvtier_sdk.runner.factory import make_runner
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Report
 
 NOBODY = RequestContext("nobody")
 RUNNERS = ["thread", "process"]
@@ -116,7 +116,7 @@ class ScriptedTier(MemoryTier):
 
     def _lose_patience(self) -> None:
         """Have calls believed to hang for good at once; in the process of the tier."""
-        gate._HANG_S = 1e-9
+        health._HANG_S = 1e-9
 
     def _refuse(self) -> None:
         raise TierUnavailableError("connection refused")

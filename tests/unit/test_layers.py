@@ -6,6 +6,7 @@ The checkers get source text, so that each rule is also shown to catch a breach.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,44 +20,20 @@ import kvtier_sdk
 PACKAGE = Path(kvtier_sdk.__file__).parent
 BACKENDS = PACKAGE.parent / "backends"
 
-# Module, or package with all that is in it, to rank. A module imports its own rank and below.
-RANKS = {
-    "kvtier_sdk.types": 0,
-    "kvtier_sdk.errors": 0,
-    "kvtier_sdk.clock": 1,
-    "kvtier_sdk.config": 1,
-    "kvtier_sdk.config_file": 1,
-    "kvtier_sdk.connections": 1,
-    "kvtier_sdk.events": 1,
-    "kvtier_sdk.frame": 1,
-    "kvtier_sdk.host_memory": 1,
-    "kvtier_sdk.masking": 1,
-    "kvtier_sdk.metrics": 1,
-    "kvtier_sdk.namespace": 1,
-    "kvtier_sdk.option_docs": 1,
-    "kvtier_sdk.units": 1,
-    "kvtier_sdk.blocking": 2,
-    "kvtier_sdk.contract": 2,
-    "kvtier_sdk.memory": 3,
-    "kvtier_sdk.registry": 3,
-    "kvtier_sdk.tier_places": 3,
-    "kvtier_sdk.tier_spec": 3,
-    "kvtier_sdk.breaker": 4,
-    "kvtier_sdk.jobs": 4,
-    "kvtier_sdk.policies": 4,
-    "kvtier_sdk.pool": 5,
-    "kvtier_sdk.runner": 5,
-    "kvtier_sdk.primary": 6,
-    "kvtier_sdk.tiering": 6,
-    "kvtier_sdk.worker": 6,
-    # The package itself re-exports from all of the above, so only what is below may import it.
-    "kvtier_sdk": 7,
-    "kvtier_sdk.integrations": 8,
-    "kvtier_sdk.replay": 8,
-    "kvtier_sdk.trial": 8,
-    "kvtier_sdk.cli": 9,
-    "kvtier_sdk.testing": 9,
-}
+
+def read_ranks(page: str) -> dict[str, int]:
+    """The table of docs/architecture.md: module, or package with all that is in it, to its layer.
+
+    A module imports its own layer and those below.
+    """
+    ranks = {}
+    for layer, rooms in re.findall(r"^\| (\d+) \| ([^|]*) \|", page, re.MULTILINE):
+        for room in re.findall(r"`(\w+)`", rooms):
+            ranks[room if room == "kvtier_sdk" else f"kvtier_sdk.{room}"] = int(layer)
+    return ranks
+
+
+RANKS = read_ranks((Path(__file__).parents[2] / "docs" / "architecture.md").read_text())
 STRANGERS = frozenset({("kvtier_sdk.tiering", "kvtier_sdk.worker")})
 ONLY_IN = {
     "torch": "kvtier_sdk.worker",
@@ -91,7 +68,7 @@ CLOCK_CALLS = frozenset(
 CLOCK_METHODS = frozenset({"create_task", "call_later"})
 OBSERVATION = frozenset({"time.thread_time_ns", "time.perf_counter"})
 MAY_OBSERVE = "kvtier_sdk.replay"
-CLOCK_OWNERS = ("kvtier_sdk.clock", "kvtier_sdk.testing")
+CLOCK_OWNERS = ("kvtier_sdk.aio.clock", "kvtier_sdk.testing")
 
 
 @dataclass(frozen=True)
@@ -250,22 +227,22 @@ def test_backends_import_public_names_only() -> None:
 
 def test_every_module_is_seen() -> None:
     names = [name for name, _ in SDK_MODULES]
-    assert {"kvtier_sdk", "kvtier_sdk.clock", "kvtier_sdk.policies.lru"} <= set(names)
+    assert {"kvtier_sdk", "kvtier_sdk.aio.clock", "kvtier_sdk.policies.lru"} <= set(names)
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("kvtier_sdk.types", "from kvtier_sdk.clock import Clock"),
-        ("kvtier_sdk.types", "import kvtier_sdk.clock"),
-        ("kvtier_sdk.config", "from kvtier_sdk import contract"),
-        ("kvtier_sdk.config", "from . import contract"),
-        ("kvtier_sdk.config", "from .contract import TierContext"),
+        ("kvtier_sdk.types", "from kvtier_sdk.aio.clock import Clock"),
+        ("kvtier_sdk.types", "import kvtier_sdk.aio.clock"),
+        ("kvtier_sdk.namespace", "from kvtier_sdk import contract"),
+        ("kvtier_sdk.namespace", "from . import contract"),
+        ("kvtier_sdk.namespace", "from .contract import TierContext"),
         ("kvtier_sdk.runner.loop", "from ..tiering import TieringManager"),
         ("kvtier_sdk.tiering.manager", "from kvtier_sdk import TierSpec"),
-        ("kvtier_sdk.jobs", "def f():\n    from kvtier_sdk.runner import x"),
-        ("kvtier_sdk.jobs", "if TYPE_CHECKING:\n    from kvtier_sdk.runner import x"),
-        ("kvtier_sdk.jobs", "importlib.import_module('kvtier_sdk.runner')"),
+        ("kvtier_sdk.pool.layout", "def f():\n    from kvtier_sdk.runner import x"),
+        ("kvtier_sdk.pool.layout", "if TYPE_CHECKING:\n    from kvtier_sdk.runner import x"),
+        ("kvtier_sdk.pool.layout", "importlib.import_module('kvtier_sdk.runner')"),
         ("kvtier_sdk.replay.player", "from kvtier_sdk.cli import app"),
     ],
 )
@@ -277,15 +254,15 @@ def test_an_upward_import_is_caught(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("kvtier_sdk.contract", "from kvtier_sdk.types import Transfer"),
-        ("kvtier_sdk.tier_spec", "from kvtier_sdk.registry import load_backend"),
+        ("kvtier_sdk.config.tier_spec", "from kvtier_sdk.registry import load_backend"),
         ("kvtier_sdk.runner.thread", "from .base import Runner"),
         ("kvtier_sdk.integrations.vllm.spec", "import vllm"),
         ("kvtier_sdk.integrations.vllm.spec", "from kvtier_sdk.tiering import TieringManager"),
         ("kvtier_sdk.worker.copier", "import torch"),
         ("kvtier_sdk.cli.main", "import typer\nfrom kvtier_sdk import __version__"),
-        ("kvtier_sdk.testing.simulation", "from kvtier_sdk.replay import player"),
-        ("kvtier_sdk.testing.simulation", "from kvtier_sdk.testing import VirtualClock"),
-        ("kvtier_sdk.clock", "import rich_text_of_somebody_else"),
+        ("kvtier_sdk.testing.kit", "from kvtier_sdk.replay import player"),
+        ("kvtier_sdk.testing.kit", "from kvtier_sdk.testing import VirtualClock"),
+        ("kvtier_sdk.aio.clock", "import rich_text_of_somebody_else"),
     ],
 )
 def test_a_legal_import_passes(module: str, source: str) -> None:

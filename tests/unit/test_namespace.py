@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtier_sdk import Namespace
-from kvtier_sdk.frame import FRAME_VERSION
+from kvtier_sdk.chunk_header import FRAME_VERSION
 
 SCALARS = st.none() | st.booleans() | st.integers(0, 3) | st.just(1.0) | st.sampled_from("ab")
 FACTS = st.dictionaries(st.sampled_from("xyz"), SCALARS | st.lists(SCALARS, max_size=2))

@@ -135,7 +135,7 @@ def test_a_public_attribute_is_explained(name: str) -> None:
 
 def test_a_public_constant_is_explained() -> None:
     """By a comment ``#:`` above it, or above the first of a group."""
-    sources = [path.read_text() for path in Path(kvtier_sdk.__file__).parent.glob("*.py")]
+    sources = [path.read_text() for path in Path(kvtier_sdk.__file__).parent.rglob("*.py")]
     constants = [name for name in PUBLIC if name not in {*CLASSES, *(c[0] for c in CALLABLES)}]
     assert {"CONTRACT_VERSION", "METRICS", "Bytes"} <= set(constants)
     assert [name for name in constants if not any(is_explained(name, of) for of in sources)] == []

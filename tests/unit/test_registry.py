@@ -89,7 +89,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def test_the_memory_tier_is_always_there() -> None:
     (info,) = [info for info in available_backends() if info.name == "memory"]
-    assert (info.distribution, info.target) == ("kvtier-sdk", "kvtier_sdk.memory:MemoryTier")
+    assert (info.distribution, info.target) == ("kvtier-sdk", "kvtier_sdk.tiers.memory:MemoryTier")
     assert load_backend("memory") is MemoryTier
 
 

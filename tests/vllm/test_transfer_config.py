@@ -59,7 +59,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**HOST, "spec_module_path": OURS, "spec_name": ["KVTierOffloadingSpec"]}, {}),
     (ON_CPU, {}),
     ({**GUEST, "secondary_tiers": [BY_CLASS]}, {}),
-    ({**GUEST, "secondary_tiers": [{**BY_CLASS, "module_path": "kvtier_sdk.tiers"}]}, {}),
+    ({**GUEST, "secondary_tiers": [{**BY_CLASS, "module_path": "kvtier_sdk.elsewhere"}]}, {}),
     (GUEST, {"kv_role": None}),
     (GUEST, {"kv_role": "both"}),
     (GUEST, {"kv_rol": "kv_both"}),

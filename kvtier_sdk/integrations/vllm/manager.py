@@ -19,7 +19,8 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.identity import Identity
@@ -33,7 +34,6 @@ from kvtier_sdk.integrations.vllm.translate import (
 )
 from kvtier_sdk.metrics import PoolUsage, TierStats, metric_samples
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 

@@ -9,13 +9,18 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from kvtier_sdk.config import StrictModel, nearest, option_path, validate_options
+from kvtier_sdk.config.location_conflicts import place_clashes
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
-from kvtier_sdk.tier_places import place_clashes
-from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.options.model import (
+    StrictModel,
+    nearest,
+    option_path,
+    validate_options,
+)
+from kvtier_sdk.options.units import Flag, Seconds
 from kvtier_sdk.tiering import TieringConfig
-from kvtier_sdk.units import Flag, Seconds
 
 #: Keys of ``kv_connector_extra_config`` that vLLM's connector reads, whatever the spec.
 ENGINE_KEYS = (

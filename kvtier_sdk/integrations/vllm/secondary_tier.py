@@ -17,8 +17,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult as EngineResult
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
-from kvtier_sdk.breaker import BreakerState, Direction
-from kvtier_sdk.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.integrations.vllm import compat
@@ -33,7 +32,11 @@ from kvtier_sdk.integrations.vllm.translate import (
     engine_medium,
     request_context,
 )
-from kvtier_sdk.jobs import (
+from kvtier_sdk.metrics import TierStats, metric_samples
+from kvtier_sdk.runner import TierRunner
+from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.factory import make_runner
+from kvtier_sdk.runner.jobs import (
     BreakerMoved,
     ChunksRemoved,
     IoEnded,
@@ -45,9 +48,6 @@ from kvtier_sdk.jobs import (
     Verdict,
     failure_counts,
 )
-from kvtier_sdk.metrics import TierStats, metric_samples
-from kvtier_sdk.runner import TierRunner
-from kvtier_sdk.tiering.runners import make_runner
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingSpec
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.host_memory import total_memory_bytes
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.copies import worker_over_pool
 from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS, Identity
@@ -21,10 +21,10 @@ from kvtier_sdk.integrations.vllm.metrics import metric_definitions
 from kvtier_sdk.integrations.vllm.options import HostOptions
 from kvtier_sdk.integrations.vllm.region import JoinedRegion, refuse_absent
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
-from kvtier_sdk.tier_spec import TierSpec
+from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.tiering import TieringManager, open_manager
-from kvtier_sdk.units import format_bytes
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import (

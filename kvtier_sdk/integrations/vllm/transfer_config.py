@@ -9,13 +9,19 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from kvtier_sdk.config import StrictModel, kind_of, nearest, option_path, validate_options
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.integrations.vllm import HOMES
 from kvtier_sdk.integrations.vllm.options import CLASS_TYPE, GuestEntry, HostOptions
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
+from kvtier_sdk.options.model import (
+    StrictModel,
+    kind_of,
+    nearest,
+    option_path,
+    validate_options,
+)
+from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.tiering import TieringConfig
-from kvtier_sdk.units import parse_bytes
 
 _CONNECTOR = "OffloadingConnector"
 _EXTRA = "kv_connector_extra_config"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 
-from kvtier_sdk.frame import round_up
+from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
 
 _GUARD_BYTES = 4096

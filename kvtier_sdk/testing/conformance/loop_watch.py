@@ -10,7 +10,7 @@ import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from kvtier_sdk.clock import Clock
+from kvtier_sdk.aio.clock import Clock
 
 #: A loop is blocked when it has not turned while the watch has woken so many times.
 _WAKES = 20

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvtier_sdk.clock import wait_out
+from kvtier_sdk.aio.clock import wait_out
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import (
     ChunkNotFoundError,

@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvtier_sdk.blocking import run_blocking
+from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.errors import KVTierError
-from kvtier_sdk.jobs import Job, JobResult, Operation, Verdict
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.runner import TierRunner
+from kvtier_sdk.runner.factory import make_runner
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 from kvtier_sdk.testing.conformance.probe import REQUEST, content_of
 from kvtier_sdk.testing.conformance.rules import Breach, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
-from kvtier_sdk.tiering.runners import make_runner
 from kvtier_sdk.types import OffloadKey
 
 _CHUNKS = 3

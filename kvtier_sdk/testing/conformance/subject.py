@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from kvtier_sdk.clock import Clock, SystemClock
-from kvtier_sdk.config import RunnerOptions
+from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.chunk_header import header_bytes, round_up
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
-from kvtier_sdk.frame import header_bytes, round_up
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Hook
-from kvtier_sdk.tier_spec import TierSpec
 from kvtier_sdk.types import OffloadKey, make_offload_key
 
 #: A tier as a test names it: a URL, an entry of options, a validated one, or a class.

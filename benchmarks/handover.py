@@ -1,0 +1,75 @@
+"""What handing jobs to a thread runner and polling its reports costs the engine's thread.
+
+Usage: python benchmarks/handover.py [--steps N] [--submits N ...]
+
+Each step submits a few jobs, polls once, and then leaves the processor, as an engine does that
+waits for its device; CPU time of the calling thread only. To compare two versions, run the script
+in turns with PYTHONPATH at one and at the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+
+from kvtier_sdk import HostPool, Namespace, RequestContext, SystemClock, TierSpec, make_offload_key
+from kvtier_sdk.runner import ThreadRunner, TierLoop
+from kvtier_sdk.runner.jobs import Job, Operation
+
+_AWAY_S = 0.0005
+_KEYS = [make_offload_key(bytes([n]) * 32) for n in range(4)]
+_REQUEST = RequestContext("bench")
+
+
+def main() -> None:
+    """Measure each number of submits a step and print a line for it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2000, help="steps a measurement")
+    parser.add_argument("--submits", type=int, nargs="*", default=[1, 4, 16], help="a step")
+    arguments = parser.parse_args()
+    print(f"{'submits a step':>15}{'mean us':>10}{'p50 us':>10}{'p99 us':>10}")
+    for submits in arguments.submits:
+        spent_us = measure(submits, arguments.steps)
+        p99 = statistics.quantiles(spent_us, n=100)[98]
+        figures = (statistics.mean(spent_us), statistics.median(spent_us), p99)
+        print(f"{submits:15}" + "".join(f"{figure:10.1f}" for figure in figures))
+
+
+def measure(submits: int, steps: int) -> list[float]:
+    """CPU microseconds of each step."""
+    pool = HostPool(1, 4096)
+    clock = SystemClock()
+    spec = TierSpec.from_url("memory:?lookup_deadline=60s")
+    runner = ThreadRunner(
+        spec.name,
+        lambda report: TierLoop(
+            spec, namespace=Namespace({}), memory=pool, clock=clock, report=report
+        ),
+        clock,
+    )
+    runner.start()
+    job_ids = itertools.count()
+    spent_us = []
+    try:
+        for _ in range(steps):
+            deadline_s = clock.now_s() + 60
+            hops = [
+                [Job(next(job_ids), Operation.LOOKUP, _KEYS, (), _REQUEST, deadline_s)]
+                for _ in range(submits)
+            ]
+            started_ns = time.thread_time_ns()
+            for jobs in hops:
+                runner.submit(jobs)
+            runner.poll()
+            spent_us.append((time.thread_time_ns() - started_ns) / 1e3)
+            time.sleep(_AWAY_S)
+    finally:
+        runner.close(5.0)
+        pool.close()
+    return spent_us
+
+
+if __name__ == "__main__":
+    main()

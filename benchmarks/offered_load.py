@@ -1,0 +1,225 @@
+"""Stores and loads that are offered to a tier at a steady rate, whatever becomes of them.
+
+Run as a program it offers them from a process of its own, for ``interference.py``:
+
+Usage: python benchmarks/offered_load.py URL MB_PER_S
+"""
+
+from __future__ import annotations
+
+import itertools
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+from kvtier_sdk import HostPool, Namespace, RequestContext, SystemClock, TierSpec, make_offload_key
+from kvtier_sdk.pool import PoolLayout
+from kvtier_sdk.runner import TierRunner
+from kvtier_sdk.runner.factory import make_runner
+from kvtier_sdk.runner.jobs import IoEnded, Job, JobResult, JobTable, Operation, Verdict
+
+CHUNK_BYTES = 2 * 2**20
+_SLOTS = 64
+_FIRST_CHUNKS = 16
+_TURN_S = 0.005
+_DEADLINE_S = 30.0
+_REQUEST = RequestContext("bench")
+
+
+class Load(Protocol):
+    """What is offered to a tier, now and then."""
+
+    def begin(self) -> None:
+        """Offer from now on."""
+
+    def turn(self) -> None:
+        """What the engine's thread has to do with it in each step. Waits for nothing."""
+
+    def rest(self) -> tuple[int, float]:
+        """Offer no more, and wait until nothing is under way.
+
+        Returns:
+            Bytes that were moved since it began, and in how many seconds.
+        """
+
+
+class OfferedLoad:
+    """Hands over as many chunks at each turn as the rate says, stores and loads in turns.
+
+    What finds no free slot is not made up for: the tier moves less than it is offered.
+
+    Args:
+        runner: the tier's, started.
+        mb_per_s: offered, in millions of bytes of payload a second.
+    """
+
+    def __init__(self, runner: TierRunner, mb_per_s: float) -> None:
+        self._runner = runner
+        self._bytes_per_s = mb_per_s * 1e6
+        self._moved_bytes = 0
+        self._job_ids = itertools.count()
+        # No two runs of the benchmark store the same chunk: a tier may skip what it has.
+        self._new_keys = map(make_offload_key, _numbers(time.time_ns()))
+        self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
+        self._free = list(range(_SLOTS))
+        self._jobs = JobTable()
+        self._next = itertools.cycle((Operation.STORE, Operation.LOAD))
+        self._begun_s = self._due_since_s = 0.0
+        # What is loaded first.
+        runner.submit([self._job(Operation.STORE) for _ in range(_FIRST_CHUNKS)])
+        self.rest()
+
+    def begin(self) -> None:
+        self._moved_bytes = 0
+        self._begun_s = self._due_since_s = time.perf_counter()
+
+    def turn(self) -> None:
+        self._collect()
+        now_s = time.perf_counter()
+        due = int((now_s - self._due_since_s) * self._bytes_per_s / CHUNK_BYTES)
+        self._due_since_s += due * CHUNK_BYTES / self._bytes_per_s
+        jobs = [self._job(next(self._next)) for _ in range(min(due, len(self._free)))]
+        if jobs:
+            self._runner.submit(jobs)
+
+    def rest(self) -> tuple[int, float]:
+        moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
+        while self._jobs.unreleased:
+            time.sleep(0.001)
+            self._collect()
+        return moved_bytes, spent_s
+
+    def _job(self, operation: Operation) -> Job:
+        if operation is Operation.STORE:
+            key = next(self._new_keys)
+        else:
+            key = self._stored[0]
+            self._stored.rotate(-1)
+        slots = [self._free.pop()]
+        deadline_s = time.monotonic() + _DEADLINE_S
+        job = Job(next(self._job_ids), operation, [key], slots, _REQUEST, deadline_s)
+        self._jobs.add(job)
+        return job
+
+    def _collect(self) -> None:
+        for report in self._runner.poll():
+            if isinstance(report, JobResult):
+                job = self._jobs.conclude(report.job_id)
+                assert job is not None
+                self._note(job, report)
+            if isinstance(report, IoEnded) or (isinstance(report, JobResult) and report.released):
+                job = self._jobs.release(report.job_id)
+                assert job is not None
+                self._free += job.slots
+
+    def _note(self, job: Job, result: JobResult) -> None:
+        if result.error is not None:
+            sys.exit(f"a {job.operation.value} failed: {result.error}")
+        self._moved_bytes += result.moved_bytes
+        if job.operation is Operation.STORE and result.verdicts == [Verdict.OK]:
+            self._stored.append(job.keys[0])
+
+
+def _numbers(start: int) -> Iterator[bytes]:
+    for number in itertools.count(start):
+        yield number.to_bytes(8, "big") * 4
+
+
+@contextmanager
+def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[Load]:
+    """Open a tier with a pool of its own, and close both at the end.
+
+    Args:
+        url: the tier.
+        mb_per_s: offered.
+        runner: ``thread`` or ``process``.
+
+    Yields:
+        The load, at rest.
+    """
+    spec = TierSpec.from_url(url, runner=runner)
+    pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
+    tier_runner = make_runner(
+        spec,
+        pool,
+        namespace=Namespace({"bench": "interference"}),
+        clock=SystemClock(),
+        notify=None,
+        verify=True,
+    )
+    try:
+        tier_runner.start()
+        yield OfferedLoad(tier_runner, mb_per_s)
+    finally:
+        tier_runner.close(5.0)
+        pool.close()
+
+
+@contextmanager
+def offered_apart(url: str, mb_per_s: float) -> Iterator[Load]:
+    """Have another program open the tier and offer the load.
+
+    Args:
+        url: the tier.
+        mb_per_s: offered.
+
+    Yields:
+        The load, at rest.
+    """
+    with subprocess.Popen(
+        [sys.executable, Path(__file__), url, str(mb_per_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        try:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            if not other.stdout.readline():
+                sys.exit("the program apart did not begin")
+            yield _Apart(other.stdin, other.stdout)
+        finally:
+            other.kill()
+
+
+class _Apart:
+    def __init__(self, orders: IO[bytes], answers: IO[bytes]) -> None:
+        self._orders = orders
+        self._answers = answers
+
+    def begin(self) -> None:
+        self._order()
+
+    def turn(self) -> None:
+        pass
+
+    def rest(self) -> tuple[int, float]:
+        self._order()
+        moved_bytes, spent_s = self._answers.readline().split()
+        return int(moved_bytes), float(spent_s)
+
+    def _order(self) -> None:
+        self._orders.write(b"\n")
+        self._orders.flush()
+
+
+def main() -> None:
+    """Offer from each line of the standard input to the next; say what was moved."""
+    url, mb_per_s = sys.argv[1:]
+    with offered_here(url, float(mb_per_s), "thread") as load:
+        print("ready", flush=True)
+        while sys.stdin.readline():
+            load.begin()
+            while not select.select([sys.stdin], [], [], _TURN_S)[0]:
+                load.turn()
+            sys.stdin.readline()
+            print(*load.rest(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Asyncio building blocks: the clock, blocking calls, connections."""

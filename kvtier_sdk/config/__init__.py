@@ -1,0 +1,1 @@
+"""A configuration: one tier's entry, conflicts between entries, the whole."""

@@ -1,0 +1,21 @@
+"""The interfaces that authors implement: a tier, a store policy, an eviction policy."""
+
+from kvtier_sdk.contract.policies import EvictionPolicy, StoreMoment, StorePolicy
+from kvtier_sdk.contract.tier import (
+    CONTRACT_RELEASES,
+    CONTRACT_VERSION,
+    ChunkTierManager,
+    SecondaryTierManager,
+    TierContext,
+)
+
+__all__ = [
+    "CONTRACT_RELEASES",
+    "CONTRACT_VERSION",
+    "ChunkTierManager",
+    "EvictionPolicy",
+    "SecondaryTierManager",
+    "StoreMoment",
+    "StorePolicy",
+    "TierContext",
+]

@@ -1,0 +1,115 @@
+"""Reading a configuration file: TOML, JSON or YAML, by its suffix."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.model import (
+    kind_of,
+    nearest,
+)
+
+
+def read_options(path: Path) -> Mapping[str, Any]:
+    """Read a file of options.
+
+    Args:
+        path: its suffix says what it is: ``.toml``, ``.json``, ``.yaml`` or ``.yml``.
+
+    Returns:
+        The options, not yet validated.
+
+    Raises:
+        ConfigError: the suffix is another one, the file cannot be read or parsed, holds nothing,
+            or not a table of options; or it is YAML and PyYAML is missing.
+    """
+    parse = _PARSERS.get(path.suffix.lower())
+    if parse is None:
+        kinds = nearest(path.suffix.lower(), _PARSERS, "allowed")
+        raise ConfigError(f"{path}: the suffix {path.suffix!r} says no known format; {kinds}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
+    try:
+        options = parse(text) if text.strip() else None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except ValueError:
+        raise ConfigError(f"{path}: holds a number with too many digits") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply") from None
+    if options is None or options == {}:
+        raise ConfigError(f"{path}: is empty; see docs/configuration.md for what it holds")
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{path}: holds {kind_of(options)} but should hold a table of options")
+    return options
+
+
+def _toml(text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not TOML: {error}") from None
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_without_repetition)
+    except json.JSONDecodeError as error:
+        where = f"at line {error.lineno}, column {error.colno}"
+        raise ConfigError(f"not JSON: {error.msg} ({where})") from None
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in options:
+            raise ConfigError(f"option {name!r} is given twice")
+        options[name] = value
+    return options
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ConfigError("YAML needs PyYAML: pip install 'kvtier-sdk[yaml]'") from None
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a repeated name, as TOML does."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names: set[str] = set()
+            for key, _ in node.value:
+                name = str(key.value)
+                if name in names:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"option {name!r} is given twice (at line {line})")
+                names.add(name)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.MarkedYAMLError as error:
+        # Its own text quotes the line, and whatever secret is in it.
+        mark = error.problem_mark
+        where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ConfigError(f"not YAML: {error.problem}{where}") from None
+    except yaml.YAMLError:
+        raise ConfigError("not YAML: it holds a character that YAML does not allow") from None
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    ".json": _json,
+    ".toml": _toml,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+}

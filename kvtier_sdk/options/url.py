@@ -1,0 +1,117 @@
+"""A tier's URL, taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.secrets import url_without_password
+
+
+@dataclass(frozen=True, slots=True)
+class TierURL:
+    """A tier's URL, taken apart: ``scheme://username:password@host:port/path?options``.
+
+    Attributes:
+        scheme: names the backend.
+        host: or ``None``.
+        port: or ``None``.
+        username: percent-decoded, or ``None``.
+        password: percent-decoded, or ``None``.
+        path: percent-decoded; begins with ``/`` where there is a host.
+        options: the query; every value is text.
+    """
+
+    scheme: str
+    host: str | None
+    port: int | None
+    username: str | None
+    password: str | None = field(repr=False)
+    path: str
+    options: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Take a URL apart.
+
+        Args:
+            url: for example ``file:///data/kv?capacity=1GiB``.
+
+        Returns:
+            Its parts.
+
+        Raises:
+            ConfigError: there is no scheme, the port is no number, there is a fragment, or an
+                option has no '=' or is given twice.
+        """
+        shown = url_without_password(url)
+        # The messages of urllib quote parts of the URL, be they a password.
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise ConfigError(f"tier URL {shown!r}: the host cannot be read") from None
+        # First of all: what begins with it is taken from the host, the port or the query.
+        if parts.fragment:
+            raise ConfigError(f"tier URL {shown!r}: write '#' as %23, also in a password")
+        try:
+            port = parts.port
+        except ValueError:
+            raise ConfigError(
+                f"tier URL {shown!r}: the port should be a number up to 65535; in a password "
+                "write ':' as %3A, '/' as %2F, '?' as %3F, '@' as %40, '%' as %25"
+            ) from None
+        scheme = url.partition(":")[0] if ":" in url else ""
+        if "_" in scheme and scheme.replace("_", "").isalnum():
+            raise ConfigError(
+                f"tier URL {shown!r}: a URL's scheme cannot hold '_'; "
+                f"write '{scheme.replace('_', '-')}:'"
+            )
+        if not scheme or not parts.scheme:
+            raise ConfigError(
+                f"tier URL {shown!r} names no backend; write for example "
+                "'file:///data/kv' or 'memory:'"
+            )
+        # Not by name: it may be the rest of a password.
+        if parts.query and not all("=" in option for option in parts.query.split("&")):
+            raise ConfigError(
+                f"tier URL {shown!r}: an option has no '='; write '&' as %26, also in a password"
+            )
+        options: dict[str, str] = {}
+        # A '+' is a blank in what a browser's form sends, and a '+' in a base64 key.
+        for name, value in parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True):
+            if name in options:
+                raise ConfigError(f"tier URL {shown!r}: option {name!r} is given twice")
+            options[name] = value
+        return cls(
+            scheme=scheme,
+            host=parts.hostname,
+            port=port,
+            username=unquote(parts.username) if parts.username is not None else None,
+            password=unquote(parts.password) if parts.password is not None else None,
+            path=unquote(parts.path),
+            options=options,
+        )
+
+    def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The query's options, and those that other parts of the URL stand for.
+
+        Args:
+            given: option name to value, ``None`` for what the URL does not say.
+
+        Returns:
+            Options, not yet validated.
+
+        Raises:
+            ConfigError: an option is in both.
+        """
+        options: dict[str, Any] = dict(self.options)
+        for name, value in given.items():
+            if value is None:
+                continue
+            if name in options:
+                raise ConfigError(f"{self.scheme}: option {name!r} is given in the URL twice")
+            options[name] = value
+        return options

@@ -1,0 +1,128 @@
+"""Calls into a tier, holding it to the contract."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from kvtier_sdk.contract import SecondaryTierManager
+from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
+
+T = TypeVar("T")
+E = TypeVar("E", bound=TierError)
+
+#: How many chunks are deleted with one call.
+_DELETE_CHUNKS = 256
+
+
+class TierCaller:
+    """Turns whatever a tier does into results of the right shape or a :class:`TierError`.
+
+    A tier that returns a wrong number of results, or something else than results, cannot be
+    believed about any of them: it is quarantined, and every later call fails with the same
+    message. An exception that is no :class:`TierError` fails its call only.
+
+    Attributes:
+        quarantine: why no further call is made, once that is so.
+    """
+
+    def __init__(self, tier: SecondaryTierManager) -> None:
+        self._tier = tier
+        self._name = tier.context.name
+        self.quarantine: TierContractError | None = None
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        """As the tier's; raises only :class:`TierError`."""
+        return await self._batched(
+            Operation.LOOKUP.value, len(keys), lambda: self._tier.lookup(keys, request)
+        )
+
+    async def transfer(
+        self, operation: Operation, batch: Sequence[Transfer]
+    ) -> Sequence[TierError | None]:
+        """The tier's ``load`` or ``store``; an error of the whole batch becomes one for each."""
+        method = self._tier.load if operation is Operation.LOAD else self._tier.store
+        try:
+            results = await self._batched(operation.value, len(batch), lambda: method(batch))
+        except TierError as error:
+            return [error] * len(batch)
+        for result in results:
+            if result is None:
+                continue
+            if not isinstance(result, TierError):
+                what = f"a {type(result).__name__} where None or a TierError belongs"
+                return [self._end(what, operation.value)] * len(batch)
+            self._sign(result, operation.value)
+        return results
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """As the tier's; raises only :class:`TierError`."""
+        await self._guarded("touch", lambda: self._tier.touch(keys))
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """As the tier's; raises only :class:`TierError`."""
+        await self._guarded("delete", lambda: self._tier.delete(keys))
+
+    async def delete_all(self) -> None:
+        """Delete every chunk of the namespace that ``scan`` yields; raises only :class:`TierError`.
+
+        A cancellation leaves the chunks that were not reached.
+        """
+
+        async def list_keys() -> list[OffloadKey]:
+            return [entry.key async for entry in self._tier.scan()]
+
+        # Listed first: a listing may miss chunks where they are deleted under way.
+        keys = await self._guarded("scan", list_keys)
+        for start in range(0, len(keys), _DELETE_CHUNKS):
+            await self.delete(keys[start : start + _DELETE_CHUNKS])
+
+    async def _batched(
+        self, operation: str, count: int, call: Callable[[], Awaitable[Sequence[T]]]
+    ) -> Sequence[T]:
+        results = await self._guarded(operation, call)
+        try:
+            given = len(results)
+        except TypeError:
+            given = -1
+        if given != count:
+            what = f"{given} results" if given >= 0 else f"a {type(results).__name__}"
+            raise self._end(f"{what} for a batch of {count}", operation)
+        return results
+
+    def _end(self, what: str, operation: str) -> TierContractError:
+        """Put the tier into quarantine because of what it returned."""
+        error = TierContractError(f"returned {what}; the tier is not used any more")
+        self.quarantine = self._sign(error, operation)
+        return error
+
+    async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+        if self.quarantine is not None:
+            raise self.quarantine
+        try:
+            return await call()
+        except TierError as error:
+            raise self._sign(error, operation) from error.__cause__
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._sign(
+                TierContractError("raised CancelledError without being cancelled"), operation
+            ) from None
+        except (KeyboardInterrupt, GeneratorExit):  # not the tier's
+            raise
+        except BaseException as error:
+            # A SystemExit would end the tier's thread, not the process. What a client in Rust
+            # raises when it panics is no Exception either.
+            raise self._sign(
+                TierContractError(f"raised {type(error).__name__}: {error}"), operation
+            ) from error
+
+    def _sign(self, error: E, operation: str) -> E:
+        error.tier = self._name
+        error.operation = operation
+        return error

@@ -1,0 +1,77 @@
+"""Which runner a tier gets: a thread, or a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.runner import (
+    PoolMemory,
+    ProcessRunner,
+    ThreadRunner,
+    TierLoop,
+    TierRunner,
+    fault_of_process,
+)
+from kvtier_sdk.runner.jobs import Report
+from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.types import Locality, Medium
+
+
+def wants_process(spec: TierSpec) -> bool:
+    """Whether a tier is to run in a process of its own, if that can be.
+
+    ``auto`` chooses one for a tier that keeps its chunks outside of this machine's memory: each
+    wake-up of a thread that reads from a network or a disk waits for the interpreter lock, and
+    then the engine for the thread.
+    """
+    option = spec.runner.runner
+    tier_class = spec.tier_class
+    outside = tier_class.medium is not Medium.CPU or tier_class.locality is Locality.REMOTE
+    return option == "process" or (option == "auto" and outside)
+
+
+def make_runner(
+    spec: TierSpec,
+    pool: PoolMemory,
+    *,
+    namespace: Namespace,
+    clock: Clock,
+    notify: Callable[[], None] | None = None,
+    verify: bool,
+) -> TierRunner:
+    """Make the runner that a tier's options ask for.
+
+    Args:
+        spec: the tier.
+        pool: the slots.
+        namespace: of the chunks.
+        clock: time and tasks.
+        notify: called on a thread of the tier's when there is something to poll; nobody where
+            absent.
+        verify: whether digests are checked.
+
+    Returns:
+        The runner, not started.
+
+    Raises:
+        ConfigError: a process is asked for, and the tier cannot run in one.
+    """
+    if wants_process(spec):
+        fault = fault_of_process(spec, pool)
+        if fault is None or spec.runner.runner == "process":
+            return ProcessRunner(
+                spec, namespace=namespace, pool=pool, clock=clock, notify=notify, verify=verify
+            )
+        TierLog(spec.name, clock).warning(
+            "runs in a thread, which may slow the engine down: %s", fault
+        )
+
+    def make_loop(report: Callable[[Report], None]) -> TierLoop:
+        return TierLoop(
+            spec, namespace=namespace, memory=pool, clock=clock, report=report, verify=verify
+        )
+
+    return ThreadRunner(spec.name, make_loop, clock, notify)

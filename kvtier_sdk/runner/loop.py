@@ -1,0 +1,524 @@
+"""One tier's loop: takes jobs, calls the tier, and ends each job in exactly one result."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from kvtier_sdk.aio.clock import Clock, TimerHandle
+from kvtier_sdk.chunk_header import Frame, header_bytes, round_up
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.contract import SecondaryTierManager, TierContext
+from kvtier_sdk.errors import (
+    ChunkNotFoundError,
+    ConfigError,
+    TierContractError,
+    TierError,
+)
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.breaker import Direction, Outcome
+from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.chunk_mover import ChunkMover
+from kvtier_sdk.runner.health import TierGate
+from kvtier_sdk.runner.jobs import (
+    ChunksRemoved,
+    IoEnded,
+    Job,
+    JobResult,
+    Operation,
+    Report,
+    Verdict,
+    verdict_of,
+)
+from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.runner.probe import CANARY_KEY, Canary
+from kvtier_sdk.types import Capability, OffloadKey
+
+T = TypeVar("T")
+
+#: The largest alignment that slots can offer: that of their rows.
+_MAX_ALIGNMENT = 4096
+
+#: How long closing waits for calls that were cancelled, and again for probes.
+_CALLS_END_S = 1.0
+
+_MOVES = (Operation.LOAD, Operation.STORE)
+
+#: Which breaker refuses what. A touch follows reads; what becomes of it says nothing about them.
+_DIRECTIONS = {
+    Operation.LOOKUP: Direction.READ,
+    Operation.LOAD: Direction.READ,
+    Operation.TOUCH: Direction.READ,
+    Operation.STORE: Direction.WRITE,
+    Operation.DELETE: Direction.WRITE,
+    Operation.PURGE: Direction.WRITE,
+}
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """A job under way."""
+
+    job: Job
+    started_s: float
+    verdicts: list[Verdict | None]
+    # Batches whose verdicts are still to come, and the tasks that may touch slots right now.
+    open_batches: int = 0
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    # When each call of the tier began that has not returned.
+    calls_s: list[float] = field(default_factory=list)
+    timer: TimerHandle | None = None
+    error: str | None = None
+    retries: int = 0
+    concluded_s: float = math.inf
+
+    @property
+    def concluded(self) -> bool:
+        return self.concluded_s < math.inf
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether calls of it are still to be made."""
+        return self.open_batches > len(self.tasks)
+
+
+#: (loads first, priority, arrival), the batch, its run.
+_Queued: TypeAlias = tuple[tuple[bool, int, int], range, _Run]
+
+
+class TierLoop:
+    """Runs one tier on the event loop it is called on; knows nothing of threads.
+
+    Loads go before stores, and before other loads of a lower priority; stores leave a quarter of
+    the calls to loads. At the deadline a job is concluded at once; what it has running is
+    cancelled, and ``IoEnded`` follows when that has ended. While a breaker is open, jobs of its
+    direction are concluded as ``UNAVAILABLE`` without a call.
+
+    Args:
+        spec: the tier.
+        namespace: of its chunks.
+        memory: the slots.
+        clock: time and tasks.
+        report: takes each report, on this loop or, for removed chunks, on any thread.
+        give_up: called when calls that hang have kept a direction from being probed for long, so
+            that nothing but the end of the process will free it.
+        verify: ``False`` switches digests off, for measurements and tests only.
+        rng: jitters the pauses before retries and probes.
+    """
+
+    def __init__(
+        self,
+        spec: TierSpec,
+        *,
+        namespace: Namespace,
+        memory: SlotMemory,
+        clock: Clock,
+        report: Callable[[Report], None],
+        give_up: Callable[[], None] | None = None,
+        verify: bool = True,
+        rng: random.Random | None = None,
+    ) -> None:
+        alignment = spec.tier_class.alignment
+        if not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise ConfigError(
+                f"tier {spec.name!r}: alignment {alignment} is not a power of two up to "
+                f"{_MAX_ALIGNMENT}"
+            )
+        self._options = spec.runner
+        self._chunk_bytes = memory.chunk_bytes
+        self._clock = clock
+        self._report = report
+        self._rng = rng or random.Random()
+        self._log = TierLog(spec.name, clock)
+        context = TierContext(
+            name=spec.name,
+            namespace=namespace,
+            chunk_bytes=memory.chunk_bytes,
+            header_bytes=header_bytes(alignment),
+            payload_bytes=round_up(memory.chunk_bytes, alignment),
+            clock=clock,
+            logger=self._log.logger,
+            report_removed=self._report_removed,
+        )
+        self._tier: SecondaryTierManager = spec.tier_class(spec.config, context)
+        self._call = TierCaller(self._tier)
+        frame = Frame(namespace.fingerprint, memory.chunk_bytes, verify=verify)
+        can_delete = Capability.DELETE in self._tier.capabilities
+        self._mover = ChunkMover(
+            self._call, context, frame, memory, alignment=alignment, can_delete=can_delete
+        )
+        canary = Canary(
+            self._call,
+            context,
+            frame,
+            can_delete=can_delete,
+            lookup_deadline_s=self._options.lookup_deadline_s,
+        )
+        self._gate = TierGate(
+            self._call,
+            self._options,
+            clock=clock,
+            rng=self._rng,
+            report=report,
+            try_out=canary.try_out,
+            is_blocked=self._is_blocked,
+            give_up=give_up,
+            log=self._log,
+        )
+        self._batch_chunks = max(1, self._options.max_batch_bytes // context.payload_bytes)
+        self._queue: list[_Queued] = []
+        self._arrivals = itertools.count()
+        self._running: Counter[Operation] = Counter()
+        # A write direction that hangs shall not take the loads with it.
+        self._max_stores = max(1, self._options.concurrency * 3 // 4)
+        self._runs: set[_Run] = set()
+        self._progress = asyncio.Event()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Open the tier.
+
+        Raises:
+            ConfigError: a setting cannot work.
+            TierError: the store cannot be reached.
+        """
+        try:
+            await self._tier.open()
+        except ConfigError as error:
+            raise ConfigError(f"tier {self._tier.context.name!r}: {error}") from error
+        except TierError as error:
+            error.tier, error.operation = self._tier.context.name, "open"
+            raise
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Take jobs. Call it on the loop's thread. After :meth:`close` all are cancelled."""
+        now_s = self._clock.now_s()
+        for job in jobs:
+            run = _Run(job, now_s, [None] * len(job.keys))
+            self._runs.add(run)
+            try:
+                self._start(run)
+            except Exception:
+                self._log.exception("a job could not be started")
+                self._conclude(run, Verdict.FAILED)
+        self._fill()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Conclude what is queued as cancelled, and wait for what runs.
+
+        Args:
+            timeout_s: how long to wait before what runs is cancelled, and again after that.
+
+        Returns:
+            Whether everything has ended; if not, some I/O hangs.
+        """
+        self._drop_queued(Verdict.CANCELLED, list(Direction))
+        if not await self._idle_within(timeout_s):
+            self._conclude_all()
+            return await self._idle_within(timeout_s)
+        return True
+
+    async def close(self) -> None:
+        """Close the tier; drain first. What is under way is cancelled, what comes later too."""
+        self.abandon()
+        # A tier is closed under a call that hangs only.
+        await self._idle_within(_CALLS_END_S)
+        await self._gate.stop(_CALLS_END_S)
+        await self._tier.close()
+        self._log.catch_up()
+
+    def abandon(self) -> None:
+        """Conclude every job as cancelled, and each that is handed over later."""
+        self._closed = True
+        self._conclude_all()
+        self._queue.clear()
+
+    def _conclude_all(self) -> None:
+        for run in list(self._runs):
+            self._conclude(run, Verdict.CANCELLED)
+
+    async def _idle_within(self, timeout_s: float) -> bool:
+        try:
+            async with self._clock.timeout(timeout_s):
+                while self._runs:
+                    self._progress.clear()
+                    await self._progress.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _start(self, run: _Run) -> None:
+        job = run.job
+        if self._closed:
+            self._conclude(run, Verdict.CANCELLED)
+            return
+        if not self._gate.admits(_DIRECTIONS[job.operation]):
+            self._conclude(run, Verdict.UNAVAILABLE)
+            return
+        moves = job.operation in _MOVES
+        step = self._batch_chunks if moves else max(1, len(job.keys))
+        batches = [
+            range(start, min(start + step, len(job.keys)))
+            for start in range(0, len(job.keys), step)
+        ]
+        if not batches:
+            self._conclude(run)
+            return
+        run.open_batches = len(batches)
+        run.timer = self._clock.call_at(job.deadline_s, self._expire, run)
+        order = (job.operation is Operation.STORE, int(job.request.priority))
+        for batch in batches:
+            if moves:
+                heapq.heappush(self._queue, ((*order, next(self._arrivals)), batch, run))
+            else:
+                self._spawn(run, batch)
+
+    def _fill(self) -> None:
+        """Start queued batches while there is room for them."""
+        while self._queue and self._running.total() < self._options.concurrency:
+            _, batch, run = self._queue[0]
+            # Loads come first in the queue: behind a store that must wait there is none.
+            stores = run.job.operation is Operation.STORE
+            if stores and self._running[Operation.STORE] >= self._max_stores:
+                return
+            heapq.heappop(self._queue)
+            if not run.concluded:
+                self._running[run.job.operation] += 1
+                self._spawn(run, batch)
+
+    def _drop_queued(self, verdict: Verdict, directions: Container[Direction]) -> None:
+        """Take the batches of some directions out of the queue, with one verdict for all."""
+        kept: list[_Queued] = []
+        dropped: list[_Queued] = []
+        for item in self._queue:
+            (dropped if _DIRECTIONS[item[2].job.operation] in directions else kept).append(item)
+        self._queue = kept
+        heapq.heapify(kept)
+        for _, batch, run in dropped:
+            self._end_batch(run, batch, verdict)
+
+    def _spawn(self, run: _Run, batch: range) -> None:
+        work = {
+            Operation.LOOKUP: self._lookup,
+            Operation.TOUCH: self._touch,
+            Operation.DELETE: self._delete,
+            Operation.LOAD: self._transfer,
+            Operation.STORE: self._transfer,
+            Operation.PURGE: self._purge,
+        }[run.job.operation]
+        task = self._clock.spawn(work(run, batch), name=f"{run.job.operation.value} job")
+        run.tasks.add(task)
+        task.add_done_callback(lambda task: self._ended(run, batch, task))
+
+    def _ended(self, run: _Run, batch: range, task: asyncio.Task[None]) -> None:
+        """A batch's task is over, however: no task dies unseen."""
+        run.tasks.discard(task)
+        if run.job.operation in _MOVES:
+            self._running[run.job.operation] -= 1
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            self._log.error("a batch failed inside the SDK", exc_info=failure)
+        # What has a verdict keeps it.
+        self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
+        if run.concluded and not run.tasks and run in self._runs:
+            self._runs.discard(run)
+            self._report(IoEnded(run.job.job_id))
+        self._progress.set()
+        self._fill()
+
+    def _end_batch(self, run: _Run, batch: range, verdict: Verdict) -> None:
+        """No more verdicts will come for a batch; its chunks that have none get this one."""
+        run.open_batches -= 1
+        if run.concluded:
+            return
+        for index in batch:
+            run.verdicts[index] = run.verdicts[index] or verdict
+        if run.open_batches == 0:
+            self._conclude(run)
+
+    def _expire(self, run: _Run) -> None:
+        # A late lookup is a miss like others, and counted; a load or a store is lost work.
+        level = logging.DEBUG if run.job.operation is Operation.LOOKUP else logging.WARNING
+        operation = run.job.operation.value
+        self._log.often(
+            level,
+            f"{operation} deadline",
+            f"{self._tier.context.name} {operation}: {len(run.verdicts)} chunks were not done by "
+            "the deadline",
+        )
+        self._conclude(run, Verdict.TIMEOUT)
+        # A lookup's deadline is short, and missed under load by a tier that is well.
+        outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
+        direction = _DIRECTIONS[run.job.operation]
+        halfway_s = (run.started_s + run.job.deadline_s) / 2
+        for started_s in run.calls_s:
+            # A call that was begun late was kept from its end by the queue, not by the tier.
+            if started_s <= halfway_s and self._gate.note_overdue(direction, outcome):
+                self._drop_queued(Verdict.UNAVAILABLE, [direction])
+        if run.is_queued:
+            self._queue = [item for item in self._queue if item[2] is not run]
+            heapq.heapify(self._queue)
+            # Calls that were cancelled just now may end at once; these had half its time to.
+            if self._is_blocked(direction, halfway_s) and self._gate.note_blocked(direction):
+                self._drop_queued(Verdict.UNAVAILABLE, [direction])
+
+    def _is_blocked(self, direction: Direction, since_s: float) -> bool:
+        """Whether calls that hang leave no room for another: of jobs that were over by then."""
+        hung: Counter[Operation] = Counter()
+        for run in self._runs:
+            if run.concluded_s <= since_s and run.job.operation in _MOVES:
+                hung[run.job.operation] += len(run.tasks)
+        if direction is Direction.WRITE and hung[Operation.STORE] >= self._max_stores:
+            return True
+        return hung.total() >= self._options.concurrency
+
+    def _note(self, run: _Run, errors: Sequence[TierError | None]) -> None:
+        """Tell the breaker what a call returned, unless the job's end has told it already."""
+        direction = _DIRECTIONS[run.job.operation]
+        if not run.concluded and self._gate.note(direction, errors):
+            self._drop_queued(Verdict.UNAVAILABLE, [direction])
+
+    async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
+        """Await a call of the tier; the deadline knows of it while it runs."""
+        started_s = self._clock.now_s()
+        run.calls_s.append(started_s)
+        try:
+            return await call
+        finally:
+            run.calls_s.remove(started_s)
+
+    def _conclude(self, run: _Run, verdict: Verdict = Verdict.CANCELLED) -> None:
+        """Report the job's one result, with a verdict for every chunk that has none."""
+        if run.concluded:
+            return
+        run.concluded_s = self._clock.now_s()
+        if run.timer is not None:
+            run.timer.cancel()
+        verdicts = [given or verdict for given in run.verdicts]
+        for task in run.tasks:
+            task.cancel()
+        moved = 0
+        if run.job.operation in _MOVES:
+            moved = verdicts.count(Verdict.OK) * self._chunk_bytes
+        released = not run.tasks
+        if released:
+            self._runs.discard(run)
+        if run.error is not None:
+            topic = f"{run.job.operation.value} error"
+            self._log.often(logging.WARNING, topic, run.error)
+        self._report(
+            JobResult(
+                job_id=run.job.job_id,
+                verdicts=verdicts,
+                moved_bytes=moved,
+                duration_s=run.concluded_s - run.started_s,
+                error=run.error,
+                released=released,
+                retries=run.retries,
+            )
+        )
+        self._progress.set()
+
+    def _settle(self, run: _Run, index: int, error: TierError | None) -> None:
+        """Note one chunk's verdict, unless the job was concluded meanwhile."""
+        if run.concluded:
+            return
+        run.verdicts[index] = verdict_of(error)
+        # That a chunk has left since it was looked up is nothing to speak of.
+        if error is not None and run.error is None and not isinstance(error, ChunkNotFoundError):
+            run.error = str(error)
+
+    async def _lookup(self, run: _Run, batch: range) -> None:
+        attempt = 0
+        while True:
+            try:
+                found = await self._timed(run, self._call.lookup(run.job.keys, run.job.request))
+            except TierError as error:
+                self._note(run, [error])
+                if error.retryable and await self._pause(run, attempt):
+                    attempt += 1
+                    continue
+                for index in batch:
+                    self._settle(run, index, error)
+                return
+            self._note(run, [None])
+            if not run.concluded:
+                run.verdicts = [Verdict.OK if there else Verdict.NOT_FOUND for there in found]
+            return
+
+    async def _touch(self, run: _Run, batch: range) -> None:
+        await self._settle_all(run, batch, self._call.touch(run.job.keys))
+
+    async def _delete(self, run: _Run, batch: range) -> None:
+        await self._settle_all(run, batch, self._call.delete(run.job.keys))
+
+    async def _purge(self, run: _Run, batch: range) -> None:
+        """Delete every chunk, also those whose stores are under way."""
+        self._drop_queued(Verdict.CANCELLED, [Direction.WRITE])
+        while self._running[Operation.STORE]:
+            self._progress.clear()
+            await self._progress.wait()
+        await self._settle_all(run, batch, self._call.delete_all())
+
+    async def _settle_all(self, run: _Run, batch: range, call: Awaitable[None]) -> None:
+        """Await a call that answers for all its chunks in one."""
+        error: TierError | None = None
+        try:
+            await call
+        except TierError as raised:
+            error = raised
+        for index in batch:
+            self._settle(run, index, error)
+
+    async def _transfer(self, run: _Run, batch: range) -> None:
+        """Move a batch, trying again what may succeed, and note each chunk's verdict."""
+        operation = run.job.operation
+        with self._mover.transfers(run.job, batch) as pending:
+            attempt = 0
+            while True:
+                errors = await self._timed(run, self._mover.move(operation, pending))
+                self._note(run, list(errors.values()))
+                again = {index for index, error in errors.items() if error and error.retryable}
+                if not again or not await self._pause(run, attempt):
+                    break
+                for index in errors.keys() - again:
+                    self._settle(run, index, errors[index])
+                pending = {index: pending[index] for index in sorted(again)}
+                attempt += 1
+            for index, error in errors.items():
+                self._settle(run, index, error)
+
+    async def _pause(self, run: _Run, attempt: int) -> bool:
+        """Wait before a retry; false where there is none: too many, too late, or refused."""
+        direction = _DIRECTIONS[run.job.operation]
+        if attempt >= self._options.retries or run.concluded or not self._gate.admits(direction):
+            return False
+        delay_s = self._options.retry_delay_s * 2**attempt * self._rng.uniform(0.5, 1.5)
+        if self._clock.now_s() + delay_s >= run.job.deadline_s:
+            return False
+        await self._clock.sleep(delay_s)
+        if not self._gate.admits(direction):
+            return False
+        run.retries += 1
+        return True
+
+    def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
+        """On any thread. What probes leave behind and take away is nobody's chunk."""
+        removed = [key for key in keys if key != CANARY_KEY]
+        for key in removed:
+            # Said here, where its author sees it; behind the report are other jobs' results.
+            if not isinstance(key, bytes):
+                raise TierContractError(
+                    f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"
+                )
+        if removed:
+            self._report(ChunksRemoved(removed))

@@ -1,0 +1,93 @@
+"""Trying a tier out with a chunk that belongs to nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.chunk_header import Frame
+from kvtier_sdk.contract import TierContext
+from kvtier_sdk.errors import TierError
+from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
+from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
+
+#: A key that no engine makes: no hash is text, and no model has that many KV-cache groups.
+CANARY_KEY: OffloadKey = make_offload_key(b"kvtier canary".ljust(32, b"\0"), 0xFFFF_FFFF)
+
+_PROBER = RequestContext("kvtier probe")
+
+
+class Canary:
+    """Makes a tier do what requests ask of it, with a key and buffers of its own.
+
+    Args:
+        call: the tier.
+        context: the tier's.
+        frame: seals what is stored.
+        can_delete: whether the tier can.
+        lookup_deadline_s: within which a lookup is of use.
+    """
+
+    def __init__(
+        self,
+        call: TierCaller,
+        context: TierContext,
+        frame: Frame,
+        *,
+        can_delete: bool,
+        lookup_deadline_s: float,
+    ) -> None:
+        self._call = call
+        self._context = context
+        self._frame = frame
+        self._can_delete = can_delete
+        self._lookup_deadline_s = lookup_deadline_s
+
+    async def try_out(self, direction: Direction) -> None:
+        """Try one direction.
+
+        Args:
+            direction: ``READ`` asks for the chunk and loads it, there or not; ``WRITE`` stores it
+                and deletes it where the tier can.
+
+        Raises:
+            TierError: the tier does not work.
+            TimeoutError: it is too slow to be of use.
+        """
+        if direction is Direction.READ:
+            await self._look(self._context.clock)
+            await self._move(Operation.LOAD, direction)
+            return
+        await self._move(Operation.STORE, direction)
+        if self._can_delete:
+            # Stores work, whatever becomes of this.
+            with contextlib.suppress(TierError):
+                await self._call.delete([CANARY_KEY])
+
+    async def _look(self, clock: Clock) -> None:
+        asked_s = clock.now_s()
+        await self._call.lookup([CANARY_KEY], _PROBER)
+        # The first call may have had to connect anew, which must not be cut short; the next one
+        # need not, and has to be as quick as those of requests.
+        if clock.now_s() - asked_s > self._lookup_deadline_s:
+            async with clock.timeout(self._lookup_deadline_s):
+                await self._call.lookup([CANARY_KEY], _PROBER)
+
+    async def _move(self, operation: Operation, direction: Direction) -> None:
+        # A chunk that is not there or not right is an answer too: a load needs no stored canary.
+        transfer = self._transfer()
+        if operation is Operation.STORE:
+            self._frame.seal(CANARY_KEY, transfer.header, transfer.payload)
+        errors = await self._call.transfer(operation, [transfer])
+        if outcome_of(direction, errors) is Outcome.FAILED:
+            for error in filter(None, errors):
+                raise error
+
+    def _transfer(self) -> Transfer:
+        """A transfer with page-aligned memory that lives as long as anybody uses it."""
+        split = self._context.header_bytes
+        memory = memoryview(mmap.mmap(-1, self._context.object_bytes))
+        return Transfer(CANARY_KEY, _PROBER, memory[:split], memory[split:])

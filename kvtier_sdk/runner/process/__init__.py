@@ -1,0 +1,1 @@
+"""A tier in a process of its own."""

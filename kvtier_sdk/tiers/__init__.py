@@ -1,0 +1,1 @@
+"""The tiers that come with the core."""

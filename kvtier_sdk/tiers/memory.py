@@ -1,0 +1,152 @@
+"""The memory tier: real bytes in this process, with the latency and bandwidth of a slower one.
+
+The reference for tests and documentation.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from kvtier_sdk.contract import SecondaryTierManager, TierContext
+from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, CorruptChunkError, TierError
+from kvtier_sdk.options.tier import TierConfig
+from kvtier_sdk.options.units import Bytes, Seconds, format_bytes
+from kvtier_sdk.types import (
+    Capability,
+    Entry,
+    Medium,
+    OffloadKey,
+    RequestContext,
+    Transfer,
+    Usage,
+)
+
+
+class MemoryTierConfig(TierConfig):
+    """Options of the memory tier.
+
+    Attributes:
+        capacity_bytes: what it holds before the least recently used chunk goes; unlimited
+            where absent.
+        latency_s: added to each lookup, store and load.
+        bandwidth_bytes: bytes a second that pass through it, both directions together;
+            unlimited where absent.
+    """
+
+    capacity_bytes: Bytes | None = Field(None, alias="capacity")
+    latency_s: Seconds = Field(0.0, alias="latency")
+    bandwidth_bytes: Bytes | None = Field(None, alias="bandwidth", gt=0)
+
+
+class MemoryTier(SecondaryTierManager):
+    """Chunks in a dictionary, least recently used first."""
+
+    config_model: ClassVar[type[TierConfig]] = MemoryTierConfig
+    medium = Medium.CPU
+    capabilities: ClassVar[Capability] = (
+        Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    )
+    contract_version: ClassVar[int] = 1
+    config: MemoryTierConfig
+
+    def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
+        self._used_bytes = 0
+        # The moment at which the imagined wire is free again.
+        self._wire_free_s = 0.0
+
+    async def open(self) -> None:
+        capacity = self.config.capacity_bytes
+        if capacity is not None and capacity < self.context.object_bytes:
+            raise ConfigError(
+                f"capacity {format_bytes(capacity)} is below one chunk with its header "
+                f"({format_bytes(self.context.object_bytes)}); raise option 'capacity' "
+                "to at least that"
+            )
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        await self._travel(0)
+        return [key in self._objects for key in keys]
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        await self._travel(sum(transfer.object_bytes for transfer in batch))
+        for transfer in batch:
+            self._put(transfer)
+        return [None] * len(batch)
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        await self._travel(sum(transfer.object_bytes for transfer in batch))
+        return [self._get(transfer) for transfer in batch]
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        self._remove([key for key in dict.fromkeys(keys) if key in self._objects])
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        for key in keys:
+            if key in self._objects:
+                self._objects.move_to_end(key)
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        for key, stored in list(self._objects.items()):
+            yield Entry(key, len(stored))
+
+    async def usage(self) -> Usage:
+        return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
+
+    async def _travel(self, size_bytes: int) -> None:
+        """Take the time that a real tier would, transfers one after another on one wire."""
+        now_s = self.context.clock.now_s()
+        arrival_s = now_s + self.config.latency_s
+        if self.config.bandwidth_bytes is not None:
+            self._wire_free_s = (
+                max(now_s, self._wire_free_s) + size_bytes / self.config.bandwidth_bytes
+            )
+            arrival_s = self._wire_free_s + self.config.latency_s
+        if arrival_s > now_s:
+            await self.context.clock.sleep(arrival_s - now_s)
+
+    def _put(self, transfer: Transfer) -> None:
+        # numpy copies outside the interpreter lock, a bytearray would not.
+        stored = np.empty(transfer.object_bytes, np.uint8)
+        stored[: len(transfer.header)] = transfer.header
+        stored[len(transfer.header) :] = transfer.payload
+        replaced = self._objects.pop(transfer.key, None)
+        self._used_bytes += len(stored) - (len(replaced) if replaced is not None else 0)
+        self._objects[transfer.key] = stored
+        capacity = self.config.capacity_bytes
+        if capacity is not None and self._used_bytes > capacity:
+            surplus = self._used_bytes - capacity
+            victims = []
+            for key, old in self._objects.items():
+                if surplus <= 0:
+                    break
+                victims.append(key)
+                surplus -= len(old)
+            self._remove(victims)
+
+    def _get(self, transfer: Transfer) -> TierError | None:
+        stored = self._objects.get(transfer.key)
+        if stored is None:
+            return ChunkNotFoundError("no such chunk")
+        if len(stored) != transfer.object_bytes:
+            return CorruptChunkError(
+                f"{len(stored)} bytes stored; expected {transfer.object_bytes}"
+            )
+        split = len(transfer.header)
+        np.frombuffer(transfer.header, np.uint8)[:] = stored[:split]
+        np.frombuffer(transfer.payload, np.uint8)[:] = stored[split:]
+        self._objects.move_to_end(transfer.key)
+        return None
+
+    def _remove(self, keys: Sequence[OffloadKey]) -> None:
+        for key in keys:
+            self._used_bytes -= len(self._objects.pop(key))
+        if keys:
+            self.context.report_removed(keys)

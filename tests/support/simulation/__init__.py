@@ -1,0 +1,8 @@
+"""Simulation: the whole manager over faulty tiers on virtual time, decided by a seed."""
+
+from support.simulation.breach import Breach
+from support.simulation.report import SimulationReport
+from support.simulation.soak import soak
+from support.simulation.world import simulate
+
+__all__ = ["Breach", "SimulationReport", "simulate", "soak"]

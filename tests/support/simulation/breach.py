@@ -1,0 +1,90 @@
+"""What the simulation says when a rule is broken, and what it remembers to say it with."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+_LAST_ACTIONS = 30
+
+
+class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is breached
+    """A rule was broken.
+
+    Attributes:
+        rule: what should hold, in words.
+        message: what is wrong.
+        seed: of the simulation; ``None`` while it is not known.
+        step: in which step it was found.
+        actions: the last few actions before it, oldest first.
+    """
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(rule, message)
+        self.rule = rule
+        self.message = message
+        self.seed: int | None = None
+        self.step = 0
+        self.actions: list[str] = []
+
+    def __reduce__(self) -> tuple[type[Breach], tuple[str, str], dict[str, Any]]:
+        return type(self), (self.rule, self.message), dict(self.__dict__)
+
+    def __str__(self) -> str:
+        seed = "" if self.seed is None else f"seed {self.seed}, step {self.step}: "
+        return f"{seed}{self.rule}: {self.message}"
+
+    def story(self) -> str:
+        """What led to it, what is wrong, and how to see it again; several lines."""
+        again = (
+            f"see it again: make soak SEED={self.seed}, or with every action: "
+            f"python -m support.simulation --seed {self.seed} --trace"
+        )
+        return "\n".join([*self.actions, f"BREACH: {self}", again])
+
+
+class Journal:
+    """The last actions of a simulation; put into words only when somebody wants to read them.
+
+    Args:
+        now_s: tells the time.
+        echo: takes each action in words at once, where somebody watches.
+    """
+
+    def __init__(
+        self, now_s: Callable[[], float], echo: Callable[[str], None] | None = None
+    ) -> None:
+        self.step = 0
+        self._now_s = now_s
+        self._echo = echo
+        self._last: deque[tuple[int, float, tuple[object, ...]]] = deque(maxlen=_LAST_ACTIONS)
+
+    def note(self, *words: object) -> None:
+        """Remember an action: a verb and what it was applied to."""
+        entry = self.step, self._now_s(), words
+        self._last.append(entry)
+        if self._echo is not None:
+            self._echo(_in_words(entry))
+
+    def last(self) -> list[str]:
+        """The last actions in words, oldest first."""
+        return [_in_words(entry) for entry in self._last]
+
+
+def short(key: bytes) -> str:
+    """A chunk's name as it is shown: the start of its hash, and its KV-cache group."""
+    return f"{key[:3].hex()}.{int.from_bytes(key[-4:], 'big')}"
+
+
+def _in_words(entry: tuple[int, float, tuple[object, ...]]) -> str:
+    step, now_s, words = entry
+    return f"step {step:3} at {now_s:8.4f} s: " + " ".join(map(_word, words))
+
+
+def _word(word: object) -> str:
+    if isinstance(word, bytes):
+        return short(word)
+    if isinstance(word, list | tuple | set | frozenset):
+        return "[" + " ".join(map(_word, word)) + "]"
+    return str(word)

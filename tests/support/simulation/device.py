@@ -1,0 +1,160 @@
+"""The accelerator: copies between its memory and slots that take their time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from kvtier_sdk.pool import HostPool
+from kvtier_sdk.types import OffloadKey
+from support.simulation.breach import short
+
+#: What is in a slot that is being written.
+_NOISE = b"\xbb"
+_LONGEST_COPY_STEPS = 8
+
+
+class Copy:
+    """One chunk on its way between the device and a slot.
+
+    Attributes:
+        request_id: for whom.
+        key: the chunk.
+        slot: its place in the pool.
+        due_step: from which step on it has ended.
+        writes: whether the device writes the slot; otherwise it reads it.
+        written: whether the chunk's bytes are there.
+    """
+
+    __slots__ = ("due_step", "key", "request_id", "slot", "writes", "written")
+
+    def __init__(
+        self, request_id: str, key: OffloadKey, slot: int, due_step: int, *, writes: bool
+    ) -> None:
+        self.request_id = request_id
+        self.key = key
+        self.slot = slot
+        self.due_step = due_step
+        self.writes = writes
+        self.written = False
+
+
+class Device:
+    """Moves real bytes, at moments that the seed chooses, and compares what it is given.
+
+    Attributes:
+        live: copies that will be completed.
+        stale: copies of before a reset: they go on, and nobody completes them.
+
+    Args:
+        pool: the slots' memory.
+        content: the bytes of each chunk.
+        rng: the seed's.
+        on_breach: told of a broken rule, and why.
+    """
+
+    def __init__(
+        self,
+        pool: HostPool,
+        content: dict[OffloadKey, bytes],
+        rng: random.Random,
+        on_breach: Callable[[str, str], None],
+    ) -> None:
+        self.live: list[Copy] = []
+        self.stale: list[Copy] = []
+        self._views = [pool.view(slot, "device") for slot in range(pool.slots)]
+        self._content = content
+        self._rng = rng
+        self._on_breach = on_breach
+
+    @property
+    def all(self) -> list[Copy]:
+        """Every copy that is under way."""
+        return self.live + self.stale
+
+    def begin(
+        self,
+        request_id: str,
+        keys: Sequence[OffloadKey],
+        slots: Sequence[int],
+        step: int,
+        *,
+        writes: bool,
+    ) -> None:
+        """Begin copies.
+
+        Args:
+            request_id: for whom.
+            keys: the chunks.
+            slots: a slot for each.
+            step: the number of this step.
+            writes: whether the device writes the slots.
+        """
+        for key, slot in zip(keys, slots, strict=True):
+            due_step = step + self._rng.choice((0, 1, 2, _LONGEST_COPY_STEPS))
+            copy = Copy(request_id, key, slot, due_step, writes=writes)
+            self.live.append(copy)
+            if writes:
+                self._scribble(slot)
+            else:
+                self._compare(copy)
+
+    def run(self) -> None:
+        """A step passes: some of the writes arrive."""
+        for copy in self.all:
+            if copy.writes and not copy.written and self._rng.random() < 0.4:
+                self._write(copy)
+
+    def due(self, step: int) -> list[Copy]:
+        """The copies that have ended and can be completed."""
+        return [copy for copy in self.live if copy.due_step <= step]
+
+    def end(self, copies: Sequence[Copy], *, success: bool) -> None:
+        """Copies are over; those that succeed have all their bytes in place."""
+        for copy in copies:
+            if not copy.writes:
+                self._compare(copy)
+            elif success and not copy.written:
+                self._write(copy)
+            elif not success:
+                self._scribble(copy.slot)
+            self.live.remove(copy)
+
+    def make_stale(self) -> None:
+        """A reset: what is under way goes on, and will not be completed."""
+        self.stale += self.live
+        self.live = []
+
+    def flush(self) -> None:
+        """The stale copies end: they read to the last, and write what they had not written yet."""
+        for copy in self.stale:
+            if not copy.writes:
+                self._compare(copy)
+            elif not copy.written:
+                self._write(copy)
+        self.stale = []
+
+    def holds(self, slot: int, key: OffloadKey) -> bool:
+        """Whether a slot has exactly the bytes of a chunk."""
+        return bytes(self._views[slot]) == self._content.get(key)
+
+    def close(self) -> None:
+        """Let go of the pool's memory."""
+        self._views.clear()
+
+    def _compare(self, copy: Copy) -> None:
+        if not self.holds(copy.slot, copy.key):
+            self._on_breach(
+                "only what was stored under a key reaches the device",
+                f"{copy.request_id} reads other bytes than those of {short(copy.key)} from slot "
+                f"{copy.slot}",
+            )
+
+    def _scribble(self, slot: int) -> None:
+        """Fill a slot with what belongs to no chunk."""
+        view = self._views[slot]
+        view[:] = _NOISE * len(view)
+
+    def _write(self, copy: Copy) -> None:
+        self._views[copy.slot][:] = self._content[copy.key]
+        copy.written = True

@@ -1,0 +1,370 @@
+"""An engine's scheduler: requests that come, wait, load, store, are preempted, and go."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from enum import Enum
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.tiering import ResetScope, TieringManager
+from kvtier_sdk.tiering.slots import SlotState
+from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
+from support.simulation.breach import Journal, short
+from support.simulation.chunks import ChunkTree
+from support.simulation.device import Copy, Device
+from support.simulation.inside import Inside
+from support.simulation.ledger import ROUNDING_S
+from support.simulation.plan import Plan
+
+_READY = SlotState.READY
+_LONGEST_FLUSH_STEPS = 6
+
+
+class _Phase(Enum):
+    #: Looks its prefix up until nothing is pending.
+    WAITING = "waiting"
+    #: What was found is being copied to the device.
+    LOADING = "loading"
+    #: Computes and stores the rest.
+    RUNNING = "running"
+
+
+class _Request:
+    """One request.
+
+    Attributes:
+        context: as the manager gets it.
+        path: its prefix.
+        phase: what it is doing.
+        done: chunks from the start that were loaded or offered for storing.
+        waits_since_s: since when it is kept waiting.
+    """
+
+    __slots__ = ("context", "done", "path", "phase", "waits_since_s")
+
+    def __init__(self, context: RequestContext, path: bytes, now_s: float) -> None:
+        self.context = context
+        self.path = path
+        self.wait(now_s)
+
+    def wait(self, now_s: float) -> None:
+        """Begin, or begin anew."""
+        self.phase = _Phase.WAITING
+        self.done = 0
+        self.waits_since_s = now_s
+
+
+class Engine:
+    """Drives the manager as an engine does, and holds it to its answers.
+
+    Attributes:
+        counts: what happened how often.
+        step: the number of the present step.
+        requests: those that are alive.
+        choosy: names of the tiers that may be asked for a request, where these are not all.
+
+    Args:
+        manager: what is driven.
+        inside: its tables.
+        device: makes the copies.
+        tree: makes the prompts.
+        plan: of the simulation.
+        rng: the seed's.
+        clock: time.
+        journal: takes each action down.
+        on_breach: told of a broken rule, and why; raises.
+        resetting: entered while everything is being forgotten.
+    """
+
+    def __init__(
+        self,
+        manager: TieringManager,
+        *,
+        inside: Inside,
+        device: Device,
+        tree: ChunkTree,
+        plan: Plan,
+        rng: random.Random,
+        clock: Clock,
+        journal: Journal,
+        on_breach: Callable[[str, str], None],
+        resetting: Callable[[ResetScope], AbstractContextManager[None]],
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.step = 0
+        self.requests: list[_Request] = []
+        self.choosy: dict[str, set[str]] = {}
+        self._manager = manager
+        self._inside = inside
+        self._device = device
+        self._tree = tree
+        self._plan = plan
+        self._rng = rng
+        self._clock = clock
+        self._note = journal.note
+        self._breach = on_breach
+        self._resetting = resetting
+        self._patience_s = _patience_s(plan)
+        self._lookup_deadline_s = _lookup_deadline_s(plan)
+        self._arrived = 0
+        self._flush_step = 0
+        # What loads at the end of the step, after others have taken slots.
+        self._later: list[tuple[_Request, list[OffloadKey]]] = []
+
+    def run_step(self, *, arrivals: bool = True) -> None:
+        """One step, up to and with its end.
+
+        Args:
+            arrivals: whether requests come, are aborted and preempted, and resets happen.
+        """
+        self.step += 1
+        self._device.run()
+        self.complete_copies(self._device.due(self.step))
+        preempted: list[str] = []
+        if arrivals:
+            preempted = self._disturb()
+        elif self._device.stale:
+            self._flush()
+        for request in list(self.requests):
+            self._act(request)
+        for request, keys in self._later:
+            self._load(request, keys)
+        self._later.clear()
+        self._manager.on_schedule_end(preempted)
+
+    def complete_copies(self, copies: Sequence[Copy]) -> None:
+        """Tell the manager of copies that have ended."""
+        groups: dict[tuple[str, bool], list[Copy]] = {}
+        for copy in copies:
+            groups.setdefault((copy.request_id, copy.writes), []).append(copy)
+        for (request_id, writes), group in groups.items():
+            keys: Collection[OffloadKey] = [copy.key for copy in group]
+            success = self._rng.random() < 0.95
+            self._device.end(group, success=success)
+            if len(set(keys)) == len(keys) and self._rng.random() < 0.5:
+                keys = set(keys)
+            context = RequestContext(request_id)
+            if writes:
+                self._count("stores completed" if success else "stores failed")
+                self._note("complete_store", request_id, [c.key for c in group], success)
+                self._manager.complete_store(keys, context, success)
+            else:
+                self._count("loads completed")
+                self._note("complete_load", request_id, [c.key for c in group])
+                self._manager.complete_load(keys, context)
+
+    def abort_all(self) -> None:
+        """Every request is aborted."""
+        for request in list(self.requests):
+            self._finish(request, "aborted")
+
+    def excuse(self, duration_s: float) -> None:
+        """The engine has done nothing for a while: nobody else is to blame for that wait."""
+        for request in self.requests:
+            request.waits_since_s += duration_s
+
+    # --- what happens to an engine ------------------------------------------------------------
+
+    def _disturb(self) -> list[str]:
+        """What comes from outside in a step; the ids of those that are preempted."""
+        rng = self._rng
+        while len(self.requests) < self._plan.requests and rng.random() < 0.6:
+            self._arrive()
+        if self.requests and rng.random() < 0.06:
+            self._finish(rng.choice(self.requests), "aborted")
+        if self._device.stale and self.step >= self._flush_step:
+            self._flush()
+        if rng.random() < self._plan.reset_rate:
+            self._reset()
+        if self.requests and rng.random() < 0.1:
+            request = rng.choice(self.requests)
+            keys = self._tree.keys(request.path)
+            keys = rng.sample(keys, rng.randint(1, len(keys)))
+            self._count("touches")
+            self._note("touch", request.context.request_id, keys)
+            self._manager.touch(keys, request.context)
+        preempted = []
+        if self.requests and rng.random() < 0.08:
+            request = rng.choice(self.requests)
+            request.wait(self._clock.now_s())
+            preempted.append(request.context.request_id)
+            self._count("preemptions")
+            self._note("preempt", preempted)
+        return preempted
+
+    def _arrive(self) -> None:
+        self._arrived += 1
+        path = self._tree.new_path()
+        prompt = self._rng.choice([None, self._rng.randint(1, len(path)), len(path)])
+        context = RequestContext(
+            f"r{self._arrived}", priority=self._rng.choice((0, 0, 1)), prompt_chunks=prompt
+        )
+        self._count("requests")
+        self._note("request", context.request_id, self._tree.keys(path))
+        self.requests.append(_Request(context, path, self._clock.now_s()))
+        tiers = None
+        if self._rng.random() < self._plan.choosy_rate:
+            tiers = {tier.name for tier in self._plan.tiers if self._rng.random() < 0.5}
+            self.choosy[context.request_id] = tiers
+            self._count("choosy requests")
+        self._manager.on_new_request(context, tiers)
+
+    def _reset(self) -> None:
+        scope = self._rng.choice(list(ResetScope))
+        self._count(f"resets of {scope.value}")
+        self._note("reset", scope.value)
+        self._device.make_stale()
+        with self._resetting(scope):
+            self._manager.reset_cache(scope)
+        self._flush_step = self.step + self._rng.randint(0, _LONGEST_FLUSH_STEPS)
+        for request in self.requests:
+            request.wait(self._clock.now_s())
+
+    def _flush(self) -> None:
+        self._note("reset flushed")
+        self._device.flush()
+        self._manager.on_reset_flushed()
+
+    def _finish(self, request: _Request, how: str) -> None:
+        self._count(f"requests {how} while {request.phase.value}")
+        self._note(how, request.context.request_id)
+        self.requests.remove(request)
+        self._tree.ended(request.path)
+        self._manager.on_request_finished(request.context)
+        if any(item for port in self._inside.ports for item in self._inside.collected(port)):
+            self._breach(
+                "stores do not wait for another step", f"after {request.context.request_id}"
+            )
+
+    # --- what a request does ------------------------------------------------------------------
+
+    def _act(self, request: _Request) -> None:
+        if request.phase is _Phase.WAITING:
+            # A request is not looked at in every step.
+            if self._rng.random() < 0.9:
+                self._look(request)
+        elif request.phase is _Phase.LOADING:
+            request_id = request.context.request_id
+            if not any(c.request_id == request_id and not c.writes for c in self._device.live):
+                request.phase = _Phase.RUNNING
+        elif self._rng.random() < 0.8:
+            self._compute(request)
+
+    def _look(self, request: _Request) -> None:
+        keys = self._tree.keys(request.path)
+        if self._rng.random() < 0.3:
+            hits, pending = self._manager.lookup_prefix(keys, request.context)
+            self._note("lookup_prefix", request.context.request_id, keys, hits, pending)
+        else:
+            hits, pending = self._look_one_by_one(keys, request.context)
+        waited_s = self._clock.now_s() - request.waits_since_s
+        if pending:
+            self._count("lookups pending")
+            if waited_s > self._patience_s:
+                self._breach(
+                    "nothing waits for ever",
+                    f"{request.context.request_id} has waited {waited_s:g} s, "
+                    f"{self._patience_s:g} s is the most",
+                )
+            return
+        self._count("lookups with hits" if hits else "lookups without hits")
+        # There may be no room on the device: it asks again.
+        if self._rng.random() < 0.1:
+            request.waits_since_s = self._clock.now_s()
+            return
+        request.phase, request.done = _Phase.RUNNING, hits
+        if hits and self._rng.random() < 0.3:
+            self._later.append((request, keys[:hits]))
+        elif hits:
+            self._load(request, keys[:hits])
+
+    def _look_one_by_one(
+        self, keys: Sequence[OffloadKey], context: RequestContext
+    ) -> tuple[int, bool]:
+        hits, pending = 0, False
+        answers = []
+        for key in keys:
+            answer = self._manager.lookup(key, context)
+            answers.append(answer.name)
+            self._check_answer(key, answer, context)
+            self._count(f"lookup {answer.name}")
+            if answer is LookupResult.MISS:
+                break
+            pending = pending or answer is not LookupResult.HIT
+            hits += 1
+        self._note("lookup", context.request_id, keys[: len(answers)], answers)
+        return hits, pending
+
+    def _check_answer(self, key: OffloadKey, answer: LookupResult, context: RequestContext) -> None:
+        slot = self._inside.primary.by_key.get(key)
+        readable = slot is not None and slot.state is _READY
+        question = self._inside.asked(context.request_id, key)
+        true = {
+            LookupResult.HIT: readable,
+            LookupResult.MISS: slot is None,
+            LookupResult.HIT_PENDING: slot is not None and (not readable or self._plan.one_copy),
+            LookupResult.RETRY: slot is None and question is not None and question.waiting != 0,
+        }[answer]
+        if not true:
+            state = "not in the primary tier" if slot is None else slot.state.value
+            self._breach("an answer is true", f"{answer.name} for {short(key)}, which is {state}")
+        if answer is LookupResult.RETRY and question is not None and not question.sealed:
+            left_s = question.deadline_s - self._clock.now_s()
+            if left_s < self._lookup_deadline_s - ROUNDING_S:
+                self._breach(
+                    "a question has its whole time",
+                    f"{short(key)} is asked for just now, and {left_s:g} s are left",
+                )
+
+    def _load(self, request: _Request, keys: Sequence[OffloadKey]) -> None:
+        request.phase = _Phase.LOADING
+        request_id = request.context.request_id
+        spec = self._manager.prepare_load(keys, request.context)
+        self._count("chunks loaded", len(keys))
+        self._count("chunks loaded from a tier", sum(source >= 0 for source in spec.sources))
+        self._note("prepare_load", request_id, keys, spec.slots)
+        self._device.begin(request_id, keys, spec.slots, self.step, writes=False)
+
+    def _compute(self, request: _Request) -> None:
+        keys = self._tree.keys(request.path)
+        if request.done >= len(keys):
+            if self._rng.random() < 0.3:
+                request.path = self._tree.longer(request.path)
+            else:
+                self._finish(request, "finished")
+            return
+        end = request.done + self._tree.groups * self._rng.randint(1, 3)
+        begin = 0 if self._rng.random() < 0.2 else request.done
+        wanted = keys[begin:end]
+        request.done = min(end, len(keys))
+        request_id = request.context.request_id
+        output = self._manager.prepare_store(wanted, request.context)
+        self._count("chunks to store", len(output.keys_to_store))
+        self._count("chunks rejected", len(output.rejected_keys))
+        self._count("chunks evicted", len(output.evicted_keys))
+        self._note("prepare_store", request_id, output.keys_to_store, output.slots)
+        self._device.begin(request_id, output.keys_to_store, output.slots, self.step, writes=True)
+
+    def _count(self, what: str, times: int = 1) -> None:
+        self.counts[what] += times
+
+
+def _patience_s(plan: Plan) -> float:
+    """The longest that a request may be kept waiting.
+
+    Each chunk may be asked for, and each tier may fail to bring it; another request's copy may
+    be waited for; and the steps in between take their time.
+    """
+    step_s = plan.step_s * len(plan.tiers)
+    lookups_s = _lookup_deadline_s(plan)
+    loads_s = sum(float(tier.options["load_deadline"]) for tier in plan.tiers)
+    chunks = 2 * plan.depth * plan.groups
+    return chunks * (lookups_s + loads_s + 12 * step_s)
+
+
+def _lookup_deadline_s(plan: Plan) -> float:
+    """How long an answer is waited for: as long as the most patient tier has."""
+    return max(float(tier.options["lookup_deadline"]) for tier in plan.tiers)

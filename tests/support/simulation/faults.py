@@ -1,0 +1,113 @@
+"""What goes wrong in a tier, call by call, as the seed says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import (
+    ChunkNotFoundError,
+    CorruptChunkError,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
+from support.simulation.plan import TierPlan
+
+_ERRORS: tuple[Callable[[str], TierError], ...] = (
+    ChunkNotFoundError,
+    CorruptChunkError,
+    TierUnavailableError,
+    TierTimeoutError,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+)
+_KINDS = {"error": 4, "bug": 1, "late": 2, "hang": 2, "some": 4, "damage": 4, "length": 1}
+
+
+class Weather:
+    """The troubles of one tier. Each call draws its own, so that calls do not disturb each other.
+
+    Attributes:
+        calm: nothing goes wrong any more, nor takes time.
+        seen: how often each kind of trouble came.
+
+    Args:
+        plan: the tier's.
+        rng: the seed's, for this tier alone.
+        clock: time.
+    """
+
+    def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
+        self.calm = False
+        self.seen: Counter[str] = Counter()
+        self._plan = plan
+        self._clock = clock
+        self._rng = rng
+        self._out_until_s = -1.0
+        self._may_break_contract = plan.breaks_contract
+
+    def begin_outage(self) -> None:
+        """For a while, the tier cannot be reached."""
+        self.seen["outage"] += 1
+        self._out_until_s = self._clock.now_s() + self._rng.uniform(0.02, 0.5)
+
+    def clear_up(self) -> None:
+        """From now on nothing goes wrong."""
+        self.calm = True
+
+    async def suffer(self) -> str:
+        """Spend the time that a call takes, and fail it as a whole where that is its fate.
+
+        Returns:
+            The kind of trouble that is left to the call: ``"some"`` of its chunks fail, the
+            ``"damage"`` of a stored object, a result of wrong ``"length"``, or ``""``.
+
+        Raises:
+            TierError: the call fails.
+            KeyError: as a faulty tier would, too.
+        """
+        rng = self._rng
+        kind = self._draw()
+        # All is drawn before the first wait: how calls interleave changes nothing.
+        latency_s = 0.0 if self.calm else rng.uniform(0, self._plan.latency_s)
+        late_s = rng.uniform(0.5, 2.0) * self._plan.longest_s
+        error = rng.choice(_ERRORS)("drawn")
+        outage = self._clock.now_s() < self._out_until_s and not self.calm
+        if kind:
+            self.seen[kind] += 1
+        if kind == "hang":
+            await self._hang(self._clock.now_s() + late_s)
+        else:
+            await self._clock.sleep(late_s if kind == "late" else latency_s)
+        if outage:
+            raise TierUnavailableError("an outage")
+        if kind == "error":
+            raise error
+        if kind == "bug":
+            raise KeyError("a faulty tier")
+        return kind if kind in ("some", "damage", "length") else ""
+
+    def _draw(self) -> str:
+        if self._rng.random() >= self._plan.fault_rate or self.calm:
+            return ""
+        kind = self._rng.choices(list(_KINDS), list(_KINDS.values()))[0]
+        if kind == "length":
+            if not self._may_break_contract:
+                return ""
+            self._may_break_contract = False
+        return kind
+
+    async def _hang(self, until_s: float) -> None:
+        """Wait, and let no cancellation through before the time: so hangs a system call."""
+        while not self.calm and (left_s := until_s - self._clock.now_s()) > 0:
+            try:
+                await self._clock.sleep(left_s)
+            except asyncio.CancelledError:
+                continue

@@ -1,0 +1,376 @@
+"""The books that the simulation keeps of each tier's jobs, beside the manager's own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from kvtier_sdk.aio.clock import Clock, wait_out
+from kvtier_sdk.runner import TierLoop
+from kvtier_sdk.runner.breaker import BreakerState
+from kvtier_sdk.runner.jobs import (
+    BreakerMoved,
+    ChunksRemoved,
+    IoEnded,
+    Job,
+    JobResult,
+    Operation,
+    Report,
+    Verdict,
+)
+from kvtier_sdk.runner.thread import end_event_loop
+from kvtier_sdk.testing.inline_runner import InlineRunner
+from kvtier_sdk.types import OffloadKey
+from support.simulation.breach import short
+
+#: How far apart two moments of the virtual clock may be that are meant to be one.
+ROUNDING_S = 1e-6
+
+
+class Transfer(NamedTuple):
+    """One chunk of a job that holds a pin.
+
+    Attributes:
+        operation: load or store.
+        key: the chunk.
+        slot: its place.
+        moves: whether the slot is still written or read; the pin stays until the job has ended.
+    """
+
+    operation: Operation
+    key: OffloadKey
+    slot: int
+    moves: bool
+
+
+class Ledger:
+    """Every job of one tier, from its hand-over to the end of its I/O.
+
+    A job runs until its result, and lingers until its I/O has ended. The manager learns both
+    later: until then the job is *pending* and *held* for it.
+
+    Attributes:
+        name: the tier's.
+        pending: jobs whose result the manager has not taken.
+        held: jobs whose end the manager has not taken: those still hold pins.
+        found: chunks that the tier said it has since the last reset, in answers to questions of
+            after it, and how often it did.
+        settled: chunks that a store of the tier has been concluded for, well or not.
+        arrived: those for which one was concluded well.
+        stored: chunks to announce as stored, in order: not those that left before the manager
+            knew that they had been stored.
+        removed: chunks to announce as removed, in order.
+        given: how many chunks it was handed over to store.
+        counts: what happened how often.
+
+    Args:
+        name: the tier's.
+        clock: time.
+        holds: whether a slot has exactly a chunk's bytes.
+        on_breach: told of a broken rule, and why.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        holds: Callable[[int, OffloadKey], bool],
+        on_breach: Callable[[str, str], None],
+    ) -> None:
+        self.name = name
+        self.pending: dict[int, Job] = {}
+        self.held: dict[int, Job] = {}
+        self.found: Counter[OffloadKey] = Counter()
+        self.settled: set[OffloadKey] = set()
+        self.arrived: set[OffloadKey] = set()
+        self.stored: list[OffloadKey] = []
+        self.removed: list[OffloadKey] = []
+        self.given = 0
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._holds = holds
+        self._on_breach = on_breach
+        self._running: dict[int, Job] = {}
+        self._lingering: dict[int, Job] = {}
+        # Jobs of before the last reset, whose results mean nothing.
+        self._outdated: set[int] = set()
+        # Loads that failed since then.
+        self._failed: Counter[OffloadKey] = Counter()
+        self._results: dict[int, JobResult] = {}
+        # Chunks that left while these jobs were to store them.
+        self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
+        self._put_by_job: set[tuple[int, OffloadKey]] = set()
+        # Resets of the tiers too, counted; since which of them a job is under way, and since which
+        # a chunk is stored.
+        self._era = 0
+        self._job_eras: dict[int, int] = {}
+        self._put_eras: dict[OffloadKey, int] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether the runner has anything to do."""
+        return bool(self._running or self._lingering)
+
+    @property
+    def running(self) -> int:
+        """How many jobs have no result."""
+        return len(self._running)
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def submitted(self, jobs: Sequence[Job]) -> None:
+        """The manager has handed jobs over."""
+        for job in jobs:
+            what = f"{self.name} got {job.operation.value} {job.job_id}"
+            self.counts[f"{job.operation.value} jobs"] += 1
+            if not job.keys:
+                self._on_breach("no empty job", f"{what} of no key")
+            if job.job_id in self.held:
+                self._on_breach("a job's id is its own", f"{what} twice")
+            self._job_eras[job.job_id] = self._era
+            if job.operation is Operation.LOAD:
+                self._check_answers(job, what)
+            elif job.operation is Operation.STORE:
+                self.given += len(job.keys)
+            self._running[job.job_id] = self.pending[job.job_id] = self.held[job.job_id] = job
+
+    def reported(self, report: Report) -> None:
+        """The runner reports."""
+        if isinstance(report, JobResult):
+            self._concluded(report)
+        elif isinstance(report, IoEnded):
+            if self._lingering.pop(report.job_id, None) is None:
+                self._on_breach("a job is released once", f"{self.name}: job {report.job_id}")
+        elif isinstance(report, BreakerMoved) and report.state is BreakerState.OPEN:
+            self.counts[f"{report.direction.value} breaker opened"] += 1
+
+    def taken(self, reports: Sequence[Report]) -> None:
+        """The manager takes reports."""
+        for report in reports:
+            if isinstance(report, JobResult):
+                job = self.pending.pop(report.job_id, None)
+                if job is not None:
+                    self._take_result(job, report)
+                if report.released:
+                    self._take_end(report.job_id)
+            elif isinstance(report, IoEnded):
+                self._take_end(report.job_id)
+            elif isinstance(report, ChunksRemoved):
+                self.removed.extend(report.keys)
+                self._note_departures(set(report.keys))
+
+    def put(self, key: OffloadKey) -> None:
+        """The tier has written a chunk."""
+        for job in self._under_way():
+            if job.operation is Operation.STORE and key in job.keys:
+                self._put_by_job.add((job.job_id, key))
+                self._put_eras[key] = max(self._put_eras.get(key, 0), self._job_eras[job.job_id])
+
+    def reset(self, *, tiers_too: bool) -> None:
+        """The manager was reset: answers to what was asked before mean nothing.
+
+        Args:
+            tiers_too: whether what was stored in the tiers before shall not be found either.
+        """
+        self._era += tiers_too
+        self.found.clear()
+        self._failed.clear()
+        self._outdated.update(self.pending)
+
+    # --- what is to be known ------------------------------------------------------------------
+
+    def check_deadlines(self) -> None:
+        """Call it when the runner has just run: what is due has been concluded."""
+        now_s = self._clock.now_s() - ROUNDING_S
+        for job in self._running.values():
+            if job.deadline_s < now_s:
+                self._on_breach(
+                    "a job ends by its deadline",
+                    f"{self.name}: {job.operation.value} {job.job_id} was due {job.deadline_s:g}",
+                )
+
+    def may_touch(self, operation: Operation, slot: int, key: OffloadKey) -> bool:
+        """Whether a job is under way that moves this chunk from or to this slot."""
+        for job in self._under_way():
+            if job.operation is operation:
+                for index, place in enumerate(zip(job.keys, job.slots, strict=True)):
+                    if place == (key, slot) and not self._is_done(job, index):
+                        return True
+        return False
+
+    def transfers(self) -> Iterator[Transfer]:
+        """What loads and stores still hold pins on."""
+        for job in self.held.values():
+            known = job.job_id not in self.pending
+            for index, slot in enumerate(job.slots):
+                moves = not (known and self._is_done(job, index))
+                yield Transfer(job.operation, job.keys[index], slot, moves)
+
+    def describe(self) -> str:
+        """The jobs that have not ended, in words."""
+        return f"{self.name}: " + ", ".join(
+            f"{job.operation.value} {job.job_id} of {' '.join(map(short, job.keys))}"
+            for job in self.held.values()
+        )
+
+    def _is_done(self, job: Job, index: int) -> bool:
+        """Whether a chunk has arrived, also if the job goes on for the sake of others."""
+        result = self._results.get(job.job_id)
+        return result is not None and result.verdicts[index] is Verdict.OK
+
+    def _take_end(self, job_id: int) -> None:
+        self.held.pop(job_id, None)
+        self._results.pop(job_id, None)
+
+    def _note_departures(self, keys: set[OffloadKey]) -> None:
+        for job in self.pending.values():
+            if job.operation is Operation.STORE:
+                self._left_meanwhile.update(
+                    (job.job_id, key) for key in keys.intersection(job.keys)
+                )
+
+    def _under_way(self) -> Iterator[Job]:
+        return itertools.chain(self._running.values(), self._lingering.values())
+
+    def _check_answers(self, load: Job, what: str) -> None:
+        for key in load.keys:
+            if not self.found[key]:
+                self._on_breach(
+                    "a load rests on an answer",
+                    f"{what} of {short(key)}, which it has not said it has since the last reset",
+                )
+            if self._failed[key] >= self.found[key]:
+                self._on_breach(
+                    "a load that failed is not tried again on the same answer",
+                    f"{what} of {short(key)}, which failed {self._failed[key]} times already",
+                )
+
+    def _concluded(self, result: JobResult) -> None:
+        job = self._running.pop(result.job_id, None)
+        if job is None:
+            self._on_breach(
+                "a job ends in one result", f"{self.name}: job {result.job_id} ends again"
+            )
+            return
+        if len(result.verdicts) != len(job.keys):
+            self._on_breach(
+                "a job ends in one result", f"{self.name}: job {result.job_id} lacks verdicts"
+            )
+        self._results[job.job_id] = result
+        if not result.released:
+            self._lingering[job.job_id] = job
+        for index, (key, verdict) in enumerate(zip(job.keys, result.verdicts, strict=False)):
+            self.counts[f"{job.operation.value} {verdict.value}"] += 1
+            if verdict is Verdict.OK:
+                self._check_success(job, index, key)
+
+    def _check_success(self, job: Job, index: int, key: OffloadKey) -> None:
+        if job.operation is Operation.LOAD and not self._holds(job.slots[index], key):
+            self._on_breach(
+                "what is reported as loaded is there",
+                f"{self.name}: {short(key)} is not in slot {job.slots[index]}",
+            )
+        asked_now = job.operation is Operation.LOOKUP and self._job_eras[job.job_id] == self._era
+        if asked_now and self._put_eras.get(key) != self._era:
+            self._on_breach(
+                "a reset of the tiers too is cold",
+                f"{self.name} has {short(key)}, which was stored before it",
+            )
+        if job.operation is Operation.STORE and (job.job_id, key) not in self._put_by_job:
+            self._on_breach(
+                "what is reported as stored is there",
+                f"{self.name} was not given {short(key)} by job {job.job_id}",
+            )
+
+    def _take_result(self, job: Job, result: JobResult) -> None:
+        if job.operation is Operation.STORE:
+            self.settled.update(job.keys)
+        outdated = job.job_id in self._outdated
+        self._outdated.discard(job.job_id)
+        for key, verdict in zip(job.keys, result.verdicts, strict=False):
+            if verdict is Verdict.OK:
+                if job.operation is Operation.LOOKUP and not outdated:
+                    self.found[key] += 1
+                elif job.operation is Operation.STORE:
+                    self.arrived.add(key)
+                    if (job.job_id, key) not in self._left_meanwhile:
+                        self.stored.append(key)
+            elif job.operation is Operation.LOAD and not outdated:
+                self._failed[key] += 1
+
+
+class WatchedRunner(InlineRunner):
+    """An inline runner that enters all it is given and all it says into a ledger.
+
+    Args:
+        make_loop: as the inline runner's.
+        clock: likewise.
+        ledger: the books.
+        note: told of jobs as they are handed over, in words.
+        let_go: ends what hangs in the tier.
+    """
+
+    def __init__(
+        self,
+        make_loop: Callable[[Callable[[Report], None]], TierLoop],
+        clock: Clock,
+        ledger: Ledger,
+        note: Callable[..., None],
+        let_go: Callable[[], None],
+    ) -> None:
+        self._let_go = let_go
+        self._ledger = ledger
+        self._note = note
+
+        def make_watched_loop(report: Callable[[Report], None]) -> TierLoop:
+            def watched(said: Report) -> None:
+                ledger.reported(said)
+                report(said)
+
+            return make_loop(watched)
+
+        super().__init__(make_watched_loop, clock)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._note(self._ledger.name, job.operation.value, job.job_id, job.keys, job.slots)
+        self._ledger.submitted(jobs)
+        super().submit(jobs)
+
+    def poll(self) -> Sequence[Report]:
+        reports = super().poll()
+        self._ledger.taken(reports)
+        for report in reports:
+            if isinstance(report, JobResult):
+                verdicts = [verdict.value for verdict in report.verdicts]
+                open_io = "" if report.released else "its I/O goes on"
+                self._note(self._ledger.name, "job", report.job_id, "is", verdicts, open_io)
+            elif isinstance(report, IoEnded):
+                self._note(self._ledger.name, "I/O of job", report.job_id, "has ended")
+            elif isinstance(report, ChunksRemoved):
+                self._note(self._ledger.name, "removed", report.keys)
+            elif isinstance(report, BreakerMoved):
+                words = report.direction.value, "breaker", report.state.value
+                self._note(self._ledger.name, *words)
+        return reports
+
+    def close(self, timeout_s: float) -> None:
+        self.drain(timeout_s)
+        self._event_loop.run_until_complete(self._tier_loop.close())
+        self.discard()
+
+    def discard(self) -> None:
+        """End the loop, and before it whatever hangs in it: that may do harm to the last."""
+        if self._event_loop.is_closed():
+            return
+        self._let_go()
+        # What was handed over just now has not even begun.
+        self.run_for(0)
+        while tasks := asyncio.all_tasks(self._event_loop):
+            for task in tasks:
+                task.cancel()
+            self._event_loop.run_until_complete(wait_out(list(tasks)))
+        end_event_loop(self._event_loop, self._clock)

@@ -1,0 +1,357 @@
+"""The rules that hold after every step, each checked against books that the manager cannot see."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtier_sdk.events import PRIMARY, OffloadingEvent
+from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.tiering import TieringManager
+from kvtier_sdk.tiering.slots import Slot, SlotState
+from kvtier_sdk.types import OffloadKey
+from support.simulation.breach import short
+from support.simulation.device import Device
+from support.simulation.inside import Inside
+from support.simulation.ledger import Ledger, Transfer
+from support.simulation.tier import SimulatedTier
+from support.simulation.watches import WatchedPolicy
+
+_FREE, _WRITING, _LOADING, _READY, _QUARANTINED = SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the rules are checked against.
+
+    Attributes:
+        manager: the one under test.
+        inside: its tables.
+        device: knows which copies are under way, and the bytes.
+        ledgers: know which jobs are under way; one a tier.
+        tiers: know what they hold; in the order of the ledgers.
+        policy: knows which chunks are readable.
+        choosy: names of the tiers that may be asked for a request, where these are not all.
+        promotion_limit: how many slots promotions may occupy.
+    """
+
+    manager: TieringManager
+    inside: Inside
+    device: Device
+    ledgers: Sequence[Ledger]
+    tiers: Sequence[SimulatedTier]
+    policy: WatchedPolicy
+    choosy: Mapping[str, Collection[str]]
+    promotion_limit: int
+
+
+@dataclass(slots=True)
+class _SlotUse:
+    """Who uses a slot, by the simulation's own books."""
+
+    pins: int = 0
+    writers: list[str] = field(default_factory=list)
+    readers: list[str] = field(default_factory=list)
+
+    def add(self, who: str, *, writes: bool) -> None:
+        self.pins += 1
+        (self.writers if writes else self.readers).append(who)
+
+
+class Rules:
+    """Checks them all; the first that is broken is reported.
+
+    Args:
+        evidence: what to look at.
+        on_breach: told of a broken rule, and why; raises.
+    """
+
+    def __init__(self, evidence: Evidence, on_breach: Callable[[str, str], None]) -> None:
+        self._see = evidence
+        self._breach = on_breach
+        # What an attentive reader of the events takes the primary tier to hold.
+        self._announced: set[OffloadKey] = set()
+        # And each secondary tier.
+        self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
+        # Stores that resets took back, by tier.
+        self._withdrawn: Counter[int] = Counter()
+
+    def before_reset(self) -> None:
+        """A reset is coming: what is only collected will not be handed over."""
+        for port in self._see.inside.ports:
+            for item in self._see.inside.collected(port):
+                self._withdrawn[port.index] += item.operation is Operation.STORE
+
+    def check(self) -> None:
+        """Check what holds after every step."""
+        uses = self._uses()
+        self._check_table()
+        for slot, use in zip(self._see.inside.primary.slots, uses, strict=True):
+            self._check_slot(slot, use)
+        self._check_promotions()
+        self._check_jobs()
+        self._check_questions()
+        self._check_stores()
+        self._check_offers()
+        self._check_usage()
+        self._check_events(self._see.manager.take_events())
+
+    def check_idle(self) -> None:
+        """Check what holds where the manager says that no work is pending."""
+        inside = self._see.inside
+        waiting = [item for port in inside.ports for item in inside.collected(port)]
+        jobs = [ledger.describe() for ledger in self._see.ledgers if ledger.pending]
+        if waiting or jobs:
+            self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
+
+    def check_rest(self) -> None:
+        """Check what holds besides when nothing is left to do."""
+        inside = self._see.inside
+        left = {
+            "pins": inside.primary.pins,
+            "requests": inside.requests,
+            "questions": len(inside.open_questions) + len(inside.new_questions),
+            "answers awaited": len(inside.questions_by_job),
+            "promotions": inside.promotions,
+            "offers": [slot.index for slot in inside.offered()],
+            "departures": [len(port.departures) for port in inside.ports if port.departures],
+            "evicted": inside.evicted,
+            "stale copies": len(inside.stale_copies),
+            "jobs": [ledger.describe() for ledger in self._see.ledgers if ledger.held],
+            "work": self._see.manager.has_pending_work(),
+            "slots": [
+                slot.index for slot in inside.primary.slots if slot.state not in (_FREE, _READY)
+            ],
+        }
+        self._check_events(self._see.manager.take_events())
+        for ledger, tier in zip(self._see.ledgers, self._see.tiers, strict=True):
+            gone = [short(k) for k in self._announced_below[ledger.name] if not tier.holds(k)]
+            if gone:
+                self._breach("what is announced is there", f"{ledger.name} has no {gone}")
+        remains = {what: value for what, value in left.items() if value}
+        if remains:
+            self._breach("at rest nothing is left", str(remains))
+
+    # --- slots --------------------------------------------------------------------------------
+
+    def _transfers(self) -> Iterator[Transfer]:
+        """Loads and stores that hold a pin: under way, or collected at the manager."""
+        for ledger in self._see.ledgers:
+            yield from ledger.transfers()
+        for port in self._see.inside.ports:
+            yield from self._see.inside.collected(port)
+
+    def _uses(self) -> list[_SlotUse]:
+        uses = [_SlotUse() for _ in self._see.inside.primary.slots]
+        for transfer in self._transfers():
+            use = uses[transfer.slot]
+            if transfer.moves:
+                who = f"{transfer.operation.value} of {short(transfer.key)}"
+                use.add(who, writes=transfer.operation is Operation.LOAD)
+            else:
+                use.pins += 1
+        for copy in self._see.device.all:
+            uses[copy.slot].add(f"copy of {short(copy.key)}", writes=copy.writes)
+        for _, _, slot in self._see.inside.claims():
+            uses[slot.index].pins += 1
+        return uses
+
+    def _check_table(self) -> None:
+        primary, free = self._see.inside.primary, self._see.inside.free
+        if len({slot.index for slot in free}) != len(free):
+            self._breach("a slot has one owner", "one is twice among the free ones")
+        if {slot.index for slot in free} != {s.index for s in primary.slots if s.state is _FREE}:
+            self._breach("a slot has one owner", "the free ones are not those that are listed")
+        for key, slot in primary.by_key.items():
+            if slot.key != key or slot.state not in (_READY, _WRITING, _LOADING):
+                self._breach(
+                    "a slot has one owner",
+                    f"slot {slot.index} is {slot.state.value} with {short(slot.key)} and listed "
+                    f"under {short(key)}",
+                )
+        held = sum(slot.state in (_READY, _WRITING, _LOADING) for slot in primary.slots)
+        if held != len(primary.by_key):
+            self._breach("a slot has one owner", "a chunk lies in two slots")
+
+    def _check_slot(self, slot: Slot, use: _SlotUse) -> None:
+        where = f"slot {slot.index}, {slot.state.value}"
+        if slot.pins != use.pins:
+            self._breach(
+                "each pin has its owner",
+                f"{where}: {slot.pins} pins, and {use.pins} owners: "
+                f"{use.writers + use.readers}, claims",
+            )
+        if len(use.writers) > 1 or (use.writers and use.readers):
+            self._breach(
+                "nobody else uses a slot that is written", f"{where}: {use.writers + use.readers}"
+            )
+        if slot.state is _FREE and use.pins:
+            self._breach("no slot is free and in use", f"{where}: {use.writers + use.readers}")
+        if slot.state is _QUARANTINED and not use.pins:
+            self._breach("no slot is lost", where)
+        if slot.state is _READY:
+            if use.writers:
+                self._breach("a readable slot is not written", f"{where}: {use.writers}")
+            if not self._see.device.holds(slot.index, slot.key):
+                self._breach(
+                    "a readable slot holds its chunk",
+                    f"{where} with {short(slot.key)}",
+                )
+        elif slot.state in (_WRITING, _LOADING) and len(use.writers) != 1:
+            self._breach("what is awaited is on its way", f"{where}: {short(slot.key)} is not")
+
+    def _check_promotions(self) -> None:
+        loads = [t for t in self._transfers() if t.operation is Operation.LOAD]
+        busy = {transfer.slot for transfer in loads if transfer.moves}
+        for request_id, key, slot in self._see.inside.claims():
+            if slot.key != key or slot.state not in (_LOADING, _READY):
+                self._breach("a claim is on a chunk", f"{request_id} claims slot {slot.index}")
+            busy.add(slot.index)
+        if len(busy) > self._see.promotion_limit:
+            self._breach(
+                "promotions leave room to stores",
+                f"they hold {len(busy)} slots of {self._see.promotion_limit}",
+            )
+        # A chunk that has arrived before others of its job may count until the job has ended.
+        arrived = {transfer.slot for transfer in loads}
+        if not len(busy) <= self._see.inside.promotions <= len(busy | arrived):
+            self._breach(
+                "promotions are counted",
+                f"{self._see.inside.promotions}, and there are {len(busy)}",
+            )
+
+    # --- jobs, questions, figures --------------------------------------------------------------
+
+    def _check_jobs(self) -> None:
+        inside = self._see.inside
+        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
+            running, quarantined = inside.running(port), inside.quarantined(port)
+            if running.keys() != ledger.pending.keys():
+                self._breach("the manager knows its jobs", f"{port.spec.name}: {list(running)}")
+            if running.keys() | quarantined.keys() != ledger.held.keys():
+                self._breach("the manager knows its jobs", f"{port.spec.name}: {ledger.describe()}")
+            for job in ledger.pending.values():
+                reads = job.operation in (Operation.LOOKUP, Operation.LOAD)
+                may_ask = self._see.choosy.get(job.request.request_id)
+                if reads and may_ask is not None and ledger.name not in may_ask:
+                    self._breach(
+                        "a request asks its own tiers alone",
+                        f"{job.operation.value} {job.job_id} of {ledger.name} is for "
+                        f"{job.request.request_id}",
+                    )
+            if min(port.store_room, port.load_room) < 0:
+                self._breach("queues are bounded", port.spec.name)
+            for operation, counted_bytes in (
+                (Operation.LOAD, port.load_bytes),
+                (Operation.STORE, port.store_bytes),
+            ):
+                chunks = sum(
+                    len(job.keys) for job in ledger.pending.values() if job.operation is operation
+                ) + sum(item.operation is operation for item in inside.collected(port))
+                if counted_bytes != chunks * inside.chunk_bytes:
+                    self._breach(
+                        "queues are counted",
+                        f"{port.spec.name}: {counted_bytes} bytes of {chunks} {operation.value}s",
+                    )
+                if counted_bytes > max(port.spec.runner.max_queue_bytes, inside.chunk_bytes):
+                    self._breach("queues are bounded", f"{port.spec.name}: {counted_bytes} bytes")
+
+    def _check_stores(self) -> None:
+        """What a tier with ``through`` is not given is counted, with the reason."""
+        inside = self._see.inside
+        expected = self._see.manager.stats[0].stored_chunks
+        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
+            if port.whole_requests or port.spec.runner.store_policy != "through":
+                continue
+            waiting = sum(item.operation is Operation.STORE for item in inside.collected(port))
+            dropped = sum(n for what, n in port.stats.dropped.items() if what.startswith("store."))
+            accounted = ledger.given + waiting + dropped + self._withdrawn[port.index]
+            if accounted != expected:
+                self._breach(
+                    "what is dropped is counted",
+                    f"{ledger.name}: {expected} chunks were stored, {accounted} accounted for",
+                )
+
+    def _check_offers(self) -> None:
+        """What a tier is taken to have is there, or on its way."""
+        inside = self._see.inside
+        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
+            under_way = {t.key for t in ledger.transfers()} | {
+                t.key for t in inside.collected(port)
+            }
+            for key in inside.sent(port):
+                if not (key in ledger.arrived or ledger.found[key] or key in under_way):
+                    self._breach(
+                        "what a tier is not offered it has", f"{ledger.name} never got {short(key)}"
+                    )
+
+    def _check_questions(self) -> None:
+        inside = self._see.inside
+        answering: dict[int, int] = {}
+        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
+            for job_id, job in ledger.pending.items():
+                question = inside.questions_by_job.get(job_id)
+                if job.operation is Operation.LOOKUP and question is not None:
+                    answering[id(question)] = answering.get(id(question), 0) | port.bit
+                    if list(question.keys) != list(job.keys):
+                        self._breach("an answer belongs to its question", f"job {job_id}")
+        for key, question in inside.open_questions.items():
+            if question.sealed and question.waiting != answering.get(id(question), 0):
+                self._breach(
+                    "an answer belongs to its question",
+                    f"{short(key)} waits for tiers {question.waiting:b}, and "
+                    f"{answering.get(id(question), 0):b} are to answer",
+                )
+
+    def _check_usage(self) -> None:
+        usage = self._see.manager.usage()
+        parts = usage.free + usage.ready + usage.writing + usage.loading + usage.quarantined
+        if parts != usage.slots or usage.pinned > usage.ready:
+            self._breach("the pool's figures add up", str(usage))
+
+    # --- what is said -------------------------------------------------------------------------
+
+    def _check_events(self, events: Sequence[OffloadingEvent]) -> None:
+        for event in events:
+            if event.tier == PRIMARY:
+                self._hear(event)
+            elif event.removed:
+                self._announced_below[event.tier].difference_update(event.keys)
+            else:
+                self._announced_below[event.tier].update(event.keys)
+        readable = {s.key for s in self._see.inside.primary.slots if s.state is _READY}
+        if self._announced != readable:
+            differing = [short(key) for key in sorted(self._announced ^ readable)]
+            self._breach("events agree with the primary tier", str(differing))
+        if self._see.policy.known != readable:
+            differing = [short(key) for key in sorted(self._see.policy.known ^ readable)]
+            self._breach("the policy knows exactly the readable chunks", str(differing))
+        for ledger in self._see.ledgers:
+            for removed, expected in ((False, ledger.stored), (True, ledger.removed)):
+                said = [
+                    key
+                    for event in events
+                    if event.tier == ledger.name and event.removed is removed
+                    for key in event.keys
+                ]
+                if Counter(said) != Counter(expected):
+                    self._breach(
+                        "events agree with the tiers",
+                        f"{ledger.name}: {len(said)} chunks, {len(expected)} expected",
+                    )
+                expected.clear()
+
+    def _hear(self, event: OffloadingEvent) -> None:
+        keys = set(event.keys)
+        if len(keys) != len(event.keys):
+            self._breach("events agree with the primary tier", "a chunk is named twice")
+        if event.removed != (keys <= self._announced) or (
+            not event.removed and keys & self._announced
+        ):
+            what = "removed" if event.removed else "stored"
+            self._breach("events agree with the primary tier", f"{what} {sorted(map(short, keys))}")
+        if event.removed:
+            self._announced -= keys
+        else:
+            self._announced |= keys

@@ -1,0 +1,65 @@
+"""What is owed to a tier does not leave the primary one before the tier has had it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvtier_sdk.contract import StoreMoment
+from kvtier_sdk.tiering.tier_port import TierPort
+from kvtier_sdk.types import OffloadKey
+from support.simulation.breach import short
+from support.simulation.inside import Inside
+from support.simulation.ledger import Ledger
+
+
+class SpillRule:
+    """Watches what is evicted where a tier is given what leaves.
+
+    Attributes:
+        resetting: whether a reset is under way: what leaves then is forgotten, not evicted.
+
+    Args:
+        on_breach: told of a broken rule, and why; raises.
+    """
+
+    def __init__(self, on_breach: Callable[[str, str], None]) -> None:
+        self.resetting = False
+        self._breach = on_breach
+        self._owed: list[tuple[TierPort, Ledger]] = []
+        # By tier: chunks that were readable while it refused stores.
+        self._let_go: dict[str, set[OffloadKey]] = {}
+
+    def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
+        """Learn of the tiers, once they are there."""
+        for port, ledger in zip(inside.ports, ledgers, strict=True):
+            if port.store_policy.moment is StoreMoment.EVICTED:
+                self._owed.append((port, ledger))
+                self._let_go[ledger.name] = set()
+
+    def arrived(self, key: OffloadKey) -> None:
+        """A chunk has become readable: it is owed from now on."""
+        for _, ledger in self._owed:
+            ledger.settled.discard(key)
+            self._let_go[ledger.name].discard(key)
+
+    def left(self, key: OffloadKey) -> None:
+        """A chunk is readable no more."""
+        if self.resetting:
+            return
+        for port, ledger in self._owed:
+            had = key in ledger.settled or ledger.found[key]
+            if not had and port.takes_stores and key not in self._let_go[ledger.name]:
+                self._breach(
+                    "what is owed to a tier stays until it had it",
+                    f"{short(key)} was evicted, and {ledger.name} was not given it",
+                )
+
+    def step_ended(self, readable: set[OffloadKey]) -> None:
+        """A step has ended.
+
+        Args:
+            readable: the chunks that are.
+        """
+        for port, ledger in self._owed:
+            if not port.takes_stores:
+                self._let_go[ledger.name] |= readable

@@ -1,0 +1,141 @@
+"""A memory tier in bad weather, which also watches what it is given to touch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, ClassVar
+
+from kvtier_sdk.errors import TierError
+from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
+from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer
+from support.simulation.faults import Weather
+
+
+class SimulatedTierConfig(MemoryTierConfig):
+    """Options of the simulated tier, which come from the simulation and not from text.
+
+    Attributes:
+        weather: what goes wrong; a :class:`Weather`.
+        on_touch: told of each transfer's buffers at the moments in which they are used.
+        on_put: told of each chunk that was written.
+        rng: chooses which of several chunks suffer.
+    """
+
+    weather: Any
+    on_touch: Any
+    on_put: Any
+    rng: Any
+
+
+class SimulatedTier(MemoryTier):
+    """Real bytes and real evictions; delays, errors and damage as the seed says."""
+
+    config_model: ClassVar[type[MemoryTierConfig]] = SimulatedTierConfig
+    config: Any
+
+    @property
+    def _weather(self) -> Weather:
+        weather: Weather = self.config.weather
+        return weather
+
+    @property
+    def _rng(self) -> random.Random:
+        rng: random.Random = self.config.rng
+        return rng
+
+    @property
+    def _on_touch(self) -> Callable[[Operation, Transfer], None]:
+        on_touch: Callable[[Operation, Transfer], None] = self.config.on_touch
+        return on_touch
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        trouble = await self._weather.suffer()
+        found = [key in self._objects for key in keys]
+        return found[1:] if trouble == "length" else found
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        trouble = await self._weather.suffer()
+        failing = self._failing(batch, trouble)
+        verdicts: list[TierError | None] = []
+        for index, transfer in enumerate(batch):
+            self._on_touch(Operation.STORE, transfer)
+            if index not in failing:
+                self._put(transfer)
+                self.config.on_put(transfer.key)
+            verdicts.append(failing.get(index))
+        if trouble == "damage":
+            self.damage(batch[0].key)
+        return verdicts[1:] if trouble == "length" else verdicts
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        for transfer in batch:
+            self._on_touch(Operation.LOAD, transfer)
+            # A read that is cut short leaves something behind.
+            transfer.payload[:] = b"\xaa" * len(transfer.payload)
+        trouble = await self._weather.suffer()
+        if trouble == "damage":
+            self.damage(batch[0].key)
+        failing = self._failing(batch, trouble)
+        verdicts: list[TierError | None] = []
+        for index, transfer in enumerate(batch):
+            self._on_touch(Operation.LOAD, transfer)
+            verdicts.append(failing.get(index) or self._get(transfer))
+        return verdicts[1:] if trouble == "length" else verdicts
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        await self._weather.suffer()
+        await super().touch(keys)
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        await self._weather.suffer()
+        await super().delete(keys)
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        await self._weather.suffer()
+        async for entry in super().scan():
+            yield entry
+
+    def holds(self, key: OffloadKey) -> bool:
+        """Whether the chunk is there."""
+        return key in self._objects
+
+    def lose(self) -> None:
+        """Let go of a chunk, as an expiry would."""
+        if self._objects:
+            self._remove([self._rng.choice(list(self._objects))])
+
+    def damage(self, key: OffloadKey) -> None:
+        """Flip a bit of a stored object, cut it short, or put another chunk's in its place."""
+        stored = self._objects.get(key)
+        if stored is None:
+            return
+        kind = self._rng.randrange(3)
+        if kind == 0:
+            stored[self._rng.randrange(len(stored))] ^= 1 << self._rng.randrange(8)
+        elif kind == 1:
+            self._replace(key, stored[: self._rng.randrange(len(stored))])
+        else:
+            other = self._rng.choice(list(self._objects))
+            self._replace(key, self._objects[other])
+
+    def _replace(self, key: OffloadKey, content: Any) -> None:
+        self._used_bytes += len(content) - len(self._objects[key])
+        self._objects[key] = content.copy()
+
+    def _failing(self, batch: Sequence[Transfer], trouble: str) -> dict[int, TierError]:
+        """Which chunks of the batch fail, and how."""
+        if trouble != "some":
+            return {}
+        return {
+            index: TierError("drawn", retryable=self._rng.random() < 0.5)
+            for index in range(len(batch))
+            if self._rng.random() < 0.5
+        }
+
+
+class PaddedSimulatedTier(SimulatedTier):
+    """One whose buffers are longer than a chunk."""
+
+    alignment = 128

@@ -1,0 +1,400 @@
+"""One simulation: everything put together, played to its end."""
+
+from __future__ import annotations
+
+import logging
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.tier import RunnerOptions
+from kvtier_sdk.pool import HostPool
+from kvtier_sdk.registry import load_policy
+from kvtier_sdk.runner import TierLoop
+from kvtier_sdk.runner.jobs import Operation, Report
+from kvtier_sdk.testing.virtual_clock import VirtualClock
+from kvtier_sdk.tiering import ResetScope, TieringManager
+from kvtier_sdk.types import Transfer
+from support.simulation.breach import Breach, Journal, short
+from support.simulation.chunks import ChunkTree
+from support.simulation.device import Device
+from support.simulation.engine import Engine
+from support.simulation.faults import Weather
+from support.simulation.inside import Inside
+from support.simulation.ledger import Ledger, WatchedRunner
+from support.simulation.plan import CHUNK_BYTES, Plan, TierPlan, draw_plan
+from support.simulation.report import SimulationReport
+from support.simulation.rules import Evidence, Rules
+from support.simulation.spilling import SpillRule
+from support.simulation.tier import (
+    PaddedSimulatedTier,
+    SimulatedTier,
+    SimulatedTierConfig,
+)
+from support.simulation.watches import WatchedMemory, WatchedPolicy
+
+POLICIES = ("lru", "arc", "fifo")
+#: Steps in which requests that are alive have to end when nothing goes wrong any more.
+_LAST_STEPS = 400
+_CALM_STEP_S = 0.02
+#: The longest that a tier's loop stands still; shorter than the manager's own patience with it.
+_LONGEST_STALL_S = 0.8
+_LONGEST_STALL_STEPS = 15
+#: How long the engine does nothing, now and then.
+_LULL_S = 1.0
+#: Time after which every breaker has closed: the longest pause, and a probe.
+_RECOVERY_S = 2.0
+
+
+def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> SimulationReport:
+    """Play a simulation.
+
+    Args:
+        seed: decides everything.
+        echo: takes each action in words, as it happens.
+
+    Returns:
+        What happened.
+
+    Raises:
+        Breach: a rule was broken; it says which, and how to see it again.
+    """
+    world = World(seed, echo)
+    with _errors_of_the_sdk(world.note_error):
+        try:
+            world.play()
+        except Exception as error:
+            world.discard()
+            raise world.explain(error) from error
+        finally:
+            world.close()
+    return world.report()
+
+
+class World:
+    """A manager, its tiers, an engine, and whoever watches them.
+
+    Args:
+        seed: decides everything.
+        echo: takes each action in words.
+    """
+
+    def __init__(self, seed: int, echo: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self._first_breach: Breach | None = None
+        rng = random.Random(seed)
+        self.plan: Plan = draw_plan(rng, POLICIES)
+        self.clock = VirtualClock()
+        self.journal = Journal(self.clock.now_s, echo)
+        self.rng = rng
+        self.pool = HostPool(self.plan.slots, CHUNK_BYTES)
+        tree = ChunkTree(self.plan.groups, self.plan.depth, CHUNK_BYTES, rng)
+        self.content = tree.content
+        self.device = Device(self.pool, tree.content, rng, self.breach)
+        self.memory = WatchedMemory(self.pool)
+        self.spills = SpillRule(self.breach)
+        real_policy = load_policy(self.plan.policy)()
+        real_policy.open(self.plan.slots)
+        self.policy = WatchedPolicy(real_policy, self.breach, self.spills.arrived, self.spills.left)
+        self.manager = TieringManager(
+            self.pool,
+            policy=self.policy,
+            clock=self.clock,
+            store_reserve=self.plan.store_reserve,
+            events=True,
+            one_copy=self.plan.one_copy,
+            recompute_s=self.plan.recompute_s,
+        )
+        self.inside = Inside(self.manager)
+        self._tier_rngs: list[random.Random] = []
+        self.weathers: list[Weather] = []
+        self.ledgers: list[Ledger] = []
+        self.runners: list[WatchedRunner] = []
+        # By tier: until which step its loop stands still.
+        self._stalled_until: list[int] = []
+        self.tiers: list[SimulatedTier] = []
+        self.loops: list[TierLoop] = []
+        for tier_plan in self.plan.tiers:
+            self._add_tier(tier_plan)
+        self.spills.watch(self.inside, self.ledgers)
+        self.engine = Engine(
+            self.manager,
+            inside=self.inside,
+            device=self.device,
+            tree=tree,
+            plan=self.plan,
+            rng=rng,
+            clock=self.clock,
+            journal=self.journal,
+            on_breach=self.breach,
+            resetting=self._resetting,
+        )
+        self.rules = Rules(
+            Evidence(
+                self.manager,
+                self.inside,
+                self.device,
+                self.ledgers,
+                self.tiers,
+                self.policy,
+                self.engine.choosy,
+                promotion_limit=self.plan.slots - round(self.plan.slots * self.plan.store_reserve),
+            ),
+            self.breach,
+        )
+
+    def breach(self, rule: str, message: str) -> None:
+        """A rule is broken. Where this is raised inside a tier, the step raises it again."""
+        breach = Breach(rule, message)
+        self._first_breach = self._first_breach or breach
+        raise breach
+
+    def note_error(self, message: str) -> None:
+        """The SDK has logged an error, which no trouble of a tier makes it do."""
+        self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
+
+    def explain(self, error: Exception) -> Breach:
+        """What went wrong first, with all that is known about it."""
+        raised = Breach("the manager never raises", f"{type(error).__name__}: {error}")
+        breach = self._first_breach or raised
+        breach.seed = self.seed
+        breach.step = self.engine.step
+        breach.actions = self.journal.last()
+        return breach
+
+    def discard(self) -> None:
+        """End what is under way after a breach, whatever state it is in."""
+        for runner in self.runners:
+            runner.discard()
+
+    def close(self) -> None:
+        """Give the pool's memory back."""
+        self.device.close()
+        self.memory.release()
+        self.pool.close()
+
+    def play(self) -> None:
+        """Play to the end."""
+        for _ in range(self.plan.steps):
+            self._step()
+        if self.plan.ends == "shut down":
+            self._shut_down(self.rng.choice([0.0, 0.05, 10.0]))
+        else:
+            self._come_to_rest()
+            self._shut_down(10.0)
+            if any(ledger.busy for ledger in self.ledgers):
+                self.breach("at rest nothing is left", "I/O goes on after the end")
+        self._raise_first_breach()
+
+    def report(self) -> SimulationReport:
+        """What happened."""
+        counts = Counter(self.engine.counts)
+        for ledger, weather in zip(self.ledgers, self.weathers, strict=True):
+            counts.update(ledger.counts)
+            counts.update({f"trouble: {kind}": n for kind, n in weather.seen.items()})
+        for stats in self.manager.stats:
+            counts.update({f"miss: {reason}": n for reason, n in stats.misses.items()})
+            counts.update({f"dropped: {reason}": n for reason, n in stats.dropped.items()})
+        counts[f"ends: {self.plan.ends}"] += 1
+        counts[f"policy: {self.plan.policy}"] += 1
+        for tier in self.plan.tiers:
+            counts[f"store policy: {tier.options['store_policy']}"] += 1
+        return SimulationReport(
+            1, self.engine.step, self.clock.now_s(), counts, self._digest(counts)
+        )
+
+    def _digest(self, counts: Counter[str]) -> int:
+        """Of how it ended: what happened and how often, when, and what would be drawn next."""
+        drawn = [rng.random() for rng in (self.rng, *self._tier_rngs)]
+        return zlib.crc32(repr((sorted(counts.items()), self.clock.now_s(), drawn)).encode())
+
+    # --- putting together ---------------------------------------------------------------------
+
+    def _add_tier(self, plan: TierPlan) -> None:
+        rng = random.Random(self.rng.getrandbits(64))
+        self._tier_rngs.append(rng)
+        weather = Weather(plan, rng, self.clock)
+        ledger = Ledger(plan.name, self.clock, self.device.holds, self.breach)
+        tier_class = PaddedSimulatedTier if plan.padded else SimulatedTier
+        object_bytes = 256 if plan.padded else 64 + CHUNK_BYTES
+        capacity = plan.capacity_chunks
+        spec = TierSpec(
+            plan.name,
+            "simulated",
+            tier_class,
+            SimulatedTierConfig(
+                capacity=None if capacity is None else capacity * object_bytes,
+                latency=0.0,
+                bandwidth=None,
+                weather=weather,
+                on_touch=self._watch_io(ledger),
+                on_put=ledger.put,
+                rng=rng,
+            ),
+            RunnerOptions.model_validate(plan.options),
+        )
+
+        def make_loop(report: Callable[[Report], None]) -> TierLoop:
+            loop = TierLoop(
+                spec,
+                namespace=Namespace({}),
+                memory=self.memory,
+                clock=self.clock,
+                report=report,
+                rng=rng,
+            )
+            tier = loop._tier
+            assert isinstance(tier, SimulatedTier)
+            self.tiers.append(tier)
+            self.loops.append(loop)
+            return loop
+
+        runner = WatchedRunner(
+            make_loop, self.clock, ledger, self.journal.note, let_go=weather.clear_up
+        )
+        self.manager.add_tier(spec, runner)
+        self.weathers.append(weather)
+        self.ledgers.append(ledger)
+        self.runners.append(runner)
+        self._stalled_until.append(0)
+
+    def _watch_io(self, ledger: Ledger) -> Callable[[Operation, Transfer], None]:
+        def on_touch(operation: Operation, transfer: Transfer) -> None:
+            slot = self.memory.slot_of(transfer.payload)
+            if slot is None:
+                return
+            what = f"{ledger.name} {operation.value} of {short(transfer.key)}, slot {slot}"
+            if not ledger.may_touch(operation, slot, transfer.key):
+                self.breach("I/O ends with its job", what)
+            if operation is Operation.STORE and not self.device.holds(slot, transfer.key):
+                self.breach("what is stored under a key is its chunk", what)
+
+        return on_touch
+
+    @contextmanager
+    def _resetting(self, scope: ResetScope) -> Iterator[None]:
+        self.rules.before_reset()
+        for ledger in self.ledgers:
+            ledger.reset(tiers_too=scope is ResetScope.ALL)
+        self.spills.resetting = True
+        yield
+        self.spills.resetting = False
+
+    # --- playing ------------------------------------------------------------------------------
+
+    def _step(self, *, calm: bool = False) -> None:
+        self.journal.step = self.engine.step + 1
+        self.engine.run_step(arrivals=not calm)
+        self.spills.step_ended(self.policy.known)
+        if self.rng.random() < 0.1 and not self.manager.has_pending_work():
+            self.rules.check_idle()
+        self.rules.check()
+        if calm:
+            self._run_tiers(_CALM_STEP_S)
+        else:
+            self._weather()
+            stalled = [until > self.engine.step for until in self._stalled_until]
+            self._run_tiers(self.rng.uniform(0, self.plan.step_s), stalled)
+            if self.rng.random() < self.plan.lull_rate:
+                self.journal.note("lull")
+                # An engine asks before it sleeps.
+                self.manager.has_pending_work()
+                self._run_tiers(_LULL_S)
+                self.engine.excuse(_LULL_S * len(self.runners))
+        self._raise_first_breach()
+
+    def _raise_first_breach(self) -> None:
+        if self._first_breach is not None:
+            raise self._first_breach
+
+    def _run_tiers(self, duration_s: float, stalled: Sequence[bool] = ()) -> None:
+        for index in self.rng.sample(range(len(self.runners)), len(self.runners)):
+            if any(stalled[index : index + 1]):
+                self.clock.advance(duration_s)
+                continue
+            self.runners[index].run_for(duration_s)
+            self.ledgers[index].check_deadlines()
+
+    def _weather(self) -> None:
+        for index, plan in enumerate(self.plan.tiers):
+            weather, tier = self.weathers[index], self.tiers[index]
+            if self.rng.random() < plan.stalls and self._stalled_until[index] < self.engine.step:
+                self.journal.note(plan.name, "stands still")
+                weather.seen["stall"] += 1
+                longest = int(_LONGEST_STALL_S / self.plan.step_s / len(self.runners))
+                steps = self.rng.randint(1, min(longest, _LONGEST_STALL_STEPS))
+                self._stalled_until[index] = self.engine.step + steps
+            if self.rng.random() < plan.outages:
+                self.journal.note("outage of", plan.name)
+                weather.begin_outage()
+            if self.rng.random() < plan.removals:
+                tier.lose()
+
+    def _come_to_rest(self) -> None:
+        """Nothing goes wrong any more: all requests end, and everything is let go."""
+        for weather in self.weathers:
+            weather.clear_up()
+        if self.plan.ends == "aborted":
+            self.engine.abort_all()
+        self._play_until_idle()
+        self._run_tiers(_RECOVERY_S)
+        # Recency may be handed over still, and reports be taken.
+        self._play_until_idle()
+        self.rules.check_rest()
+        for port, loop in zip(self.inside.ports, self.loops, strict=True):
+            is_over = loop._call.quarantine is not None
+            if not (port.takes_reads and port.takes_stores) and not is_over:
+                self.breach("a breaker closes without traffic", port.spec.name)
+
+    def _play_until_idle(self) -> None:
+        for _ in range(_LAST_STEPS):
+            self._step(calm=True)
+            busy = self.engine.requests or self.device.all or self.manager.has_pending_work()
+            if not busy and not any(ledger.held for ledger in self.ledgers):
+                return
+        left = [request.context.request_id for request in self.engine.requests]
+        jobs = [ledger.describe() for ledger in self.ledgers if ledger.held]
+        self.breach(
+            "nothing waits for ever",
+            f"after {_LAST_STEPS} calm steps there are left: {left} {jobs}, "
+            f"{len(self.device.all)} copies",
+        )
+
+    def _shut_down(self, timeout_s: float) -> None:
+        self.journal.note("shutdown", timeout_s)
+        self.manager.shutdown(timeout_s)
+        for ledger in self.ledgers:
+            if ledger.running or ledger.pending:
+                self.breach("a job ends in one result", f"after the end: {ledger.describe()}")
+
+
+@contextmanager
+def _errors_of_the_sdk(on_error: Callable[[str], None]) -> Iterator[None]:
+    """Listen to what the SDK logs as an error; what it warns of is the tiers' trouble."""
+    log = logging.getLogger("kvtier")
+    handler = _Listener(on_error)
+    before = log.propagate, log.level
+    log.propagate = False
+    log.setLevel(logging.ERROR)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate, level = before
+        log.setLevel(level)
+
+
+class _Listener(logging.Handler):
+    """Passes each record on in words."""
+
+    def __init__(self, on_error: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._on_error = on_error
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._on_error(self.format(record))

@@ -1,0 +1,647 @@
+"""Tiers that break the contract, each in one way: what the conformance kit must reject.
+
+Each is a small change to :class:`support.tiers.shelf.ShelfTier`, of the kind that gets past a
+review, and names the one check that its fault belongs to. Read them for what not to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvtier_sdk.contract import TierContext
+from kvtier_sdk.errors import (
+    ConfigError,
+    TierCapacityError,
+    TierError,
+    TierUnavailableError,
+)
+from kvtier_sdk.options.tier import TierConfig
+from kvtier_sdk.types import (
+    Entry,
+    OffloadKey,
+    RequestContext,
+    Transfer,
+    Usage,
+    split_offload_key,
+)
+from support.tiers.shelf import Shelf, ShelfName, ShelfTier, fill
+
+_MOMENT_S = 0.001
+_LATER_S = 0.02
+
+
+class BrokenTier(ShelfTier):
+    """A tier with one fault.
+
+    Attributes:
+        fails: the check that rejects it, and the only one.
+    """
+
+    fails: ClassVar[str]
+
+
+class WrongOrder(BrokenTier):
+    """Puts each answer on a stack, and hands out the stack."""
+
+    fails = "check_results_have_the_order_of_the_batch"
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        return list(reversed(await super().lookup(keys, request)))
+
+
+class VerdictsInWrongOrder(BrokenTier):
+    """Loads in order, and says how it went from the last to the first."""
+
+    fails = "check_results_have_the_order_of_the_batch"
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        return list(reversed(await super().load(batch)))
+
+
+class WrongCount(BrokenTier):
+    """Works in pages of four, and forgets the last page where it is not full."""
+
+    fails = "check_results_have_the_length_of_the_batch"
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        verdicts = await super().load(batch)
+        return verdicts if len(batch) < 4 else verdicts[: len(batch) // 4 * 4]
+
+
+class EmptyBatchIsAnError(BrokenTier):
+    """Looks at the first chunk of a batch without asking whether there is one."""
+
+    fails = "check_an_empty_batch_is_no_results"
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self.context.logger.debug("first of a batch: %s", batch[0].key.hex())
+        return await super().store(batch)
+
+
+class OneFailureFailsAll(BrokenTier):
+    """Raises the first failure, though the other chunks of the batch were loaded."""
+
+    fails = "check_one_failure_fails_alone"
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        verdicts = await super().load(batch)
+        for verdict in verdicts:
+            if verdict is not None:
+                raise verdict
+        return verdicts
+
+
+class DuplicatesAreOne(BrokenTier):
+    """Loads each key of a batch once, and fills the buffers of the last that asked for it."""
+
+    fails = "check_duplicates_in_a_batch"
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        distinct = {transfer.key: transfer for transfer in batch}
+        verdicts = await super().load(list(distinct.values()))
+        found = dict(zip(distinct, verdicts, strict=True))
+        return [found[transfer.key] for transfer in batch]
+
+
+class BigBatchIsAnError(BrokenTier):
+    """Puts all keys of a batch into one statement, which has room for 999."""
+
+    fails = "check_big_batches"
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        if len(keys) > 999:
+            raise TierError("too many SQL variables")
+        return await super().lookup(keys, request)
+
+
+class RaisesForeignError(BrokenTier):
+    """Looks at the first byte of an object that may have none."""
+
+    fails = "check_only_tier_errors_are_raised"
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        stored = self.take(transfer.key)
+        if stored[0] == 0xFE and stored.startswith(b"\xfe old format"):
+            raise TierError("an object of an old format")
+        fill(transfer, stored)
+
+
+class MixesABatchUp(BrokenTier):
+    """Stores a batch of four or more at once, each key with the last chunk's bytes."""
+
+    fails = "check_what_is_stored_comes_back"
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        if len(batch) < 4:
+            return await super().store(batch)
+        await self.reach()
+        content = b""
+        for transfer in batch:
+            content = b"".join(transfer.buffers)
+        for transfer in batch:
+            self.put(transfer.key, content)
+        return [None] * len(batch)
+
+
+class GuessesLookups(BrokenTier):
+    """Asks for a batch whether any of it is there, and answers for all of it."""
+
+    fails = "check_lookup_tells_stored_from_absent"
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        answers = await super().lookup(keys, request)
+        return [any(answers)] * len(keys)
+
+
+class AbsentIsSuccess(BrokenTier):
+    """Takes an answer without a single chunk for one without a single complaint."""
+
+    fails = "check_absent_is_not_found"
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        verdicts = await super().load(batch)
+        if len(batch) > 1 and all(verdict is not None for verdict in verdicts):
+            return [None] * len(batch)
+        return verdicts
+
+
+class StoringTwiceIsAnError(BrokenTier):
+    """Inserts, where it should insert or replace."""
+
+    fails = "check_storing_twice_is_harmless"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        if self.name_of(transfer.key) in self.shelf.objects:
+            raise TierError("duplicate key value violates unique constraint")
+        await super().store_chunk(transfer)
+
+
+class ScribblesOnBuffers(BrokenTier):
+    """Marks a header as stored, in the buffer that was lent."""
+
+    fails = "check_store_leaves_its_buffers_alone"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await super().store_chunk(transfer)
+        transfer.header[0] ^= 0x80
+
+
+class TakesShortForWhole(BrokenTier):
+    """Does not look at how many bytes a read brought."""
+
+    fails = "check_another_length_is_corrupt"
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        stored = self.take(transfer.key)
+        missing = bytes(max(0, transfer.object_bytes - len(stored)))
+        fill(transfer, (stored + missing)[: transfer.object_bytes])
+
+
+class HangsOnAnotherLength(BrokenTier):
+    """Reads what it expects, finds the rest where the next answer should begin, and is lost."""
+
+    fails = "check_another_length_is_corrupt"
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._lost = False
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        stored = self.take(transfer.key)
+        self._lost = self._lost or len(stored) > transfer.object_bytes
+        if self._lost:
+            raise TierUnavailableError("the answer cannot be read")
+        fill(transfer, stored)
+
+
+class AssumesAddresses(BrokenTier):
+    """Declares no alignment, and needs one of eight bytes."""
+
+    fails = "check_buffers_at_any_address"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        if np.frombuffer(transfer.payload, np.uint8).ctypes.data % 8:
+            raise TierError("Invalid argument")
+        await super().store_chunk(transfer)
+
+
+class AssumesLengths(BrokenTier):
+    """Copies eight bytes at a time."""
+
+    fails = "check_chunks_of_any_length"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        words = np.frombuffer(transfer.payload, np.uint64)
+        self.put(transfer.key, bytes(transfer.header) + words.tobytes())
+
+
+class IgnoresTheGroup(BrokenTier):
+    """Names objects after the chain hash alone: one group gets the bytes of another."""
+
+    fails = "check_groups_are_apart"
+
+    def name_of(self, key: OffloadKey) -> ShelfName:
+        return super().name_of(split_offload_key(key)[0])
+
+
+class FoldsCase(BrokenTier):
+    """Keeps its objects where upper and lower case are one."""
+
+    fails = "check_similar_keys_are_apart"
+
+    def name_of(self, key: OffloadKey) -> ShelfName:
+        return super().name_of(key.lower())
+
+
+class TakesKeysForText(BrokenTier):
+    """Decodes a key, and has one letter for all that cannot be decoded."""
+
+    fails = "check_keys_of_any_bytes"
+
+    def name_of(self, key: OffloadKey) -> ShelfName:
+        return super().name_of(key.decode("ascii", "replace").encode())
+
+
+class IgnoresTheNamespace(BrokenTier):
+    """Names objects after the key alone: one model gets the bytes of another."""
+
+    fails = "check_namespaces_are_apart"
+
+    def name_of(self, key: OffloadKey) -> ShelfName:
+        return self.context.namespace.manifest["run"], key  # type: ignore[return-value]
+
+
+class LosesConcurrentStores(BrokenTier):
+    """Writes under a temporary name that two stores of one key share."""
+
+    fails = "check_concurrent_stores_leave_one_whole_object"
+    fan_out = 1
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        name, temporary = self.name_of(transfer.key), ("temporary", transfer.key)
+        objects = self.shelf.objects
+        objects[temporary] = b"".join(transfer.buffers)
+        try:
+            await self.reach()
+        except BaseException:
+            objects.pop(temporary, None)
+            raise
+        # The second to come finds it gone, and takes the object for a failed one.
+        if temporary in objects:
+            stored = objects.pop(temporary)
+            self.put(transfer.key, stored)
+        else:
+            objects.pop(name, None)
+
+
+class ShowsPartlyWritten(BrokenTier):
+    """Makes room under the final name, writes into it, and tidies up only where it fails."""
+
+    fails = "check_no_partly_written_object_is_visible"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        name, whole = self.name_of(transfer.key), b"".join(transfer.buffers)
+        before = self.shelf.objects.get(name)
+        self.put(transfer.key, whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+        try:
+            await self.context.clock.sleep(_MOMENT_S)
+        except BaseException:
+            self._put_back(name, before)
+            raise
+        self.put(transfer.key, whole)
+
+    def _put_back(self, name: ShelfName, before: bytes | None) -> None:
+        if before is None:
+            self.shelf.objects.pop(name, None)
+        else:
+            self.shelf.objects[name] = before
+
+
+class KeepsHeaderApart(ShowsPartlyWritten):
+    """Replaces a chunk's header and its payload one after the other, as two objects."""
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        name, header = self.name_of(transfer.key), bytes(transfer.header)
+        payload = bytes(transfer.payload)
+        before = self.shelf.objects.get(name)
+        if before is not None and len(before) == transfer.object_bytes:
+            self.put(transfer.key, header + before[len(header) :])
+            try:
+                await self.context.clock.sleep(_MOMENT_S)
+            except BaseException:
+                self._put_back(name, before)
+                raise
+        self.put(transfer.key, header + payload)
+
+
+class OutlivesCancellation(BrokenTier):
+    """Tries to bring a load to its end although it was cancelled."""
+
+    fails = "check_a_cancelled_call_ends"
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await super().load_chunk(transfer)
+        try:
+            await self.context.clock.sleep(_MOMENT_S)
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()
+
+
+class WritesLate(BrokenTier):
+    """Returns from a cancelled load at once, while what reads for it goes on."""
+
+    fails = "check_a_cancelled_load_writes_nothing_more"
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        try:
+            await super().load_chunk(transfer)
+        except asyncio.CancelledError:
+            self._reading = self.context.clock.spawn(self._read(transfer), name="read on")
+            raise
+
+    async def _read(self, transfer: Transfer) -> None:
+        await self.context.clock.sleep(_LATER_S)
+        fill(transfer, self.take(transfer.key))
+
+
+class ReadsLate(BrokenTier):
+    """Returns from a cancelled store at once, while what writes for it goes on."""
+
+    fails = "check_a_cancelled_store_reads_nothing_more"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        try:
+            await super().store_chunk(transfer)
+        except asyncio.CancelledError:
+            self._writing = self.context.clock.spawn(self._write(transfer), name="write on")
+            raise
+
+    async def _write(self, transfer: Transfer) -> None:
+        await self.context.clock.sleep(_LATER_S)
+        self.put(transfer.key, b"".join(transfer.buffers))
+
+
+class LeavesAPart(BrokenTier):
+    """Keeps, of a store that is cancelled, what had been written, under the final name."""
+
+    fails = "check_a_cancelled_store_leaves_no_part"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        whole = b"".join(transfer.buffers)
+        try:
+            await self.reach()
+        except asyncio.CancelledError:
+            self.put(transfer.key, whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+            raise
+        self.put(transfer.key, whole)
+
+
+class BlocksTheLoop(BrokenTier):
+    """Reads its index from the disk before it answers a long question, on the loop."""
+
+    fails = "check_the_loop_is_never_blocked"
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        if len(keys) > 16:
+            time.sleep(1.5)  # the fault
+        return await super().lookup(keys, request)
+
+
+class LeavesATask(BrokenTier):
+    """Starts a heartbeat that nobody stops."""
+
+    fails = "check_no_task_is_left"
+
+    async def open(self) -> None:
+        await super().open()
+        self._heart = self.context.clock.spawn(self._beat(), name="heartbeat nobody stops")
+
+    async def _beat(self) -> None:
+        while True:
+            await self.context.clock.sleep(60)
+
+
+class LeavesAThread(BrokenTier):
+    """Starts a thread that waits for work for ever."""
+
+    fails = "check_no_thread_is_left"
+
+    async def open(self) -> None:
+        await super().open()
+        threading.Thread(target=threading.Event().wait, name="left behind", daemon=True).start()
+
+
+class LeavesADescriptor(BrokenTier):
+    """Opens its directory, and does not close it."""
+
+    fails = "check_no_descriptor_is_left"
+
+    async def open(self) -> None:
+        await super().open()
+        self._directory = os.open("/", os.O_RDONLY)
+
+
+class KeepsABuffer(BrokenTier):
+    """Remembers the last transfer, for its log."""
+
+    fails = "check_no_buffer_is_kept"
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        self._last = transfer
+        await super().load_chunk(transfer)
+
+
+class AcceptsNonsense(BrokenTier):
+    """Logs what is wrong with a setting, and goes on."""
+
+    fails = "check_bad_settings_fail_in_open"
+
+    async def open(self) -> None:
+        try:
+            await super().open()
+        except ConfigError as error:
+            self.context.logger.debug("%s", error)
+
+
+class ForgetsInClose(BrokenTier):
+    """Clears up behind itself, and the chunks with it: the next instance begins with nothing."""
+
+    fails = "check_chunks_outlive_the_instance"
+
+    async def close(self) -> None:
+        fingerprint = self.context.namespace.fingerprint
+        for name in [name for name in self.shelf.objects if name[0] == fingerprint]:
+            del self.shelf.objects[name]
+
+
+class CloseHangs(BrokenTier):
+    """Waits in close for the end of the first call, also where there never was one."""
+
+    fails = "check_close_ends"
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._opened = False
+        self._used = asyncio.Event()
+
+    async def open(self) -> None:
+        await super().open()
+        self._opened = True
+
+    async def reach(self) -> None:
+        if self._opened:
+            self._used.set()
+        await super().reach()
+
+    async def close(self) -> None:
+        if self._opened:
+            await self._used.wait()
+
+
+class CloseForgetsCalls(BrokenTier):
+    """Throws the answers away when it closes, and leaves those waiting who asked."""
+
+    fails = "check_close_ends_what_runs"
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._closed = False
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await super().load_chunk(transfer)
+        if self._closed:
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        self._closed = True
+
+
+class ClosesOnlyOnce(BrokenTier):
+    """Closes its connection, whether it has one or not."""
+
+    fails = "check_closing_twice_is_harmless"
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._connection: Any = object()
+
+    async def close(self) -> None:
+        if self._connection is None:
+            raise TierError("no connection to close")
+        self._connection = None
+
+
+class SwallowsOutages(BrokenTier):
+    """Says that a chunk is not there where it cannot know."""
+
+    fails = "check_an_outage_is_no_miss"
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        try:
+            return await super().contains_chunk(key)
+        except TierUnavailableError:
+            return False
+
+
+class StaysAway(BrokenTier):
+    """Gives its store up for good at the first outage."""
+
+    fails = "check_a_tier_comes_back_after_an_outage"
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._given_up = False
+
+    async def reach(self) -> None:
+        if self._given_up:
+            raise TierUnavailableError("switched off after a failure")
+        try:
+            await super().reach()
+        except TierUnavailableError:
+            self._given_up = True
+            raise
+
+
+class DeletesOnlyWhatIsThere(BrokenTier):
+    """Fails to delete what is not there."""
+
+    fails = "check_delete_forgets"
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        for key in keys:
+            self.take(key)
+        await super().delete(keys)
+
+
+class TouchStores(BrokenTier):
+    """Writes down when a chunk was used, also one that it does not have."""
+
+    fails = "check_touch_changes_nothing"
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        await self.reach()
+        for key in keys:
+            self.shelf.objects.setdefault(self.name_of(key), b"")
+
+
+class ScansWithoutHeader(BrokenTier):
+    """Lists the length of the payload."""
+
+    fails = "check_scan_lists_what_is_stored"
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        async for entry in super().scan():
+            yield Entry(entry.key, entry.object_bytes - self.context.header_bytes)
+
+
+class CountsNothing(BrokenTier):
+    """Knows only of what was stored since it began to count, which it never does."""
+
+    fails = "check_usage_counts_what_is_stored"
+
+    async def usage(self) -> Usage:
+        return Usage(0, 0, None)
+
+
+class FullIsAnyError(BrokenTier):
+    """Is full, and does not say so."""
+
+    fails = "check_a_full_tier_refuses_or_makes_room"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        try:
+            await super().store_chunk(transfer)
+        except TierCapacityError as error:
+            raise TierError(f"write failed: {error}") from error
+
+
+class NeedsItsParent(BrokenTier):
+    """Finds its store in a variable that only the process of the engine has set."""
+
+    fails = "check_it_runs_in_a_process"
+
+    async def open(self) -> None:
+        if not Shelf.exists(self.config.shelf):
+            raise ConfigError("nobody has registered the store")
+        await super().open()
+
+
+def _leaves(of: type[BrokenTier]) -> list[type[BrokenTier]]:
+    return [leaf for found in of.__subclasses__() for leaf in (found, *_leaves(found))]
+
+
+#: Every broken tier.
+BROKEN_TIERS: tuple[type[BrokenTier], ...] = tuple(_leaves(BrokenTier))

@@ -1,0 +1,131 @@
+"""Tiers that are odd and keep the contract: what the conformance kit must let pass."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from kvtier_sdk.contract import TierContext
+from kvtier_sdk.errors import TierCapacityError, TierUnavailableError
+from kvtier_sdk.options.tier import TierConfig
+from kvtier_sdk.types import Capability, OffloadKey, Transfer
+from support.tiers.shelf import ShelfTier, fill
+
+
+class OddTier(ShelfTier):
+    """A tier that keeps the contract in an unusual way.
+
+    Attributes:
+        settings: what :class:`kvtier_sdk.testing.TierSubject` has to be told of it.
+    """
+
+    settings: ClassVar[dict[str, Any]] = {}
+
+
+class Slow(OddTier):
+    """Takes its time for everything."""
+
+    async def reach(self) -> None:
+        await self.context.clock.sleep(0.01)
+        await super().reach()
+
+
+class Unordered(OddTier):
+    """Does the chunks of a batch in any order, and answers in the right one."""
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._random = random.Random(1)
+
+    async def reach(self) -> None:
+        await self.context.clock.sleep(self._random.random() * 0.004)
+        await super().reach()
+
+
+class Caching(OddTier):
+    """Keeps what passes through it, and answers from there, also during an outage."""
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._seen: dict[OffloadKey, bytes] = {}
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        return key in self._seen or await super().contains_chunk(key)
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        content = b"".join(transfer.buffers)
+        await super().store_chunk(transfer)
+        self._seen[transfer.key] = content
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        if transfer.key in self._seen:
+            fill(transfer, self._seen[transfer.key])
+        else:
+            await super().load_chunk(transfer)
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        await super().delete(keys)
+        for key in keys:
+            self._seen.pop(key, None)
+
+
+class Refusing(OddTier):
+    """Has room for nothing."""
+
+    settings: ClassVar[dict[str, Any]] = {"keeps_chunks": False}
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        raise TierCapacityError("there is never room")
+
+
+class OneConnection(OddTier):
+    """Does one thing at a time."""
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._connection = asyncio.Lock()
+
+    async def reach(self) -> None:
+        async with self._connection:
+            await super().reach()
+
+
+class Forgetful(OddTier):
+    """Has room for eight chunks, and lets go of the oldest for a new one."""
+
+    def put(self, key: OffloadKey, stored: bytes) -> None:
+        super().put(key, stored)
+        own = [name for name in self.shelf.objects if name[0] == self.name_of(key)[0]]
+        for name in own[:-8]:
+            del self.shelf.objects[name]
+
+
+class FirstComeFirstKept(OddTier):
+    """Keeps what it has where a key is stored again."""
+
+    def put(self, key: OffloadKey, stored: bytes) -> None:
+        if self.name_of(key) not in self.shelf.objects:
+            super().put(key, stored)
+
+
+class AllOrNothing(OddTier):
+    """Raises an outage for a whole batch, as it should, and can do nothing beyond the three."""
+
+    capabilities = Capability.NONE
+
+    async def reach(self) -> None:
+        if not self.shelf.connected:
+            raise TierUnavailableError("no route to host")
+
+
+class Aligned(OddTier):
+    """Wants every buffer at the start of a page, and as long as whole ones."""
+
+    alignment: ClassVar[int] = 4096
+
+
+#: Every odd tier.
+ODD_TIERS: tuple[type[OddTier], ...] = tuple(OddTier.__subclasses__())

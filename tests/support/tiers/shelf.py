@@ -1,0 +1,251 @@
+"""A tier whose store anybody can look into, pull out, and put back: for tests of tests.
+
+It is a tier like one on the network, in a few lines: every call takes a moment, the store outlives
+the instance and is shared by several, and it can be out of reach.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.contract import ChunkTierManager
+from kvtier_sdk.errors import (
+    ChunkNotFoundError,
+    ConfigError,
+    CorruptChunkError,
+    TierCapacityError,
+    TierUnavailableError,
+)
+from kvtier_sdk.options.tier import (
+    RunnerOptions,
+    TierConfig,
+)
+from kvtier_sdk.options.units import Seconds
+from kvtier_sdk.testing.conformance.subject import TierSubject
+from kvtier_sdk.types import Capability, Entry, OffloadKey, Transfer, Usage
+
+#: A chunk's name on a shelf: its namespace's fingerprint, and its key.
+ShelfName = tuple[str, OffloadKey]
+
+
+@dataclass
+class Shelf:
+    """Objects in this process that several instances of a tier can share.
+
+    Attributes:
+        objects: what is stored.
+        keys: under which key each was stored.
+        connected: whether it can be reached.
+    """
+
+    objects: dict[ShelfName, bytes] = field(default_factory=dict)
+    keys: dict[ShelfName, OffloadKey] = field(default_factory=dict)
+    connected: bool = True
+
+    @classmethod
+    def named(cls, name: str) -> Shelf:
+        """The shelf of a name.
+
+        Args:
+            name: of the shelf; a new one is made where there is none.
+
+        Returns:
+            The same shelf for the same name.
+        """
+        return _shelves.setdefault(name, cls())
+
+    @classmethod
+    def exists(cls, name: str) -> bool:
+        """Whether a shelf of that name has been made in this process.
+
+        Args:
+            name: of the shelf.
+        """
+        return name in _shelves
+
+
+_shelves: dict[str, Shelf] = {}
+
+
+class ShelfTierConfig(TierConfig):
+    """Options of the shelf tier.
+
+    Attributes:
+        shelf: name of the shelf.
+        chunks: how many chunks it holds before it refuses more; unlimited where absent.
+        latency_s: what every call takes.
+        nonsense: a setting that cannot work.
+    """
+
+    shelf: str = "shelf"
+    chunks: int | None = None
+    latency_s: Seconds = 0.001
+    nonsense: bool = False
+
+
+class ShelfTier(ChunkTierManager):
+    """Chunks on a :class:`Shelf`. It keeps the whole contract."""
+
+    config_model = ShelfTierConfig
+    capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    contract_version: ClassVar[int] = 1
+    config: ShelfTierConfig
+
+    async def open(self) -> None:
+        if self.config.nonsense:
+            raise ConfigError("option 'nonsense' cannot work")
+        await self.reach()
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        await self.reach()
+        return self.name_of(key) in self.shelf.objects
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        self.put(transfer.key, b"".join(transfer.buffers))
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        fill(transfer, self.take(transfer.key))
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        await self.reach()
+        for key in keys:
+            self.shelf.objects.pop(self.name_of(key), None)
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        await self.reach()
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        await self.reach()
+        for name, stored in list(self.shelf.objects.items()):
+            key = self.shelf.keys.get(name)
+            if key is not None and self.name_of(key) == name:
+                yield Entry(key, len(stored))
+
+    async def usage(self) -> Usage:
+        await self.reach()
+        objects = self.shelf.objects
+        return Usage(len(objects), sum(map(len, objects.values())), None)
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where the chunks are."""
+        return Shelf.named(self.config.shelf)
+
+    def name_of(self, key: OffloadKey) -> ShelfName:
+        """What a chunk is called on the shelf.
+
+        Args:
+            key: of the chunk.
+        """
+        return self.context.namespace.fingerprint, key
+
+    def put(self, key: OffloadKey, stored: bytes) -> None:
+        """Put an object on the shelf.
+
+        Args:
+            key: of the chunk.
+            stored: the object.
+
+        Raises:
+            TierCapacityError: there is no room.
+        """
+        objects, name = self.shelf.objects, self.name_of(key)
+        room = self.config.chunks
+        if room is not None and name not in objects and len(objects) >= room:
+            raise TierCapacityError("the shelf is full")
+        objects[name] = stored
+        self.shelf.keys[name] = key
+
+    def take(self, key: OffloadKey) -> bytes:
+        """Look at an object on the shelf.
+
+        Args:
+            key: of the chunk.
+
+        Returns:
+            The object.
+
+        Raises:
+            ChunkNotFoundError: there is none.
+        """
+        stored = self.shelf.objects.get(self.name_of(key))
+        if stored is None:
+            raise ChunkNotFoundError("no such chunk")
+        return stored
+
+    async def reach(self) -> None:
+        """Reach for the shelf, which takes a moment.
+
+        Raises:
+            TierUnavailableError: it is out of reach.
+        """
+        await self.context.clock.sleep(self.config.latency_s)
+        if not self.shelf.connected:
+            raise TierUnavailableError("the shelf is out of reach")
+
+
+def fill(transfer: Transfer, stored: bytes) -> None:
+    """Copy an object into a transfer's buffers.
+
+    Args:
+        transfer: where to.
+        stored: the object.
+
+    Raises:
+        CorruptChunkError: it has another length.
+    """
+    if len(stored) != transfer.object_bytes:
+        raise CorruptChunkError(f"{len(stored)} bytes stored; expected {transfer.object_bytes}")
+    split = len(transfer.header)
+    transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
+
+
+def shelf_subject(tier_class: type[ShelfTier], **settings: Any) -> TierSubject:
+    """A shelf tier with all hooks, on a shelf of its own.
+
+    Args:
+        tier_class: the tier.
+        settings: of the :class:`TierSubject`, other than its hooks.
+
+    Returns:
+        What the checks take.
+    """
+    name = uuid.uuid4().hex
+    shelf = Shelf.named(name)
+    namespace = TierSubject.new_namespace()
+
+    def spec(**options: Any) -> TierSpec:
+        config = tier_class.config_model.model_validate({"shelf": name, **options})
+        return TierSpec("under-test", "shelf", tier_class, config, _DEFAULTS)
+
+    def read_raw(key: OffloadKey) -> bytes | None:
+        return shelf.objects.get(name_of(key))
+
+    def write_raw(key: OffloadKey, data: bytes) -> None:
+        shelf.objects[name_of(key)] = data
+
+    def reach(connected: bool) -> None:
+        shelf.connected = connected
+
+    subject = TierSubject(
+        spec(),
+        read_raw=read_raw,
+        write_raw=write_raw,
+        break_connection=lambda: reach(False),
+        restore_connection=lambda: reach(True),
+        bad_settings={"a setting that cannot work": spec(nonsense=True)},
+        small_tier=lambda object_bytes: spec(chunks=10),
+        namespace=namespace,
+        **settings,
+    )
+    name_of = cast(ShelfTier, subject.make()).name_of
+    return subject
+
+
+_DEFAULTS = RunnerOptions.model_validate({})

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from kvtier_sdk import run_blocking
+from kvtier_sdk.aio.blocking import THREAD_LIMIT, close_blocking_threads
+
+# Longer than any test takes; reached only where a test fails.
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """What the blocking calls of a test wait for; set at its end, come what may."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+class Buffer:
+    """What can be asked whether it is still held."""
+
+
+async def until(event: threading.Event) -> None:
+    while not event.is_set():
+        await asyncio.sleep(0.001)
+
+
+async def test_a_call_gets_its_arguments_and_gives_its_result() -> None:
+    assert await run_blocking(sorted, [1, 3, 2], reverse=True) == [3, 2, 1]
+
+
+async def test_a_call_runs_in_a_thread_that_never_holds_up_the_exit() -> None:
+    thread = await run_blocking(threading.current_thread)
+    assert thread is not threading.current_thread()
+    assert thread.daemon
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("x"), asyncio.CancelledError("x")])
+async def test_an_exception_is_raised_here(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        await run_blocking(fail)
+
+
+def test_even_a_stop_iteration_comes_back() -> None:
+    # A future cannot carry it. In a process of its own, because the failure is a coroutine that
+    # not even a cancellation ends.
+    code = """
+import asyncio
+import contextlib
+from kvtier_sdk import run_blocking
+
+try:
+    asyncio.run(run_blocking(next, iter(())))
+except RuntimeError as error:
+    print(error, repr(error.__cause__))
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert done.stdout == "coroutine raised StopIteration StopIteration()\n"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_holds_the_arguments_of_a_call_that_has_returned(fails: bool) -> None:
+    def use(buffer: Buffer) -> None:
+        if fails:
+            raise OSError
+
+    for _ in range(20):
+        buffer = Buffer()
+        seen = weakref.ref(buffer)
+        with contextlib.suppress(OSError):
+            await run_blocking(use, buffer)
+        del buffer
+        assert seen() is None
+
+
+async def test_a_thread_outlives_a_failing_call() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    for _ in range(2 * THREAD_LIMIT):
+        with pytest.raises(ZeroDivisionError):
+            await run_blocking(fail)
+    assert await run_blocking(lambda: "alive") == "alive"
+
+
+async def test_a_cancelled_call_returns_only_after_the_function_has(
+    released: threading.Event,
+) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        released.wait(PATIENCE_S)
+        ended.set()
+
+    task = asyncio.create_task(run_blocking(work))
+    await until(started)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_a_cancellation_goes_before_the_functions_own_error(
+    released: threading.Event,
+) -> None:
+    started = threading.Event()
+
+    def fail() -> None:
+        started.set()
+        released.wait(PATIENCE_S)
+        raise ZeroDivisionError
+
+    task = asyncio.create_task(run_blocking(fail))
+    await until(started)
+    task.cancel()
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def occupy_all_threads(released: threading.Event) -> list[asyncio.Task[bool]]:
+    started = threading.Semaphore(0)
+
+    def work() -> bool:
+        started.release()
+        return released.wait(PATIENCE_S)
+
+    tasks = [asyncio.create_task(run_blocking(work)) for _ in range(THREAD_LIMIT)]
+    for _ in tasks:
+        while not started.acquire(blocking=False):
+            await asyncio.sleep(0.001)
+    return tasks
+
+
+async def test_a_call_that_was_cancelled_before_it_started_is_not_run(
+    released: threading.Event,
+) -> None:
+    ran = threading.Event()
+    occupied = await occupy_all_threads(released)
+    task = asyncio.create_task(run_blocking(ran.set))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    released.set()
+    await asyncio.gather(*occupied)
+    # In order: when this one has been run, the cancelled one has been passed over.
+    await run_blocking(lambda: None)
+    assert not ran.is_set()
+
+
+async def test_nothing_holds_the_arguments_of_a_call_that_was_cancelled_before_it_started(
+    released: threading.Event,
+) -> None:
+    """Not even while no thread is free, which is for ever where all of them hang."""
+    occupied = await occupy_all_threads(released)
+    buffer = Buffer()
+    seen = weakref.ref(buffer)
+    task = asyncio.create_task(run_blocking(id, buffer))
+    del buffer
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    await asyncio.sleep(0)  # until then the loop holds the task that has woken this one up
+    gc.collect()
+    assert seen() is None
+    released.set()
+    await asyncio.gather(*occupied)
+
+
+async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Event) -> None:
+    occupied = await occupy_all_threads(released)
+    more = [asyncio.create_task(run_blocking(threading.current_thread)) for _ in range(50)]
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in more)
+    released.set()
+    await asyncio.gather(*occupied)
+    assert len(set(await asyncio.gather(*more))) <= THREAD_LIMIT
+
+
+async def test_an_idle_thread_is_used_again() -> None:
+    threads = {await run_blocking(threading.current_thread) for _ in range(50)}
+    # On a busy machine the next call comes now and then before a thread has said that it is idle.
+    assert len(threads) < 25
+
+
+async def test_one_loops_calls_do_not_take_anothers_threads(released: threading.Event) -> None:
+    occupied = await occupy_all_threads(released)
+    other: list[str] = []
+    thread = threading.Thread(
+        target=lambda: other.append(asyncio.run(run_blocking(lambda: "done"))), daemon=True
+    )
+    thread.start()
+    await asyncio.to_thread(thread.join, PATIENCE_S)
+    assert other == ["done"]
+    released.set()
+    await asyncio.gather(*occupied)
+
+
+async def test_a_call_that_got_no_thread_is_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = threading.Event()
+    with monkeypatch.context() as patch:
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await run_blocking(ran.set)
+    assert await run_blocking(lambda: "done") == "done"
+    assert not ran.is_set()
+
+
+def test_closing_ends_the_idle_threads() -> None:
+    loop = asyncio.new_event_loop()
+    thread = loop.run_until_complete(run_blocking(threading.current_thread))
+    close_blocking_threads(loop)
+    close_blocking_threads(loop)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    loop.close()
+
+
+def test_a_hung_call_does_not_keep_the_interpreter_from_exiting() -> None:
+    code = """
+import asyncio, threading
+from kvtier_sdk import run_blocking
+
+async def main():
+    started = threading.Event()
+    task = asyncio.ensure_future(run_blocking(lambda: (started.set(), threading.Event().wait())))
+    while not started.is_set():
+        await asyncio.sleep(0)
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+print("leaving", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert done.stdout == "leaving\n"

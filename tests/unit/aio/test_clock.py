@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import asyncio
+import builtins
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kvtier_sdk import Clock, SystemClock
+from kvtier_sdk.aio.clock import wait_out
+
+CLOCK = SystemClock()
+
+
+class Calls:
+    """Calls that wait to be let go, and a record of what became of them."""
+
+    def __init__(self) -> None:
+        self.gates: dict[int, asyncio.Event] = {}
+        self.started: list[int] = []
+        self.ended: list[int] = []
+
+    @property
+    def running(self) -> set[int]:
+        return set(self.started) - set(self.ended)
+
+    def make(self, count: int) -> list[Callable[[], Awaitable[str]]]:
+        for number in range(count):
+            self.gates[number] = asyncio.Event()
+        return [lambda number=number: self._call(number) for number in range(count)]
+
+    async def _call(self, number: int) -> str:
+        self.started.append(number)
+        try:
+            await self.gates[number].wait()
+        finally:
+            await asyncio.sleep(0)
+            self.ended.append(number)
+        return f"result {number}"
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def spawn(calls: list[Callable[[], Awaitable[Any]]], limit: int) -> asyncio.Task[list[Any]]:
+    return CLOCK.spawn(CLOCK.gather_bounded(calls, limit=limit), name="gather")
+
+
+async def test_results_have_the_order_of_the_calls() -> None:
+    calls = Calls()
+    task = spawn(calls.make(4), limit=4)
+    for number in (2, 0, 3, 1):
+        calls.gates[number].set()
+        await settle()
+    assert await task == ["result 0", "result 1", "result 2", "result 3"]
+    assert calls.ended == [2, 0, 3, 1]
+
+
+async def test_no_calls_are_no_results() -> None:
+    assert await CLOCK.gather_bounded([], limit=3) == []
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_no_more_than_the_limit_run_at_once(limit: int) -> None:
+    calls = Calls()
+    task = spawn(calls.make(7), limit=limit)
+    for number in range(7):
+        await settle()
+        assert calls.running == set(range(number, min(number + limit, 7)))
+        calls.gates[number].set()
+    await task
+    assert calls.started == list(range(7))
+
+
+async def test_an_error_cancels_the_others_and_waits_for_them() -> None:
+    calls = Calls()
+
+    async def fail() -> str:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    task = spawn([*calls.make(2), fail, *calls.make(5)[2:]], limit=3)
+    with pytest.raises(ZeroDivisionError):
+        await task
+    assert calls.running == set()
+    assert calls.started == [0, 1]
+
+
+async def test_the_first_error_is_the_one_that_is_raised() -> None:
+    async def fail_at_once() -> None:
+        raise ZeroDivisionError
+
+    async def fail_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise KeyError
+
+    with pytest.raises(ZeroDivisionError):
+        await CLOCK.gather_bounded([fail_when_cancelled, fail_at_once], limit=2)
+
+
+async def test_a_cancellation_cancels_all_and_waits_for_them() -> None:
+    calls = Calls()
+    task = spawn(calls.make(5), limit=2)
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert calls.started == [0, 1]
+    assert calls.ended == [0, 1]
+
+
+async def test_a_second_cancellation_does_not_leave_one_running() -> None:
+    released = asyncio.Event()
+    ended = []
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            try:
+                await wait_out([CLOCK.spawn(released.wait(), name="clean-up")])
+            finally:
+                ended.append(True)
+
+    task = spawn([stubborn], limit=1)
+    await settle()
+    for _ in range(3):
+        task.cancel()
+        await settle()
+    assert not task.done()
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("outcome", ["a result", "an error"])
+async def test_a_call_that_swallows_its_cancellation_is_followed_by_no_other(outcome: str) -> None:
+    started = []
+
+    async def swallow(number: int) -> None:
+        started.append(number)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if outcome == "an error":
+                raise ZeroDivisionError from None
+
+    task = spawn([lambda number=number: swallow(number) for number in range(4)], limit=2)
+    await settle()
+    task.cancel()
+    await asyncio.wait([task], timeout=1)
+    assert task.done()
+    assert started == [0, 1]
+
+
+async def test_waiting_out_leaves_the_outcomes_to_their_owner() -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    task = CLOCK.spawn(fail(), name="fails")
+    await wait_out([task])
+    assert isinstance(task.exception(), ZeroDivisionError)
+
+
+async def test_a_cancelled_wait_still_waits() -> None:
+    released = asyncio.Event()
+    task = CLOCK.spawn(released.wait(), name="slow")
+    waiter = CLOCK.spawn(wait_out([task]), name="waiter")
+    await settle()
+    waiter.cancel()
+    await settle()
+    assert not waiter.done()
+    assert not task.cancelled()
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert task.result() is True
+
+
+async def test_a_spawned_task_has_its_name() -> None:
+    task = CLOCK.spawn(asyncio.sleep(0), name="mine")
+    assert task.get_name() == "mine"
+    await task
+
+
+async def test_a_callback_is_called_with_its_arguments_unless_taken_back() -> None:
+    called: list[str] = []
+    done = asyncio.Event()
+    taken_back = CLOCK.call_at(CLOCK.now_s(), called.append, "taken back")
+    CLOCK.call_at(CLOCK.now_s() - 100, called.append, "in the past")
+    CLOCK.call_at(CLOCK.now_s(), done.set)
+    taken_back.cancel()
+    await done.wait()
+    assert called == ["in the past"]
+
+
+async def test_a_timeout_ends_what_waits() -> None:
+    with pytest.raises(TimeoutError):
+        async with CLOCK.timeout(0):
+            await asyncio.Event().wait()
+
+
+def test_the_system_clock_is_the_machines() -> None:
+    before_s, wall_before_s = time.monotonic(), time.time()
+    assert before_s <= CLOCK.now_s() <= time.monotonic()
+    assert wall_before_s - 1 <= CLOCK.wall_s() <= time.time() + 1
+
+
+def test_a_new_loop_is_uvloops_where_it_is_installed() -> None:
+    import uvloop  # the development environment has it
+
+    loop = CLOCK.new_event_loop()
+    try:
+        assert isinstance(loop, uvloop.Loop)
+    finally:
+        loop.close()
+
+
+def test_a_new_loop_is_asyncios_where_uvloop_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_import = builtins.__import__
+
+    def without_uvloop(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "uvloop":
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_uvloop)
+    loop = CLOCK.new_event_loop()
+    try:
+        assert isinstance(loop, asyncio.BaseEventLoop)
+    finally:
+        loop.close()
+
+
+def test_a_clock_must_say_its_time() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Clock()  # type: ignore[abstract]

@@ -1,0 +1,98 @@
+"""docs/configuration.md names every option, with the type and the default that the code has."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier_sdk import METRICS, RunnerOptions, TieringConfig, load_backend
+from kvtier_sdk.integrations.vllm.options import EngineOptions, GuestOptions
+from kvtier_sdk.options.describe import OptionInfo, describe_options
+from kvtier_sdk.options.model import StrictModel
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "configuration.md"
+VLLM_PAGE = DOCS / "vllm.md"
+DOCUMENTED = {
+    "TieringConfig": (PAGE, TieringConfig),
+    "RunnerOptions": (PAGE, RunnerOptions),
+    "memory": (PAGE, load_backend("memory").config_model),
+    "file": (PAGE, load_backend("file").config_model),
+    "redis": (PAGE, load_backend("redis").config_model),
+    "s3": (PAGE, load_backend("s3").config_model),
+    "GuestOptions": (VLLM_PAGE, GuestOptions),
+    "EngineOptions": (VLLM_PAGE, EngineOptions),
+}
+Row = tuple[str, str, str]
+
+
+def rows(text: str, name: str) -> list[Row]:
+    """Option, type and default of the table that is marked with a name."""
+    _, _, rest = text.partition(f"<!-- options: {name} -->")
+    lines = rest.strip().splitlines()
+    table = lines[2 : next((n for n, line in enumerate(lines) if not line), len(lines))]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return [(option.strip("`"), kind, default) for option, kind, default, _ in cells]
+
+
+def written(option: OptionInfo) -> Row:
+    """How the page writes an option."""
+    kind = ", ".join(f"`{choice}`" for choice in option.choices) or option.kind
+    return option.name, kind, "needed" if option.required else default(option.default)
+
+
+def default(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return f"`{value}`"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
+def expected(model: type[StrictModel]) -> list[Row]:
+    return [written(option) for option in describe_options(model)]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_page_says_what_the_code_does(name: str) -> None:
+    page, model = DOCUMENTED[name]
+    assert rows(page.read_text(), name) == expected(model)
+
+
+def test_every_metric_is_on_the_page_of_the_engine_that_exports_it() -> None:
+    listed = re.findall(r"^\| `(kvtier_\w+)` \| ([\w, ]*) \|", VLLM_PAGE.read_text(), re.MULTILINE)
+    assert listed == [(metric.name, ", ".join(metric.labels)) for metric in METRICS]
+
+
+def test_what_is_missing_or_stale_is_seen() -> None:
+    text = PAGE.read_text()
+    for stale in (
+        text.replace("| `retries` | number | 2 |", "| `retries` | number | 3 |"),
+        text.replace("| `retries` | number |", "| `retries` | size |"),
+        re.sub(r"\| `retries` .*\n", "", text),
+    ):
+        assert stale != text
+        assert rows(stale, "RunnerOptions") != expected(RunnerOptions)
+
+
+def test_the_example_prints_what_the_page_says() -> None:
+    text = PAGE.read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (printed,) = re.findall(r"^prints `(.*)`\.$", text, re.MULTILINE)
+    command = [sys.executable, "-c", example]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == printed
+
+
+def test_the_file_of_the_page_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    path = tmp_path / "kv.toml"
+    path.write_text(example)
+    config = TieringConfig.from_file(path)
+    assert [spec.name for spec in config.tiers] == ["file", "last"]

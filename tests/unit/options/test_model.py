@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+
+from kvtier_sdk import Bytes, ConfigError, Flag, RunnerOptions, TierConfig, TierURL
+from kvtier_sdk.options.model import (
+    nearest,
+    validate_options,
+)
+from kvtier_sdk.options.secrets import masked, url_without_password, without_password
+
+
+class Options(TierConfig):
+    root: str
+    capacity_bytes: Bytes | None = Field(None, alias="capacity", gt=0)
+    retries: int = Field(2, ge=0)
+    sync: Flag = False
+
+
+def _refuse(value: object) -> object:
+    raise ValueError(f"{value!r} is no token")
+
+
+def complaint(options: dict[str, object], model: type[TierConfig] = Options) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validate_options(model, options, where="tier 'cold'", also_known=["name"])
+    return str(caught.value)
+
+
+def test_options_are_given_with_their_unit_and_kept_as_numbers() -> None:
+    options = validate_options(Options, {"root": "/x", "capacity": "1KiB"}, where="tier")
+    assert options.capacity_bytes == 1024
+
+
+def test_text_is_as_good_as_a_value_of_the_kind() -> None:
+    text = {"root": "/x", "retries": "3", "sync": "yes"}
+    options = validate_options(Options, text, where="tier")
+    assert (options.retries, options.sync) == (3, True)
+
+
+def test_an_unknown_option_names_the_closest_one_and_all() -> None:
+    text = complaint({"root": "/x", "capcity": 1})
+    assert text == (
+        "tier 'cold': unknown option 'capcity'; did you mean 'capacity'? "
+        "allowed: capacity, name, retries, root, sync"
+    )
+
+
+def test_the_attribute_is_not_a_second_name_of_the_option() -> None:
+    assert "unknown option 'capacity_bytes'" in complaint({"root": "/x", "capacity_bytes": 1})
+
+
+def test_a_missing_option_is_named() -> None:
+    assert complaint({}) == "tier 'cold': option 'root' is missing"
+
+
+def test_a_wrong_value_says_what_it_should_be() -> None:
+    assert complaint({"root": "/x", "retries": -1}) == (
+        "tier 'cold': option 'retries' is -1 but should be greater than or equal to 0"
+    )
+    text = complaint({"root": "/x", "capacity": "4 gigs"})
+    assert text.startswith("tier 'cold': option 'capacity': '4 gigs': unit 'gigs' is none of")
+
+
+def test_each_fault_has_a_line_of_its_own() -> None:
+    lines = complaint({"capcity": 1, "retries": -1}).splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("tier 'cold': ") for line in lines)
+
+
+def test_a_rule_about_several_options_is_told_without_naming_one() -> None:
+    class Paired(TierConfig):
+        user: str = ""
+        password: str = ""
+
+        @model_validator(mode="after")
+        def both_or_none(self) -> Self:
+            if bool(self.user) != bool(self.password):
+                raise ValueError("give user and password, or neither")
+            return self
+
+    assert complaint({"user": "u"}, Paired) == "tier 'cold': give user and password, or neither"
+
+
+class Pairs(TierConfig):
+    needs = (("key_file", "tls"),)
+    excludes = (("tls", "speed_bytes"),)
+    tls: Flag = False
+    key_file: str | None = Field(None, alias="key")
+    speed_bytes: Bytes | None = Field(None, alias="speed")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"key": "/k"}, "option 'key' is given without 'tls'"),
+        ({"tls": "yes", "speed": "1KiB"}, "option 'tls' cannot be used beside 'speed'"),
+    ],
+)
+def test_options_that_need_or_exclude_each_other(options: dict[str, object], told: str) -> None:
+    validate_options(Pairs, {"tls": "yes", "key": "/k"}, where="tier 't'")
+    validate_options(Pairs, {"tls": "no", "speed": "1KiB"}, where="tier 't'")
+    with pytest.raises(ConfigError, match=told):
+        validate_options(Pairs, options, where="tier 't'")
+
+
+def test_options_cannot_be_changed_later() -> None:
+    options = validate_options(Options, {"root": "/x"}, where="tier")
+    with pytest.raises(ValidationError, match="frozen"):
+        options.root = "/y"
+
+
+def test_option_names_are_those_that_people_write() -> None:
+    assert Options.option_names() == ["root", "capacity", "retries", "sync"]
+
+
+def test_the_runner_has_the_documented_defaults() -> None:
+    assert RunnerOptions().model_dump() == {
+        "runner": "auto",
+        "store_policy": "through",
+        "offload_policy": "chunk",
+        "lookup_deadline_s": 0.05,
+        "load_deadline_s": 5.0,
+        "store_deadline_s": 30.0,
+        "retries": 2,
+        "retry_delay_s": 0.02,
+        "concurrency": 8,
+        "max_batch_bytes": 8 * 2**20,
+        "max_queue_bytes": 256 * 2**20,
+        "breaker_failures": 5,
+        "breaker_window": 20,
+        "probe_interval_s": 1.0,
+        "max_probe_interval_s": 30.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retries": -1},
+        {"concurrency": 0},
+        {"max_batch": 0},
+        {"load_deadline": "5"},
+        {"runner": "cloud"},
+        {"retries": True},
+        {"breaker_failures": 0},
+        {"breaker_window": 0},
+        {"probe_interval": "0s"},
+        {"max_probe_interval": "500ms"},
+    ],
+)
+def test_the_runner_refuses_what_cannot_work(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"option '{next(iter(options))}'"):
+        validate_options(RunnerOptions, options, where="tier")
+
+
+def test_nearest_lists_what_is_known() -> None:
+    assert nearest("rdis", ["s3", "redis"], "installed") == (
+        "did you mean 'redis'? installed: redis, s3"
+    )
+    assert nearest("zzz", ["s3"], "installed") == "installed: s3"
+    assert nearest("zzz", [], "installed") == "installed: none"
+
+
+def test_a_url_comes_apart() -> None:
+    assert TierURL.parse("redis+unix://us%65r:p%40ss@Host:6379/a%20b?ttl=1h&x=") == TierURL(
+        scheme="redis+unix",
+        host="host",
+        port=6379,
+        username="user",
+        password="p@ss",
+        path="/a b",
+        options={"ttl": "1h", "x": ""},
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "path", "options"),
+    [
+        ("memory:", "memory", "", {}),
+        ("mine:?path=/x", "mine", "", {"path": "/x"}),
+        ("file:///data/kv?capacity=1GiB", "file", "/data/kv", {"capacity": "1GiB"}),
+    ],
+)
+def test_a_url_needs_no_host(url: str, scheme: str, path: str, options: dict[str, str]) -> None:
+    parsed = TierURL.parse(url)
+    assert (parsed.scheme, parsed.host, parsed.port, parsed.path, dict(parsed.options)) == (
+        scheme,
+        None,
+        None,
+        path,
+        options,
+    )
+
+
+def test_an_ipv6_host_has_no_brackets() -> None:
+    parsed = TierURL.parse("redis://[::1]:6379/0")
+    assert (parsed.host, parsed.port) == ("::1", 6379)
+
+
+@pytest.mark.parametrize("url", ["", "/data/kv", "memory", ":x", "//host/path"])
+def test_a_url_without_a_scheme_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="names no backend"):
+        TierURL.parse(url)
+
+
+@pytest.mark.parametrize("url", ["redis://h:port/", "redis://h:99999/", "redis://[::1/"])
+def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="tier URL"):
+        TierURL.parse(url)
+
+
+def test_an_option_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="option 'ttl' is given twice"):
+        TierURL.parse("redis:?ttl=1h&ttl=2h")
+
+
+@pytest.mark.parametrize("url", ["file:///data/kv#1?capacity=1GiB", "mine:?path=/a#b"])
+def test_a_fragment_does_not_swallow_the_rest(url: str) -> None:
+    with pytest.raises(ConfigError, match="%23"):
+        TierURL.parse(url)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_url_or_a_config_error(text: str) -> None:
+    try:
+        parsed = TierURL.parse(text)
+    except ConfigError:
+        return
+    assert parsed.scheme
+
+
+def test_a_url_is_its_query_where_a_backend_says_nothing_else() -> None:
+    assert TierConfig.options_from_url(TierURL.parse("mine:?a=1&b=2")) == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize("url", ["mine://host", "mine:///path", "mine:path"])
+def test_a_part_without_a_meaning_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"takes no host and no path; write 'mine:\?option"):
+        TierConfig.options_from_url(TierURL.parse(url))
+
+
+def test_a_plus_in_a_url_is_a_plus() -> None:
+    parsed = TierURL.parse("mine:?secret=a+b/c%2Bd%20e&flag=")
+    assert parsed.options == {"secret": "a+b/c+d e", "flag": ""}
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://kv:s3cr3t#x@host:1/0", "write '#' as %23"),
+        ("redis://kv:s3cr3t?x@host:1/0", "'?' as %3F"),
+        ("redis://kv:s3cr3t/x@host:1/0", "'/' as %2F"),
+        ("redis://kv:s3:cr3t@host:x/0", "':' as %3A"),
+        ("redis://kv:s3%cr3t@host:x/0", "'%' as %25"),
+        ("mine:?password=s3&cr3t", "'&' as %26"),
+        ("mine:?password=s3&&cr3t&ttl=1h", "'&' as %26"),
+        ("mine:?pasword=&cr3t", "'&' as %26"),
+        ("mine:?password=s3&cr3t#x", "'#' as %23"),
+    ],
+)
+def test_what_a_password_cannot_hold_as_it_is_is_told(url: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TierURL.parse(url)
+    assert said in str(caught.value)
+    assert "cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("query", ["ttl", "ttl=1h&", "&ttl=1h", "secret=a&"])
+def test_an_option_without_a_value_is_refused(query: str) -> None:
+    with pytest.raises(ConfigError, match="an option has no '='"):
+        TierURL.parse(f"mine:?{query}")
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    url = "memory://user:s3cret@host:1/0?capacity=1GiB#part"
+    with pytest.raises(ConfigError) as caught:
+        TierURL.parse(url)
+    assert "s3cret" not in str(caught.value)
+    assert "user:***@host" in str(caught.value)
+    parsed = TierURL.parse(url.partition("#")[0])
+    assert parsed.password == "s3cret"
+    assert "s3cret" not in repr(parsed)
+
+
+class Guarded(TierConfig):
+    """Options of which some are secrets, by name or by type."""
+
+    auth_token: Annotated[str, BeforeValidator(_refuse)] = ""
+    pin: SecretStr | None = Field(None, min_length=9)
+    password: str = Field("", min_length=9)
+    nodes: list[int] = Field(default_factory=list)
+    account: dict[str, int] = Field(default_factory=dict)
+    tokens: int = 1
+
+    @model_validator(mode="after")
+    def never(self) -> Self:
+        if self.tokens == 0:
+            raise ValueError(f"cannot log in with {self.password} and {self.auth_token!r}")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"auth_token": "hunter2"}, "option 'auth_token' has a value that is not allowed"),
+        ({"pin": "hunter2"}, "option 'pin' has a value that is not allowed; it is a secret"),
+        ({"password": "hunter2"}, "option 'password' has a value that is not allowed"),
+        ({"password": {"x": "hunter2"}}, "option 'password' has a value that is not allowed"),
+        ({"nodes": ["redis://u:hunter2@h"]}, "option 'nodes[0]' is 'redis://u:***@h'"),
+        ({"nodes": "redis://u:hunter2@h"}, "option 'nodes' is 'redis://u:***@h' but should be"),
+        ({"account": [{"password": "hunter2"}]}, "option 'account' is [{'password': '***'}] but"),
+        ({"account": {"client_secret": "hunter2"}}, "option 'account.client_secret' has a value"),
+        (
+            {"tokens": 0, "password": "hunter2-hunter2"},
+            "cannot log in with *** and ''",
+        ),
+        ({"pasword": "hunter2"}, "unknown option 'pasword'; did you mean 'password'?"),
+        ({"tokens": "many"}, "option 'tokens' is 'many' but should be"),
+    ],
+)
+def test_a_secret_is_never_shown(options: dict[str, object], told: str) -> None:
+    text = complaint(options, Guarded)
+    assert told in text
+    assert "hunter2" not in text
+
+
+def test_a_secret_is_shown_by_no_repr_but_given_when_asked_for() -> None:
+    options = {"password": "hunter2-hunter2", "pin": "hunter2-hunter2", "tokens": 3}
+    guarded = validate_options(Guarded, options, where="tier")
+    assert "hunter2" not in repr(guarded) + str(guarded)
+    assert "tokens=3" in repr(guarded)
+    assert guarded.to_dict() == {"password": "***", "pin": "***", "tokens": 3}
+    assert guarded.to_dict(secrets=True) == options
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://u:p@h/0", "redis://u:***@h/0"),
+        ("redis://:p@h", "redis://:***@h"),
+        ("redis://u:a/b@c:d@h/0", "redis://u:***@h/0"),
+        ("redis://u@corp.com:p@h/0", "redis://u@corp.com:***@h/0"),
+        ("redis://u/x:p@h/0", "redis://u/x:***@h/0"),
+        ("at redis://u:p@h, http://x:1/y", "at redis://u:***@h, http://x:1/y"),
+        ("redis://h:1/0?ttl=1h", "redis://h:1/0?ttl=1h"),
+        ("s3://b?secret_access_key=p&region=x", "s3://b?secret_access_key=***&region=x"),
+        ("mine:?passwrd=p", "mine:?passwrd=***"),
+        ("at mine:?secret=p&q&&r&ttl=1h, x", "at mine:?secret=***&ttl=1h, x"),
+        ("mine:?path=/a:b", "mine:?path=/a:b"),
+        ("redis://user@h", "redis://user@h"),
+    ],
+)
+def test_what_is_shown_of_a_text_with_urls_in_it(text: str, shown: str) -> None:
+    assert without_password(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://u:p@h:1/0", "redis://u:***@h:1/0"),
+        ("redis://h:1/0?ttl=1h", "redis://h:1/0?ttl=1h"),
+        ("redis://user@h:1/0", "redis://user@h:1/0"),
+        ("redis://u:hun ter'2\"@h/0", "redis://u:***@h/0"),
+        ("redis://u@corp:a@b/c?d#e@h/0", "redis://u@corp:***@h/0"),
+        ("redis://u/x?y:p@h", "redis://u/x?y:***@h"),
+        ("//u:p@h", "//u:***@h"),
+        ("u:p@h:1/0", "u:***@h:1/0"),
+        ("redis:/u:p@h", "redis:***@h"),
+        ("mine:?path=/a:b", "mine:?path=/a:b"),
+        ("mine:?password=hun ter'2#x&path=/a", "mine:?password=***&path=/a"),
+        ("mine:?password=p&q&&r", "mine:?password=***"),
+        ("mine:?password=&p&path=/a&b", "mine:?password=***&path=/a&b"),
+    ],
+)
+def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
+    assert url_without_password(url) == shown
+
+
+@given(st.text(), st.text())
+def test_a_password_is_not_shown_whatever_is_in_it(user: str, password: str) -> None:
+    shown = url_without_password(f"redis://{user}:{password}@host/0")
+    assert shown == f"redis://{user.partition(':')[0]}:***@host/0"
+    assert masked("nodes", [f"redis://{user}:{password}@host/0"]) == [shown]

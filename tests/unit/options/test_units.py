@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from kvtier_sdk import Bytes, Flag, Seconds, Share, format_bytes
+from kvtier_sdk.options.units import (
+    parse_bytes,
+    parse_bytes_or_share,
+    parse_count,
+    parse_flag,
+    parse_seconds,
+    parse_share,
+)
+
+FACTORS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "PiB": 2**50,
+    "EiB": 2**60,
+    "PB": 10**15,
+    "EB": 10**18,
+}
+
+
+@given(st.integers(0, 2**80))
+@example(2**53 + 1)
+def test_a_whole_number_of_bytes_is_read_exactly(size_bytes: int) -> None:
+    assert parse_bytes(size_bytes) == size_bytes
+    assert parse_bytes(str(size_bytes)) == size_bytes
+
+
+@given(st.integers(0, 10**6), st.sampled_from(sorted(FACTORS)), st.sampled_from(["", " "]))
+def test_a_unit_multiplies(number: int, unit: str, gap: str) -> None:
+    assert parse_bytes(f"{number}{gap}{unit}") == number * FACTORS[unit]
+    assert parse_bytes(f"{number}{gap}{unit.lower()}") == number * FACTORS[unit]
+
+
+@given(st.integers(0, 10**9))
+def test_a_decimal_fraction_is_not_rounded_on_the_way(size_bytes: int) -> None:
+    assert parse_bytes(f"{size_bytes // 1000}.{size_bytes % 1000:03}KB") == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("1.5GiB", 3 * 2**29), ("4.1GB", 4_100_000_000), (".5 KiB", 512)]
+)
+def test_sizes_as_people_write_them(text: str, size_bytes: int) -> None:
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (-1, "negative"),
+        ("-1GiB", "not a quantity"),
+        ("", "not a quantity"),
+        ("much", "not a quantity"),
+        (True, "not a quantity"),
+        (1.5, "not a quantity"),
+        (None, "not a quantity"),
+        ("4 gigs", "unit 'gigs' is none of"),
+        ("5%", "unit '%' is none of"),
+        ("0.3B", "not a whole number of bytes"),
+        ("0.1GiB", "not a whole number of bytes"),
+    ],
+)
+def test_what_is_no_size_is_refused(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_bytes(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "duration_s"),
+    [
+        ("250ms", 0.25),
+        ("5s", 5.0),
+        ("100us", 1e-4),
+        ("2m", 120.0),
+        ("1h", 3600.0),
+        ("1.5d", 129_600.0),
+        ("1 H", 3600.0),
+        (3, 3.0),
+        (0.5, 0.5),
+        (0, 0.0),
+    ],
+)
+def test_durations_as_people_write_them(value: object, duration_s: float) -> None:
+    assert parse_seconds(value) == pytest.approx(duration_s)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "5",
+        "5 weeks",
+        "-1s",
+        -1,
+        -0.5,
+        math.inf,
+        math.nan,
+        True,
+        None,
+        pytest.param(10**400, id="huge number"),
+        pytest.param("9" * 400 + "s", id="huge text"),
+    ],
+)
+def test_what_is_no_duration_is_refused(value: object) -> None:
+    with pytest.raises(ValueError):
+        parse_seconds(value)
+
+
+@given(st.floats(0, 1))
+def test_a_share_is_itself(share: float) -> None:
+    assert parse_share(share) == share
+
+
+def test_a_percentage_is_a_share() -> None:
+    assert parse_share("5%") == pytest.approx(0.05)
+    assert parse_share("100 %") == 1.0
+    assert parse_share("0.25") == 0.25
+
+
+@pytest.mark.parametrize(
+    "value", ["101%", 1.01, -0.1, 2, math.nan, "5 percent", True, pytest.param(10**400, id="huge")]
+)
+def test_what_is_no_share_is_refused(value: object) -> None:
+    with pytest.raises(ValueError):
+        parse_share(value)
+
+
+def test_a_limit_is_a_size_or_a_share() -> None:
+    size = parse_bytes_or_share("1KiB")
+    assert (size, type(size)) == (1024, int)
+    for value in ("5%", " 5% ", 0.05):
+        share = parse_bytes_or_share(value)
+        assert (share, type(share)) == (pytest.approx(0.05), float)
+    one = parse_bytes_or_share(1)
+    assert (one, type(one)) == (1, int)
+
+
+@given(st.integers(0, 2**73))
+def test_a_size_is_written_in_four_digits_and_close_to_what_it_is(size_bytes: int) -> None:
+    text = format_bytes(size_bytes)
+    number, unit = text.split(" ")
+    assert len(number.replace(".", "").lstrip("0")) <= 4
+    assert abs(Fraction(number) * FACTORS[unit] - size_bytes) * 2000 <= size_bytes
+
+
+@given(st.integers())
+def test_a_count_is_itself(number: int) -> None:
+    assert parse_count(number) == parse_count(f" {number} ") == number
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1.0", "", "one", None, "1_000", "٣"])
+def test_what_is_no_count_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="is not a whole number"):
+        parse_count(value)
+
+
+@pytest.mark.parametrize("value", [True, "yes", "ON", "1", 1, "True"])
+def test_what_means_yes(value: object) -> None:
+    assert parse_flag(value) is True
+
+
+@pytest.mark.parametrize("value", [False, "no", "Off", "0", 0, "false"])
+def test_what_means_no(value: object) -> None:
+    assert parse_flag(value) is False
+
+
+@pytest.mark.parametrize("value", ["", "maybe", 2, None])
+def test_what_is_no_flag_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="neither true nor false"):
+        parse_flag(value)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (2**30, "1 GiB"),
+        (5 * 2**40, "5 TiB"),
+        (3 * 2**50, "3 PiB"),
+        (2**60, "1 EiB"),
+        (2**80, "1,048,576 EiB"),
+        (10**400, f"{round(Fraction(10**400, 2**60)):,} EiB"),
+        (2**20 - 1, "1 MiB"),
+        (1023.4, "1023 B"),
+        (math.inf, "inf B"),
+        (-1536, "-1.5 KiB"),
+    ],
+)
+def test_a_size_is_written_for_people(size_bytes: int, text: str) -> None:
+    assert format_bytes(size_bytes) == text
+
+
+@given(st.integers(0, 1000), st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]))
+def test_a_written_size_is_read_back(number: int, unit: str) -> None:
+    size_bytes = number * FACTORS[unit]
+    assert parse_bytes(format_bytes(size_bytes)) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [(Bytes, "4 gigs"), (Bytes, "9" * 5000), (Seconds, 10**400), (Share, 10**400), (Flag, "maybe")],
+    ids=["bytes", "huge bytes", "huge seconds", "huge share", "flag"],
+)
+def test_a_field_turns_a_refusal_into_a_validation_error(annotation: type, value: object) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(annotation).validate_python(value)

@@ -1,0 +1,232 @@
+"""The thread runner: wake-ups, and loops that break down. Real threads, no timing.
+
+What every runner promises is in test_runners.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from kvtier_sdk import (
+    HostPool,
+    MemoryTier,
+    MemoryTierConfig,
+    Namespace,
+    OffloadKey,
+    RequestContext,
+    RunnerOptions,
+    SystemClock,
+    TierSpec,
+)
+from kvtier_sdk.runner import ThreadRunner, TierLoop
+from kvtier_sdk.runner.jobs import ChunksRemoved, Job, JobResult, Operation, Report
+
+NOBODY = RequestContext("nobody")
+
+
+class CountedLoop(asyncio.SelectorEventLoop):
+    """Counts how often it is woken by other threads, and can be made to break down."""
+
+    wakes = 0
+    breaks_down = False
+
+    def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
+        self.wakes += 1
+        return super().call_soon_threadsafe(*args, **kwargs)
+
+    def _run_once(self) -> None:
+        if self.breaks_down:
+            self.breaks_down = False
+            raise OSError("select: bad file descriptor")
+        super()._run_once()  # type: ignore[misc]
+
+
+class CountingClock(SystemClock):
+    """Makes one loop, and keeps it."""
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        self.loop = CountedLoop()
+        return self.loop
+
+
+class HeldTier(MemoryTier):
+    """A memory tier whose thread can be held in mid-call."""
+
+    def __init__(self, config: MemoryTierConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self.on_lookup: Callable[[], Any] | None = None
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        if self.on_lookup is not None:
+            trouble, self.on_lookup = self.on_lookup, None
+            trouble()
+        return await super().lookup(keys, request)
+
+
+class Rig:
+    """A thread runner, and an engine that waits for its notifications."""
+
+    def __init__(self) -> None:
+        self.pool = HostPool(2, 64)
+        self.clock = CountingClock()
+        self.notified = threading.Event()
+        self.notifications = 0
+        self.results: list[JobResult] = []
+        self.others: list[Report] = []
+        self._ids = itertools.count()
+        spec = TierSpec(
+            "held", "memory", HeldTier, MemoryTierConfig(), RunnerOptions(lookup_deadline=60)
+        )
+        loops: list[TierLoop] = []
+
+        def make_loop(report: Callable[[Report], None]) -> TierLoop:
+            loops.append(
+                TierLoop(
+                    spec,
+                    namespace=Namespace({}),
+                    memory=self.pool,
+                    clock=self.clock,
+                    report=report,
+                )
+            )
+            return loops[0]
+
+        self.runner = ThreadRunner("held", make_loop, self.clock, self.notify)
+        tier = loops[0]._tier
+        assert isinstance(tier, HeldTier)
+        self.tier = tier
+
+    def notify(self) -> None:
+        self.notifications += 1
+        self.notified.set()
+
+    def jobs(self, count: int) -> list[Job]:
+        deadline_s = self.clock.now_s() + 60
+        return [
+            Job(next(self._ids), Operation.LOOKUP, [b"a", b"b"], (), NOBODY, deadline_s)
+            for _ in range(count)
+        ]
+
+    def take(self) -> list[str]:
+        """Poll once; the verdicts of all results so far."""
+        for report in self.runner.poll():
+            (self.results if isinstance(report, JobResult) else self.others).append(report)  # type: ignore[attr-defined]
+        return [result.verdicts[0].value for result in self.results]
+
+    def wait_for(self, count: int) -> list[str]:
+        """Poll, at each notification, until so many results are there."""
+        while len(verdicts := self.take()) < count:
+            assert self.notified.wait(30), f"{len(verdicts)} results, and no notification"
+            self.notified.clear()
+        return verdicts
+
+    def hold(self) -> threading.Event:
+        """Stop the tier's thread in mid-call, until the event is set. Takes one job."""
+        entered, release = threading.Event(), threading.Event()
+
+        def stop() -> None:
+            entered.set()
+            release.wait(30)
+
+        self.tier.on_lookup = stop
+        self.runner.submit(self.jobs(1))
+        assert entered.wait(30)
+        return release
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.runner.close(5.0)
+    rig.pool.close()
+
+
+def test_a_burst_of_hand_overs_wakes_the_loop_once(rig: Rig) -> None:
+    rig.runner.start()
+    release = rig.hold()
+    before = rig.clock.loop.wakes
+    for _ in range(10):
+        rig.runner.submit(rig.jobs(3))
+    assert rig.clock.loop.wakes == before + 1
+    release.set()
+    assert rig.wait_for(31) == ["not_found"] * 31
+    rig.runner.submit(rig.jobs(1))
+    assert rig.wait_for(32)
+
+
+def test_the_reports_of_one_turn_of_the_loop_notify_once(rig: Rig) -> None:
+    rig.runner.start()
+    rig.runner.submit(rig.jobs(20))
+    rig.wait_for(20)
+    assert rig.notifications == 1
+    rig.notified.clear()
+    rig.runner.submit(rig.jobs(20))
+    rig.wait_for(40)
+    assert rig.notifications == 2
+
+
+def test_a_report_of_another_thread_notifies_too(rig: Rig) -> None:
+    rig.runner.start()
+    rig.tier.context.report_removed([b"a"])
+    assert rig.notified.wait(30)
+    rig.take()
+    (report,) = rig.others
+    assert isinstance(report, ChunksRemoved)
+
+
+def test_a_notification_that_raises_stops_nothing(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.runner.start()
+    notify = rig.runner._notify
+
+    def broken() -> None:
+        rig.runner._notify = notify
+        rig.notified.set()
+        raise RuntimeError("the engine is gone")
+
+    rig.runner._notify = broken
+    rig.runner.submit(rig.jobs(1))
+    rig.wait_for(1)
+    rig.runner.submit(rig.jobs(1))
+    rig.wait_for(2)
+    assert "notifying the engine failed" in caplog.text
+
+
+def test_a_loop_that_breaks_down_concludes_its_jobs_and_says_so(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.runner.start()
+
+    def break_down() -> None:
+        rig.clock.loop.breaks_down = True
+
+    rig.tier.on_lookup = break_down
+    rig.runner.submit(rig.jobs(5))
+    assert len(rig.wait_for(5)) == 5
+    assert rig.runner._thread is not None
+    rig.runner._thread.join(30)
+    assert not rig.runner._thread.is_alive()
+    rig.runner.submit(rig.jobs(1))
+    assert rig.take()[-1] == "cancelled"
+    assert "the tier's loop has ended" in caplog.text
+
+
+def test_a_thread_that_is_stuck_ends_when_it_can(rig: Rig) -> None:
+    rig.runner.start()
+    release = rig.hold()
+    rig.runner.close(0.01)
+    rig.runner.submit(rig.jobs(2))
+    assert rig.take() == ["cancelled"] * 2
+    release.set()
+    assert rig.runner._thread is not None
+    rig.runner._thread.join(30)
+    assert not rig.runner._thread.is_alive()
+    assert len(rig.take()) == 3, "what was under way has ended in its way"

@@ -1,0 +1,242 @@
+"""What every runner promises, over each of them: with real threads and processes, no timing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig
+
+from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError
+from kvtier_sdk.chunk_header import header_bytes
+from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.jobs import BreakerMoved, ChunksRemoved, Operation
+
+MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture(params=RUNNERS)
+def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
+    """Make a runner around a scripted tier; it is at an end with the test."""
+    rigs: list[Rig] = []
+
+    def make(**options: Any) -> Rig:
+        rigs.append(Rig(request.param, tmp_path, **options))
+        rigs[-1].kind = request.param  # type: ignore[attr-defined]
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def test_chunks_go_there_and_back(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.runner.start()
+    for chunk in range(4):
+        rig.pool.view(chunk)[:] = bytes([chunk + 1]) * CHUNK_BYTES
+    assert rig.do(Operation.STORE, 0, 1, 2, 3) == ["ok"] * 4
+    assert rig.results[-1].moved_bytes == 4 * CHUNK_BYTES
+    for chunk in range(4):
+        rig.pool.view(chunk)[:] = bytes(CHUNK_BYTES)
+    assert rig.do(Operation.LOOKUP, 0, 5, 3) == ["ok", "not_found", "ok"]
+    assert rig.do(Operation.LOAD, 3, 0, 5, 1) == ["ok", "ok", "not_found", "ok"]
+    for chunk in (3, 0, 1):
+        assert rig.pool.view(chunk) == bytes([chunk + 1]) * CHUNK_BYTES
+    assert rig.pool.view(2) == bytes(CHUNK_BYTES)
+
+
+def test_what_a_tier_lets_go_of_is_reported(make_rig: MakeRig) -> None:
+    rig = make_rig(capacity=2 * (CHUNK_BYTES + header_bytes(1)))
+    rig.runner.start()
+    rig.do(Operation.STORE, 0, 1, 2)
+    rig.wait_for(1, others=1)
+    (removed,) = rig.others
+    assert isinstance(removed, ChunksRemoved)
+    assert list(removed.keys) == [KEYS[0]]
+
+
+def test_what_is_no_key_is_told_to_who_lets_go_of_it(make_rig: MakeRig) -> None:
+    rig = make_rig(on_load="let_go_of_text")
+    rig.runner.start()
+    rig.runner.submit([rig.job(Operation.LOAD, 0), *rig.lookups(2)])
+    rig.wait_for(3)
+    told = {result.verdicts[0].value: result.error for result in rig.results}
+    assert told == {
+        "contract": "held load: report_removed was given a str where a key, bytes, belongs",
+        "not_found": None,
+    }
+    assert rig.others == []
+
+
+def test_a_breaker_that_opens_is_reported(make_rig: MakeRig) -> None:
+    rig = make_rig(
+        on_lookup="refuse", runner={"breaker_failures": 1, "retries": 0, "probe_interval": 30}
+    )
+    rig.runner.start()
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
+    assert rig.results[-1].error == "held lookup: connection refused"
+    rig.wait_for(1, others=1)
+    (moved,) = rig.others
+    assert isinstance(moved, BreakerMoved)
+    assert (moved.direction, moved.state) == (Direction.READ, BreakerState.OPEN)
+
+
+def test_jobs_before_the_start_and_after_the_end_are_cancelled(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.runner.submit(rig.lookups(2))
+    assert rig.take() == ["cancelled"] * 2
+    assert rig.runner.drain(0.0) is True
+    rig.runner.start()
+    rig.runner.close(5.0)
+    rig.runner.submit(rig.lookups(3))
+    assert rig.take() == ["cancelled"] * 5
+    assert rig.runner.drain(0.0) is True
+    rig.runner.close(5.0)
+    assert rig.past() == ["open", "opened", "closed"]
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_no_job_is_lost_or_doubled_when_the_runner_closes_meanwhile(
+    make_rig: MakeRig, round_: int
+) -> None:
+    rig = make_rig()
+    rig.runner.start()
+    jobs = [rig.lookups(1) for _ in range(3000)]
+    started = threading.Event()
+
+    def engine() -> None:
+        for index, batch in enumerate(jobs):
+            if index == 200 * (round_ + 1):
+                started.set()
+            rig.runner.submit(batch)
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    assert started.wait(30)
+    rig.runner.close(5.0)
+    thread.join()
+    rig.take()
+    assert sorted(result.job_id for result in rig.results) == list(range(3000))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error_class", "message"),
+    [
+        ("refuse", TierUnavailableError, "held open: connection refused"),
+        ("expire", ExpiredError, "held open: the key of Ada expired 3 days ago"),
+        ("misconfigure", ConfigError, "tier 'held': option 'bucket' names none"),
+        ("misbehave", ZeroDivisionError, "a bug"),
+        ("exit", TierContractError, "held open: raised SystemExit(3)"),
+        ("raise_cancelled", TierContractError, "held open: raised CancelledError()"),
+        ("miss_a_file", FileNotFoundError, "[Errno 2] No such file or directory: '/nonexistent'"),
+    ],
+)
+def test_a_tier_that_does_not_open_is_told_and_closed(
+    make_rig: MakeRig, trouble: str, error_class: type[Exception], message: str
+) -> None:
+    rig = make_rig(on_open=trouble)
+    with pytest.raises(error_class) as told:
+        rig.runner.start()
+    assert type(told.value) is error_class
+    assert str(told.value) == message
+    if isinstance(told.value, ExpiredError):
+        assert (told.value.days, told.value.retryable) == (3, False)
+        assert (told.value.tier, told.value.operation) == ("held", "open")
+    assert rig.past() == ["open", "closed"]
+    rig.runner.submit(rig.lookups(1))
+    assert rig.take() == ["cancelled"]
+
+
+@pytest.mark.parametrize("trouble", ["exit", "misbehave", "panic"])
+def test_what_a_tier_raises_when_it_is_closed_is_in_its_log(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    rig = make_rig(on_close=trouble)
+    rig.runner.start()
+    rig.runner.close(5.0)
+    assert "closing the tier failed" in caplog.text
+    assert not rig.runner._thread.is_alive()  # type: ignore[attr-defined]
+
+
+def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(on_open="hang", close_s=0.1)
+
+    def interrupt() -> None:
+        rig.wait_past("hanging")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rig.runner._opened, "result", interrupt)  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        rig.runner.start()
+    assert rig.past() == ["open", "hanging", "cancelled", "closed"]
+
+
+@pytest.mark.parametrize("trouble", ["exit_in_task", "stop_the_loop"])
+def test_a_tier_cannot_end_its_loop(make_rig: MakeRig, trouble: str) -> None:
+    rig = make_rig(on_lookup=trouble)
+    rig.runner.start()
+    rig.runner.submit(rig.lookups(3))
+    assert rig.wait_for(3) == ["not_found"] * 3
+    rig.runner.submit(rig.lookups(1))
+    assert rig.wait_for(4) == ["not_found"] * 4
+    assert rig.others == []
+
+
+def test_draining_says_whether_all_has_ended(make_rig: MakeRig) -> None:
+    rig = make_rig(on_lookup="block")
+    rig.runner.start()
+    assert rig.runner.drain(0.01) is True
+    rig.runner.submit(rig.lookups(1))
+    rig.wait_past("blocking")
+    assert rig.runner.drain(0.01) is False
+    rig.unblock()
+    assert rig.wait_for(1)
+    assert rig.runner.drain(5.0) is True
+
+
+def test_draining_ends_what_waits(make_rig: MakeRig) -> None:
+    rig = make_rig(on_load="hang")
+    rig.runner.start()
+    rig.runner.submit([rig.job(Operation.LOAD, 0)])
+    rig.wait_past("hanging")
+    assert rig.runner.drain(0.01) is True
+    assert rig.take() == ["cancelled"]
+    assert rig.past()[-1] == "cancelled"
+
+
+def test_what_a_tier_logs_is_in_its_log(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
+        rig = make_rig(on_lookup="warn")
+        rig.runner.start()
+        rig.do(Operation.LOOKUP, 0)
+        rig.runner.close(5.0)
+    lines = [(record.name, record.getMessage()) for record in caplog.records]
+    assert lines == [("kvtier.tier.held", "90 percent full")]
+
+
+def test_a_call_that_never_returns_does_not_hold_the_end_back(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(on_lookup="block")
+    rig.runner.start()
+    rig.runner.submit(rig.lookups(2))
+    rig.wait_past("blocking")
+    with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
+        rig.runner.close(0.01)
+    rig.runner.submit(rig.lookups(2))
+    if rig.kind == "thread":  # type: ignore[attr-defined]
+        assert "did not close within 0.01 s; its thread is left behind" in caplog.text
+        assert rig.take() == ["cancelled"] * 2, "the others may still touch their slots"
+    else:
+        assert "did not close within 0.01 s; its process is killed" in caplog.text
+        assert rig.take() == ["cancelled"] * 4
+        assert all(result.released for result in rig.results)

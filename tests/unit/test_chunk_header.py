@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtier_sdk import CorruptChunkError, Namespace
+from kvtier_sdk.chunk_header import FRAME_VERSION, Frame, header_bytes, round_up
+
+CHUNK_BYTES = 96
+KEY = b"hash\0\0\0\0"
+FINGERPRINT = Namespace({"model": "m"}).fingerprint
+CONTENT = bytes(range(CHUNK_BYTES))
+FRAME = Frame(FINGERPRINT, CHUNK_BYTES)
+
+
+def sealed(
+    *, frame: Frame = FRAME, header_length: int = 64, content: bytes = CONTENT, padding: bytes = b""
+) -> tuple[bytearray, bytearray]:
+    header, payload = bytearray(b"\xff" * header_length), bytearray(content + padding)
+    frame.seal(KEY, memoryview(header), memoryview(payload))
+    return header, payload
+
+
+def check(
+    header: bytes | bytearray,
+    payload: bytes | bytearray,
+    *,
+    frame: Frame = FRAME,
+    key: bytes = KEY,
+) -> None:
+    frame.check(key, memoryview(header), memoryview(payload))
+
+
+def hand_built(**changes: object) -> bytes:
+    """A header as the module's documentation describes it, without the module's help."""
+    fields: dict[str, object] = {
+        "magic": b"KVTC",
+        "version": 1,
+        "flags": 0,
+        "header_length": 64,
+        "payload_length": CHUNK_BYTES,
+        "binding": xxhash.xxh3_128(FINGERPRINT.encode() + KEY).digest(),
+        "digest": xxhash.xxh3_128(CONTENT).digest(),
+    }
+    packed = struct.pack("<4sHHQQ16s16s", *(fields | changes).values())
+    return packed + struct.pack("<Q", xxhash.xxh3_64(packed).intdigest())
+
+
+def test_the_header_is_the_documented_one() -> None:
+    header, _ = sealed()
+    assert FRAME_VERSION == 1
+    assert bytes(header) == hand_built()
+
+
+def test_a_header_built_by_hand_is_accepted() -> None:
+    check(hand_built(), CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"magic": b"ELSE"}, "no kvtier header"),
+        ({"version": 2}, "format version 2; this release reads 1"),
+        ({"header_length": 4096}, "header of 4096 bytes; expected 64"),
+        ({"payload_length": 95}, "payload of 95 bytes; expected 96"),
+        ({"binding": bytes(16)}, "another key or namespace"),
+        ({"digest": bytes(16)}, "does not match its digest"),
+    ],
+)
+def test_a_wrong_field_is_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CorruptChunkError, match=message):
+        check(hand_built(**changes), CONTENT)
+
+
+def test_sealing_is_deterministic_whatever_the_header_held_before() -> None:
+    fresh = bytearray(64)
+    FRAME.seal(KEY, memoryview(fresh), memoryview(CONTENT))
+    assert sealed()[0] == fresh
+
+
+def test_sealing_leaves_the_payload_alone() -> None:
+    assert sealed()[1] == CONTENT
+
+
+@given(st.binary(min_size=CHUNK_BYTES, max_size=CHUNK_BYTES), st.binary(max_size=32))
+def test_what_was_sealed_is_accepted(content: bytes, padding: bytes) -> None:
+    check(*sealed(content=content, padding=padding))
+
+
+def test_any_flipped_bit_of_the_header_is_found() -> None:
+    for bit in range(64 * 8):
+        header, payload = sealed()
+        header[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptChunkError):
+            check(header, payload)
+
+
+def test_any_flipped_bit_of_the_payload_is_found() -> None:
+    for bit in range(CHUNK_BYTES * 8):
+        header, payload = sealed()
+        payload[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptChunkError, match="does not match its digest"):
+            check(header, payload)
+
+
+@given(st.integers(0, 64 + CHUNK_BYTES - 1))
+def test_an_object_that_was_cut_off_and_reads_as_zeros_is_found(kept_bytes: int) -> None:
+    header, payload = sealed(content=b"\xaa" * CHUNK_BYTES)
+    whole = bytes(header + payload)
+    cut = whole[:kept_bytes].ljust(len(whole), b"\0")
+    with pytest.raises(CorruptChunkError):
+        check(cut[:64], cut[64:])
+
+
+def test_a_payload_shorter_than_the_chunk_is_found() -> None:
+    header, payload = sealed()
+    with pytest.raises(CorruptChunkError):
+        check(header, payload[:-1])
+
+
+@given(st.binary(max_size=36).filter(lambda key: key != KEY))
+def test_a_chunk_of_another_key_is_found(key: bytes) -> None:
+    with pytest.raises(CorruptChunkError, match="another key or namespace"):
+        check(*sealed(), key=key)
+
+
+def test_a_chunk_of_another_namespace_is_found() -> None:
+    foreign = Frame(Namespace({"model": "other"}).fingerprint, CHUNK_BYTES)
+    with pytest.raises(CorruptChunkError, match="another key or namespace"):
+        check(*sealed(frame=foreign))
+
+
+def test_a_chunk_of_another_length_is_found() -> None:
+    other = Frame(FINGERPRINT, CHUNK_BYTES - 1)
+    with pytest.raises(CorruptChunkError, match="payload of 95 bytes; expected 96"):
+        check(*sealed(frame=other))
+
+
+def test_a_padded_header_says_its_own_length_and_is_zero_behind_its_fields() -> None:
+    header, payload = sealed(header_length=4096)
+    assert bytes(header) == hand_built(header_length=4096) + bytes(4096 - 64)
+    check(header, payload)
+    with pytest.raises(CorruptChunkError, match="header of 4096 bytes; expected 64"):
+        check(header[:64], payload)
+
+
+def test_padding_behind_the_payload_is_not_looked_at() -> None:
+    header, payload = sealed(padding=b"\0" * 32)
+    payload[-1] = 0xFF
+    check(header, payload)
+
+
+def test_without_verification_nothing_is_checked() -> None:
+    unverified = Frame(FINGERPRINT, CHUNK_BYTES, verify=False)
+    check(bytes(64), bytes(CHUNK_BYTES), frame=unverified)
+    check(b"\xff" * 64, b"", frame=unverified, key=b"any")
+
+
+def test_a_chunk_sealed_without_digest_is_refused_by_a_verifying_reader() -> None:
+    unverified = Frame(FINGERPRINT, CHUNK_BYTES, verify=False)
+    with pytest.raises(CorruptChunkError, match="digest"):
+        check(*sealed(frame=unverified))
+
+
+@given(st.integers(0, 10**9), st.integers(0, 12).map(lambda power: 2**power))
+def test_rounding_up_is_the_least_multiple(size_bytes: int, alignment: int) -> None:
+    rounded = round_up(size_bytes, alignment)
+    assert rounded % alignment == 0
+    assert 0 <= rounded - size_bytes < alignment
+
+
+def test_a_header_is_64_bytes_rounded_up_to_the_alignment() -> None:
+    lengths = [header_bytes(alignment) for alignment in (1, 64, 128, 512, 4096)]
+    assert lengths == [64, 64, 128, 512, 4096]

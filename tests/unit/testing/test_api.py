@@ -1,0 +1,155 @@
+"""What ``kvtier_sdk.testing`` offers: exactly that, explained, and without pytest where it can."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvtier_sdk
+from kvtier_sdk import contract, errors, testing, types
+from kvtier_sdk.testing import CHECKS, Check
+
+PUBLIC = {name: getattr(testing, name) for name in testing.__all__}
+
+
+def plain(text: str) -> str:
+    """Prose without markup and line breaks."""
+    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
+    return " ".join(text.replace("*", "").replace("`", "").split())
+
+
+def contract_prose() -> str:
+    found = []
+    for module in (contract, errors, types):
+        for _, one in inspect.getmembers(module, inspect.isclass):
+            found.append(inspect.getdoc(one) or "")
+            found += [inspect.getdoc(method) or "" for method in vars(one).values()]
+    return plain(" ".join(found))
+
+
+PROSE = contract_prose()
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_check_cites_the_contract_word_for_word(check: Check) -> None:
+    assert plain(check.says) in PROSE
+
+
+def test_what_the_contract_does_not_say_is_not_found_in_it() -> None:
+    assert plain("A tier may block that loop") not in PROSE
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_check_is_public_and_says_its_rule_in_a_line(check: Check) -> None:
+    assert PUBLIC[check.name] is check.run
+    assert inspect.iscoroutinefunction(check.run)
+    assert check.rule.endswith(".")
+    assert len(check.rule) < 100
+
+
+def test_all_is_exact_and_sorted() -> None:
+    names = list(testing.__all__)
+    kinds = {name: 0 if name.isupper() else 1 if name[0].isupper() else 2 for name in names}
+    assert names == sorted(set(names), key=lambda name: (kinds[name], name))
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(Path(testing.__file__).read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvtier_sdk")
+        for alias in node.names
+    }
+    assert set(names) == imported
+
+
+@pytest.mark.parametrize("name", sorted(set(PUBLIC) - {"CHECKS", "TierLike"}))
+def test_a_public_name_is_explained(name: str) -> None:
+    found = PUBLIC[name]
+    prose = inspect.getdoc(found) or ""
+    assert prose
+    assert not prose.startswith(f"{name}(")
+    methods = [
+        (attribute, method)
+        for attribute, method in (vars(found).items() if inspect.isclass(found) else [])
+        if inspect.isfunction(method) and not attribute.startswith(("_", "test_"))
+    ]
+    for attribute, method in [(name, found)] if inspect.isfunction(found) else methods:
+        # What overrides a method of the contract is explained there.
+        inherited = getattr(kvtier_sdk.SecondaryTierManager, attribute, None)
+        text = inspect.getdoc(method) or inspect.getdoc(inherited) or ""
+        assert text, f"{name}.{attribute} has no docstring"
+        for parameter in inspect.signature(method).parameters:
+            if parameter != "self":
+                assert re.search(rf"\b{parameter}\b", text), f"{name}.{attribute}: {parameter}"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'TierConfromance'"):
+        testing.TierConfromance  # noqa: B018
+
+
+def run_without(missing: list[str], code: str) -> str:
+    """Run code in an interpreter in which some packages cannot be imported."""
+    block = "".join(f"sys.modules[{name!r}] = None; " for name in missing)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {block}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("TierConformance", "pytest"),
+        ("TierConformance", "hypothesis"),
+        ("tier_state_machine", "hypothesis"),
+    ],
+)
+def test_a_missing_extra_is_a_sentence_with_the_command(name: str, missing: str) -> None:
+    said = run_without([missing], f"from kvtier_sdk.testing import {name}")
+    assert said.splitlines()[-1] == (
+        f"ModuleNotFoundError: kvtier_sdk.testing.{name} needs {missing}: "
+        "pip install 'kvtier-sdk[testing]'"
+    )
+
+
+def test_the_checks_themselves_need_neither_pytest_nor_hypothesis() -> None:
+    code = """
+import asyncio
+from kvtier_sdk.testing import TierSubject, check_what_is_stored_comes_back
+asyncio.run(check_what_is_stored_comes_back(TierSubject("memory:")))
+print("passed")
+"""
+    assert run_without(["pytest", "hypothesis"], code) == "passed\n"
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "conformance.md").read_text()
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_check_has_its_row_on_the_page(check: Check) -> None:
+    needs = [
+        getattr(need, "name" if isinstance(need.value, int) else "value") for need in check.needs
+    ]
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{check.name}` |")]
+    assert row.startswith(f"| `{check.name}` | {check.rule} |")
+    assert all(f"`{need}`" in row for need in needs)
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+def test_a_block_of_the_page_runs(block: str) -> None:
+    exec(compile(block, "docs/conformance.md", "exec"), {"__name__": "page"})
+
+
+def test_the_page_names_every_hook_and_setting() -> None:
+    suite = testing.TierConformance
+    settings = [name for name in suite.__annotations__ if not name.startswith("_")]
+    for name in [*settings, *(hook.value for hook in testing.Hook)]:
+        assert f"`{name}" in PAGE

@@ -1,0 +1,170 @@
+"""Tiers that fail in the background: what the manager's callers see. Virtual clock, real bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.engine import KEYS, A, B, Engine
+
+from kvtier_sdk import OffloadKey, RequestContext, TierCapacityError, TierUnavailableError
+from kvtier_sdk.runner.breaker import BreakerState, Direction
+
+#: A step of this engine.
+STEP_S = 0.01
+
+
+@pytest.fixture
+def make_weak(make: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
+    """Make an engine whose tiers can be stalled whole; at the end nothing is pinned."""
+    engines: list[Engine] = []
+
+    def build(slots: int = 8, tiers: int = 1, **runner: Any) -> Engine:
+        engine = make(slots, tiers, **runner)
+        for tier in engine.tiers:
+            tier.gated = {"lookup", "store", "load"}
+            tier.gate = asyncio.Event()
+            tier.gate.set()
+        engines.append(engine)
+        return engine
+
+    yield build
+    for engine in engines:
+        for tier in engine.tiers:
+            assert tier.gate is not None
+            tier.gate.set()
+        engine.at_rest()
+
+
+def settle(engine: Engine, key: OffloadKey, request: RequestContext = B) -> tuple[str, float]:
+    """Look up until nothing is pending, and load what is there: the answer, and after how long."""
+    started_s = engine.clock.now_s()
+    while (answer := engine.manager.lookup(key, request).name) in ("RETRY", "HIT_PENDING"):
+        engine.step(STEP_S)
+    if answer == "HIT":
+        engine.load(request, key)
+    return answer, engine.clock.now_s() - started_s
+
+
+def stored_below(engine: Engine, *keys: OffloadKey) -> None:
+    """Store chunks one by one, and push them out of the primary tier."""
+    for key in (*keys, *KEYS[-engine.pool.slots :]):
+        assert engine.store(A, key)
+        engine.steps(0.05)
+
+
+Make = Callable[..., Engine]
+
+
+def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make) -> None:
+    engine = make_weak(slots=16, tiers=2, store_deadline="2s", load_deadline="1s")
+    stored_below(engine, *KEYS[:3])
+    stalled, healthy = engine.tiers
+    assert stalled.gate is not None
+    stalled.gate.clear()
+    began_s = engine.clock.now_s()
+    longest_pinned_s = 0.0
+    pinned_since_s: float | None = None
+    for index in range(100):
+        fresh = KEYS[10 + index]
+        assert engine.store(A, fresh) == 1, "its pins never fill the pool"
+        # What both have comes from the one that answers, and no later than a lookup may take.
+        answer, waited_s = settle(engine, KEYS[index % 3], A)
+        assert answer == "HIT"
+        assert waited_s < 0.5
+        engine.steps(0.3)
+        assert fresh in healthy._objects
+        pinned = engine.manager.usage().pinned
+        now_s = engine.clock.now_s()
+        pinned_since_s = (pinned_since_s or now_s) if pinned else None
+        longest_pinned_s = max(longest_pinned_s, now_s - (pinned_since_s or now_s))
+    assert engine.clock.now_s() - began_s >= 30.0
+    assert longest_pinned_s < 2 * 2.0 + 1.0, "stores that began just before the breaker opened"
+    assert engine.manager.stats[1].dropped["store.unavailable"] > 50
+    assert engine.moves[1] == []
+    stalled.gate.set()
+    engine.steps(31.0)
+    assert {state for _, _, state in engine.moves[0][-1:]} == {BreakerState.CLOSED}
+    # It is a tier like before.
+    assert engine.store(A, KEYS[150])
+    engine.steps(0.1)
+    assert KEYS[150] in stalled._objects
+
+
+@pytest.mark.parametrize("with_traffic", [True, False])
+def test_ten_seconds_down_then_up_again_without_traffic(
+    make_weak: Make, with_traffic: bool
+) -> None:
+    engine = make_weak(retries=0)
+    stored_below(engine, KEYS[0])
+    tier = engine.tiers[0]
+    tier.down = TierUnavailableError("connection refused")
+    down_s = engine.clock.now_s()
+    index = 100
+    while engine.clock.now_s() < down_s + 10.0:
+        if with_traffic or not engine.moves[0]:
+            # Through the breaker or not, an answer takes no longer than a lookup may.
+            answer, waited_s = settle(engine, KEYS[index])
+            assert (answer, waited_s <= 0.06) == ("MISS", True)
+            index += 1
+        engine.step(STEP_S)
+    opened_s, direction, state = engine.moves[0][0]
+    assert (direction, state) == (Direction.READ, BreakerState.OPEN)
+    assert opened_s - down_s < 0.5
+    calls = len(tier.calls)
+    # Five calls that failed, and one a probe.
+    assert calls - tier.called().index("lookup") < 20
+    tier.down = None
+    up_s = engine.clock.now_s()
+    probed_s = [at_s for at_s, _, state in engine.moves[0] if state is BreakerState.HALF_OPEN]
+    pause_s = 2 * (probed_s[-1] - probed_s[-2])
+    engine.step(pause_s)
+    closed_s, _, state = engine.moves[0][-1]
+    assert state is BreakerState.CLOSED
+    assert closed_s - up_s <= pause_s
+    assert tier.called()[calls:] == ["lookup", "load"], "the probe's, and nobody else's"
+    assert settle(engine, KEYS[0], A)[0] == "HIT"
+
+
+def test_while_it_is_open_a_lookup_is_a_miss_at_once_and_counted_apart(make_weak: Make) -> None:
+    engine = make_weak(retries=0)
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].down = TierUnavailableError("connection refused")
+    for index in range(5):
+        settle(engine, KEYS[100 + index])
+    calls = len(engine.tiers[0].calls)
+    misses = engine.manager.stats[0].misses
+    before = misses["unavailable"]
+    assert settle(engine, KEYS[0]) == ("MISS", 0.0)
+    assert misses["unavailable"] == before + 1
+    assert "absent" not in misses
+    assert engine.manager.stats[1].reads_open == 1
+    assert len(engine.tiers[0].calls) == calls
+
+
+def test_a_full_disk_stops_stores_and_not_loads(make_weak: Make) -> None:
+    engine = make_weak(slots=8)
+    stored_below(engine, *KEYS[:4])
+    tier = engine.tiers[0]
+    tier.on_store = lambda transfer: TierCapacityError("no space left")
+    for index in range(20):
+        engine.store(A, KEYS[20 + index])
+        engine.steps(0.02)
+    assert [(direction, state) for _, direction, state in engine.moves[0]] == [
+        (Direction.WRITE, BreakerState.OPEN)
+    ]
+    stats = engine.manager.stats[1]
+    assert (stats.failures["store.capacity"], stats.dropped["store.unavailable"]) == (5, 15)
+    for key in KEYS[:4]:
+        assert settle(engine, key)[0] == "HIT"
+    assert engine.manager.stats[1].hit_chunks == 4
+    tier.on_store = lambda transfer: None
+    engine.steps(1.1)
+    assert engine.moves[0][-1][1:] == (Direction.WRITE, BreakerState.CLOSED)
+    assert engine.store(A, KEYS[60])
+    engine.steps(0.05)
+    assert KEYS[60] in tier._objects
+    # The canary came and went unseen.
+    assert engine.manager.stats[1].evicted_chunks == 0
