@@ -101,7 +101,7 @@ setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
 test-vllm: setup-vllm redis-server
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm || $(VLLM_VENV)/bin/python -m pytest tests/vllm $(ALONE)
+	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm || $(VLLM_VENV)/bin/python -m pytest tests/engines/vllm $(ALONE)
 
 test-vllm-next: setup-vllm
 	$(PYTHON) scripts/vllm_next.py $(VLLM_VENV)

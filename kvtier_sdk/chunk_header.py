@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from kvtier_sdk.errors import CorruptChunkError
 from kvtier_sdk.types import OffloadKey
 
-FRAME_VERSION = 1
+HEADER_VERSION = 1
 _MAGIC = b"KVTC"
 _FIELDS = struct.Struct("<4sHHQQ16s16s")
 _CHECK = struct.Struct("<Q")
@@ -50,7 +50,7 @@ def round_up(size_bytes: int, alignment: int) -> int:
     return -(-size_bytes // alignment) * alignment
 
 
-class Frame:
+class ChunkHeader:
     """Fills and checks the headers of one tier's chunks. Stateless; callable from any thread.
 
     Args:
@@ -74,7 +74,7 @@ class Frame:
         """
         digest = xxh3_128_digest(payload[: self._chunk_bytes]) if self._verify else bytes(16)
         fields = _FIELDS.pack(
-            _MAGIC, FRAME_VERSION, 0, len(header), self._chunk_bytes, self._binding(key), digest
+            _MAGIC, HEADER_VERSION, 0, len(header), self._chunk_bytes, self._binding(key), digest
         )
         header[:_HEADER_BYTES] = fields + _CHECK.pack(xxh3_64_intdigest(fields))
         header[_HEADER_BYTES:] = bytes(len(header) - _HEADER_BYTES)
@@ -99,8 +99,10 @@ class Frame:
             raise CorruptChunkError("no kvtier header where one should be")
         if check != xxh3_64_intdigest(fields):
             raise CorruptChunkError("the header is damaged")
-        if version != FRAME_VERSION:
-            raise CorruptChunkError(f"format version {version}; this release reads {FRAME_VERSION}")
+        if version != HEADER_VERSION:
+            raise CorruptChunkError(
+                f"format version {version}; this release reads {HEADER_VERSION}"
+            )
         if length != len(header):
             raise CorruptChunkError(f"header of {length} bytes; expected {len(header)}")
         if chunk_bytes != self._chunk_bytes:

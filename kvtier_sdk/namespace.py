@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvtier_sdk.chunk_header import FRAME_VERSION
+from kvtier_sdk.chunk_header import HEADER_VERSION
 
 _FINGERPRINT_HEX = 32
 
@@ -20,7 +20,7 @@ class Namespace:
     Attributes:
         facts: name to value: engine, model and revision, dtype, KV layout, parallelism, tokens
             per block and per chunk, groups, hash algorithm and seed. Plain JSON values. The
-            format version of the frame is added by itself.
+            format version of the chunk header is added by itself.
     """
 
     facts: Mapping[str, object]
@@ -28,7 +28,7 @@ class Namespace:
     @cached_property
     def manifest(self) -> dict[str, object]:
         """The facts, as a tier writes them beside its chunks for people to read."""
-        return {**self.facts, "frame_version": FRAME_VERSION}
+        return {**self.facts, "frame_version": HEADER_VERSION}
 
     @cached_property
     def fingerprint(self) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.tier_check import TierTrial, try_tiers
+from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.options import in_vllms_names
 from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
@@ -42,7 +42,7 @@ class _Findings:
     mistakes: list[str] = field(default_factory=list)
     configuration: Mapping[str, Any] | None = None
     pool_fault: str | None = None
-    tiers: list[TierTrial] = field(default_factory=list)
+    tiers: list[TierCheck] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -153,7 +153,7 @@ def _try_out(
     except ConfigError as error:
         findings.pool_fault = in_vllms_names(str(error)) if of_vllm else str(error)
         yield f"host pool: FAILED\n  {findings.pool_fault}"
-    for trial in try_tiers(config, chunk_bytes=size_bytes, timeout_s=timeout_s):
+    for trial in check_tiers(config, chunk_bytes=size_bytes, timeout_s=timeout_s):
         findings.tiers.append(trial)
         yield from _trial_lines(trial)
     yield from (f"note: {remark}" for remark in findings.remarks)
@@ -180,7 +180,7 @@ def _option_lines(options: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} = {json.dumps(value)}"
 
 
-def _trial_lines(trial: TierTrial) -> Iterator[str]:
+def _trial_lines(trial: TierCheck) -> Iterator[str]:
     steps = ", ".join(f"{name} {1e3 * taken_s:.1f} ms" for name, taken_s in trial.steps_s.items())
     yield f"tier {trial.name!r}: {'FAILED' if trial.fault else 'ok'}{steps and f' ({steps})'}"
     if trial.fault:

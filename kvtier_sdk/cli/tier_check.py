@@ -73,7 +73,7 @@ class _GaveUpError(_StepError):
 
 
 @dataclass(slots=True)
-class TierTrial:
+class TierCheck:
     """What became of one tier.
 
     Attributes:
@@ -94,9 +94,9 @@ class TierTrial:
     remarks: list[str] = field(default_factory=list)
 
 
-def try_tiers(
+def check_tiers(
     config: TieringConfig, *, chunk_bytes: int, timeout_s: float = 30.0, clock: Clock | None = None
-) -> Iterator[TierTrial]:
+) -> Iterator[TierCheck]:
     """Connect to each tier, and have it store, find, load and remove a chunk of nobody's.
 
     It is stored in a namespace of its own and under a random key, so that neither chunks of
@@ -131,10 +131,10 @@ class _Trial:
         self._reported = threading.Event()
         self._job_ids = itertools.count()
         self._key = make_offload_key(os.urandom(32), 0xFFFF_FFFF)
-        self._trial = TierTrial(spec.name, spec.backend)
+        self._trial = TierCheck(spec.name, spec.backend)
         self._runner: TierRunner
 
-    def run(self) -> TierTrial:
+    def run(self) -> TierCheck:
         with _warnings_of(self._spec.name) as warnings:
             self._try_out()
         prefix = f"{self._spec.name}: "

@@ -8,7 +8,7 @@ from itertools import combinations
 from kvtier_sdk.config.tier_spec import TierSpec
 
 
-def place_clashes(specs: Mapping[str, TierSpec]) -> Iterator[tuple[str, str]]:
+def location_conflicts(specs: Mapping[str, TierSpec]) -> Iterator[tuple[str, str]]:
     """Find tiers that keep their chunks where another one does.
 
     One in the middle of another's place would be counted, or swept away, by it; two in one place

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import Field, InstanceOf, field_validator, model_validator
 
-from kvtier_sdk.config.location_conflicts import place_clashes
+from kvtier_sdk.config.location_conflicts import location_conflicts
 from kvtier_sdk.config.tier_spec import TierSpec, backend_option
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.events import PRIMARY
@@ -225,7 +225,7 @@ def _read_tiers(entries: object, where: str, mistakes: _Mistakes) -> list[TierSp
             )
         owners.setdefault(spec.name, path)
         specs[path] = spec
-    for path, fault in place_clashes(specs):
+    for path, fault in location_conflicts(specs):
         mistakes.add(f"{where}: option {path!r}: {specs[path].name!r} {fault}")
     return list(specs.values())
 

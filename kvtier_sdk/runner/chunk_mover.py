@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvtier_sdk.chunk_header import Frame
+from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import CorruptChunkError, TierError
 from kvtier_sdk.runner.base import SlotMemory
@@ -21,7 +21,7 @@ class ChunkMover:
     Args:
         call: the tier.
         context: the tier's.
-        frame: seals and checks.
+        header: seals and checks.
         memory: the slots.
         alignment: the tier's.
         can_delete: whether the tier can.
@@ -31,7 +31,7 @@ class ChunkMover:
         self,
         call: TierCaller,
         context: TierContext,
-        frame: Frame,
+        header: ChunkHeader,
         memory: SlotMemory,
         *,
         alignment: int,
@@ -39,7 +39,7 @@ class ChunkMover:
     ) -> None:
         self._call = call
         self._context = context
-        self._frame = frame
+        self._header = header
         self._memory = memory
         self._alignment = alignment
         self._can_delete = can_delete
@@ -76,7 +76,7 @@ class ChunkMover:
             }
             if job.operation is Operation.STORE:
                 for transfer in lent.values():
-                    self._frame.seal(transfer.key, transfer.header, transfer.payload)
+                    self._header.seal(transfer.key, transfer.header, transfer.payload)
             yield lent
         finally:
             self._headers.give_back(headers)
@@ -109,7 +109,7 @@ class ChunkMover:
 
     def _damage(self, loaded: Transfer) -> CorruptChunkError | None:
         try:
-            self._frame.check(loaded.key, loaded.header, loaded.payload)
+            self._header.check(loaded.key, loaded.header, loaded.payload)
         except CorruptChunkError as damage:
             damage.tier, damage.operation = self._context.name, Operation.LOAD.value
             return damage

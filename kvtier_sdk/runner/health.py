@@ -23,7 +23,7 @@ _HANG_S = 60.0
 _NO_ROOM = "calls that hang leave no room for another"
 
 
-class TierGate:
+class TierHealth:
     """Says whether a tier is asked, and finds out in the background when it can be asked again.
 
     A tier that has broken the contract is past this: no call reaches it any more, each fails with

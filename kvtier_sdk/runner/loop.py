@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle
-from kvtier_sdk.chunk_header import Frame, header_bytes, round_up
+from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
 from kvtier_sdk.errors import (
@@ -28,7 +28,7 @@ from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
-from kvtier_sdk.runner.health import TierGate
+from kvtier_sdk.runner.health import TierHealth
 from kvtier_sdk.runner.jobs import (
     ChunksRemoved,
     IoEnded,
@@ -151,19 +151,19 @@ class TierLoop:
         )
         self._tier: SecondaryTierManager = spec.tier_class(spec.config, context)
         self._call = TierCaller(self._tier)
-        frame = Frame(namespace.fingerprint, memory.chunk_bytes, verify=verify)
+        header = ChunkHeader(namespace.fingerprint, memory.chunk_bytes, verify=verify)
         can_delete = Capability.DELETE in self._tier.capabilities
         self._mover = ChunkMover(
-            self._call, context, frame, memory, alignment=alignment, can_delete=can_delete
+            self._call, context, header, memory, alignment=alignment, can_delete=can_delete
         )
         canary = Canary(
             self._call,
             context,
-            frame,
+            header,
             can_delete=can_delete,
             lookup_deadline_s=self._options.lookup_deadline_s,
         )
-        self._gate = TierGate(
+        self._health = TierHealth(
             self._call,
             self._options,
             clock=clock,
@@ -232,7 +232,7 @@ class TierLoop:
         self.abandon()
         # A tier is closed under a call that hangs only.
         await self._idle_within(_CALLS_END_S)
-        await self._gate.stop(_CALLS_END_S)
+        await self._health.stop(_CALLS_END_S)
         await self._tier.close()
         self._log.catch_up()
 
@@ -261,7 +261,7 @@ class TierLoop:
         if self._closed:
             self._conclude(run, Verdict.CANCELLED)
             return
-        if not self._gate.admits(_DIRECTIONS[job.operation]):
+        if not self._health.admits(_DIRECTIONS[job.operation]):
             self._conclude(run, Verdict.UNAVAILABLE)
             return
         moves = job.operation in _MOVES
@@ -362,13 +362,13 @@ class TierLoop:
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
             # A call that was begun late was kept from its end by the queue, not by the tier.
-            if started_s <= halfway_s and self._gate.note_overdue(direction, outcome):
+            if started_s <= halfway_s and self._health.note_overdue(direction, outcome):
                 self._drop_queued(Verdict.UNAVAILABLE, [direction])
         if run.is_queued:
             self._queue = [item for item in self._queue if item[2] is not run]
             heapq.heapify(self._queue)
             # Calls that were cancelled just now may end at once; these had half its time to.
-            if self._is_blocked(direction, halfway_s) and self._gate.note_blocked(direction):
+            if self._is_blocked(direction, halfway_s) and self._health.note_blocked(direction):
                 self._drop_queued(Verdict.UNAVAILABLE, [direction])
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
@@ -384,7 +384,7 @@ class TierLoop:
     def _note(self, run: _Run, errors: Sequence[TierError | None]) -> None:
         """Tell the breaker what a call returned, unless the job's end has told it already."""
         direction = _DIRECTIONS[run.job.operation]
-        if not run.concluded and self._gate.note(direction, errors):
+        if not run.concluded and self._health.note(direction, errors):
             self._drop_queued(Verdict.UNAVAILABLE, [direction])
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
@@ -500,13 +500,13 @@ class TierLoop:
     async def _pause(self, run: _Run, attempt: int) -> bool:
         """Wait before a retry; false where there is none: too many, too late, or refused."""
         direction = _DIRECTIONS[run.job.operation]
-        if attempt >= self._options.retries or run.concluded or not self._gate.admits(direction):
+        if attempt >= self._options.retries or run.concluded or not self._health.admits(direction):
             return False
         delay_s = self._options.retry_delay_s * 2**attempt * self._rng.uniform(0.5, 1.5)
         if self._clock.now_s() + delay_s >= run.job.deadline_s:
             return False
         await self._clock.sleep(delay_s)
-        if not self._gate.admits(direction):
+        if not self._health.admits(direction):
             return False
         run.retries += 1
         return True

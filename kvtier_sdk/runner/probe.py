@@ -6,7 +6,7 @@ import contextlib
 import mmap
 
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.chunk_header import Frame
+from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
@@ -26,7 +26,7 @@ class Canary:
     Args:
         call: the tier.
         context: the tier's.
-        frame: seals what is stored.
+        header: seals what is stored.
         can_delete: whether the tier can.
         lookup_deadline_s: within which a lookup is of use.
     """
@@ -35,14 +35,14 @@ class Canary:
         self,
         call: TierCaller,
         context: TierContext,
-        frame: Frame,
+        header: ChunkHeader,
         *,
         can_delete: bool,
         lookup_deadline_s: float,
     ) -> None:
         self._call = call
         self._context = context
-        self._frame = frame
+        self._header = header
         self._can_delete = can_delete
         self._lookup_deadline_s = lookup_deadline_s
 
@@ -80,7 +80,7 @@ class Canary:
         # A chunk that is not there or not right is an answer too: a load needs no stored canary.
         transfer = self._transfer()
         if operation is Operation.STORE:
-            self._frame.seal(CANARY_KEY, transfer.header, transfer.payload)
+            self._header.seal(CANARY_KEY, transfer.header, transfer.payload)
         errors = await self._call.transfer(operation, [transfer])
         if outcome_of(direction, errors) is Outcome.FAILED:
             for error in filter(None, errors):

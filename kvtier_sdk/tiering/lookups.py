@@ -10,7 +10,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 _OK, _NOT_FOUND = Verdict.OK, Verdict.NOT_FOUND
 
 
-class Question:
+class PendingLookup:
     """The chunks that one request asked for in one step, and what the tiers have answered so far.
 
     Tiers are bits of a mask. Others who ask for one of these chunks meanwhile share the question.
@@ -86,7 +86,7 @@ class Question:
         self.hits[key] &= ~(1 << tier)
 
 
-class QuestionBook:
+class LookupTable:
     """The open questions, and which job carries the answers to which.
 
     A late answer reaches the question that it belongs to and nothing else, so it is never taken
@@ -97,13 +97,13 @@ class QuestionBook:
     """
 
     def __init__(self) -> None:
-        self.open: dict[OffloadKey, Question] = {}
-        self._new: list[Question] = []
-        self._by_job: dict[int, Question] = {}
+        self.open: dict[OffloadKey, PendingLookup] = {}
+        self._new: list[PendingLookup] = []
+        self._by_job: dict[int, PendingLookup] = {}
 
     def begin(
         self, request: RequestContext, tiers: int, deadline_s: float, *, shared: bool
-    ) -> Question:
+    ) -> PendingLookup:
         """Begin a question, to be handed over at the end of the step.
 
         Args:
@@ -115,18 +115,18 @@ class QuestionBook:
         Returns:
             The question, still without keys.
         """
-        question = Question(request, tiers, deadline_s, shared=shared)
+        question = PendingLookup(request, tiers, deadline_s, shared=shared)
         self._new.append(question)
         return question
 
-    def take_new(self) -> list[Question]:
+    def take_new(self) -> list[PendingLookup]:
         """Take the questions that no tier has been asked yet."""
         taken, self._new = self._new, []
         for question in taken:
             question.sealed = True
         return taken
 
-    def handed_over(self, job_id: int, question: Question) -> None:
+    def handed_over(self, job_id: int, question: PendingLookup) -> None:
         """Remember which question a lookup job answers."""
         self._by_job[job_id] = question
 
@@ -151,7 +151,7 @@ class QuestionBook:
         if not question.waiting:
             self._close(question)
 
-    def give_up(self, question: Question) -> None:
+    def give_up(self, question: PendingLookup) -> None:
         """Wait no longer for the tiers that have not answered."""
         question.waiting = 0
         question.doubt = Verdict.TIMEOUT.value
@@ -163,7 +163,7 @@ class QuestionBook:
         self._new.clear()
         self._by_job.clear()
 
-    def _close(self, question: Question) -> None:
+    def _close(self, question: PendingLookup) -> None:
         for key in question.keys:
             # That of a request which may not ask all tiers is never open to others.
             if self.open.get(key) is question:

@@ -16,7 +16,7 @@ from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
 from kvtier_sdk.tiering.cascade import Cascade
-from kvtier_sdk.tiering.lookups import Question, QuestionBook
+from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.reports import EventLog, ReportDesk
@@ -79,7 +79,7 @@ class TieringManager:
         self._ports: list[TierPort] = []
         self._all_tiers = 0
         self._lookup_deadline_s = 0.0
-        self._questions = QuestionBook()
+        self._questions = LookupTable()
         reserve = round(pool.slots * store_reserve)
         self._promotions = Promotions(self._primary, limit=pool.slots - reserve)
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
@@ -197,8 +197,8 @@ class TieringManager:
         if not self._collected:
             self._collect()
         state = self._requests.get(request.request_id) or self._state(request)
-        if state.lineage is not None:
-            state.lineage.note(key)
+        if state.prefix_order is not None:
+            state.prefix_order.note(key)
         slot = self._primary.by_key.get(key)
         if slot is not None:
             return self._find(slot, state)
@@ -349,9 +349,9 @@ class TieringManager:
         """
         state = self._state(request)
         by_key = self._primary.by_key
-        if state.lineage is not None:
+        if state.prefix_order is not None:
             for key in keys:
-                state.lineage.note(key)
+                state.prefix_order.note(key)
         distinct = dict.fromkeys(keys)
         new = [key for key in distinct if key not in by_key]
         if len(new) > self._primary.free_slots:
@@ -369,9 +369,9 @@ class TieringManager:
             self._cascade.note_missing(len(rejected))
         self._primary.assign(new, slots, _WRITING)
         state.writes.update(zip(new, slots, strict=True))
-        if state.lineage is not None:
+        if state.prefix_order is not None:
             for key, slot in zip(new, slots, strict=True):
-                slot.parent, slot.position = state.lineage.note(key)
+                slot.parent, slot.position = state.prefix_order.note(key)
         return PrepareStoreOutput(new, [slot.index for slot in slots], evicted, rejected)
 
     def complete_store(
@@ -559,7 +559,7 @@ class TieringManager:
             self._promotions.join(slot, state)
         return _HIT_PENDING
 
-    def _ask(self, key: OffloadKey, state: RequestState) -> Question | None:
+    def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
         """Put the question to the tiers, or join one that is open; ``None`` is a miss."""
         if not self._ports:
             return None
@@ -580,7 +580,7 @@ class TieringManager:
         state.asked[key] = question
         return question
 
-    def _begin_question(self, state: RequestState) -> Question | None:
+    def _begin_question(self, state: RequestState) -> PendingLookup | None:
         """Ask the tiers that can be asked; ``None`` where none can."""
         may_ask = self._all_tiers & state.tiers
         tiers = 0
@@ -596,7 +596,9 @@ class TieringManager:
         state.asking = question
         return question
 
-    def _promote(self, key: OffloadKey, question: Question, state: RequestState) -> LookupResult:
+    def _promote(
+        self, key: OffloadKey, question: PendingLookup, state: RequestState
+    ) -> LookupResult:
         port = self._ports[question.best_hit(key, state.tiers)]
         while not port.takes_reads:
             # It had the chunk when it answered, and would refuse now.
@@ -626,7 +628,7 @@ class TieringManager:
         self._count_miss(key, state, reason.value)
         return _MISS
 
-    def _is_worth_loading(self, question: Question, port: TierPort) -> bool:
+    def _is_worth_loading(self, question: PendingLookup, port: TierPort) -> bool:
         """Weigh, once a question, bringing all that was found against recomputing it."""
         if self._recompute_s is None:
             return True

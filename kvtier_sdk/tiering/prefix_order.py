@@ -7,7 +7,7 @@ from kvtier_sdk.types import OffloadKey
 _GROUP_BYTES = 4
 
 
-class Lineage:
+class PrefixOrder:
     """Parent and position of the chunks of one request, by the order in which they are named.
 
     An engine looks a prefix up from its start, again each step, and stores it in order; the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtier_sdk.runner.jobs import Job, Verdict
-from kvtier_sdk.tiering.lookups import Question
+from kvtier_sdk.tiering.lookups import PendingLookup
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_port import TierPort
@@ -27,7 +27,7 @@ class Promotion:
 
     __slots__ = ("claims", "question", "tier", "waiters")
 
-    def __init__(self, question: Question, tier: int, state: RequestState) -> None:
+    def __init__(self, question: PendingLookup, tier: int, state: RequestState) -> None:
         self.question = question
         self.tier = tier
         self.waiters = [state]
@@ -53,7 +53,11 @@ class Promotions:
         self._occupied = 0
 
     def start(
-        self, keys: Sequence[OffloadKey], question: Question, port: TierPort, state: RequestState
+        self,
+        keys: Sequence[OffloadKey],
+        question: PendingLookup,
+        port: TierPort,
+        state: RequestState,
     ) -> int:
         """Take slots for chunks at once, and collect their loads.
 
@@ -76,8 +80,8 @@ class Promotions:
             slot.pins += 1
             claims[key] = slot
             asked[key] = question
-            if state.lineage is not None:
-                slot.parent, slot.position = state.lineage.note(key)
+            if state.prefix_order is not None:
+                slot.parent, slot.position = state.prefix_order.note(key)
         port.load(taken, [slot.index for slot in slots], state.context)
         return len(slots)
 

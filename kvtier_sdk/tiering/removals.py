@@ -9,7 +9,7 @@ from kvtier_sdk.runner.jobs import Job, JobTable, Operation
 from kvtier_sdk.types import OffloadKey
 
 
-class Departures:
+class RecentRemovals:
     """What has left a tier, remembered only for the stores that were under way then.
 
     Of a chunk that left before its store was concluded nobody knows which came first. A store that

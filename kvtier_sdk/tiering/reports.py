@@ -19,7 +19,7 @@ from kvtier_sdk.runner.jobs import (
     failure_counts,
 )
 from kvtier_sdk.tiering.cascade import Cascade
-from kvtier_sdk.tiering.lookups import QuestionBook
+from kvtier_sdk.tiering.lookups import LookupTable
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_port import TierPort
@@ -66,7 +66,7 @@ class ReportDesk:
     def __init__(
         self,
         primary: PrimaryTier,
-        questions: QuestionBook,
+        questions: LookupTable,
         promotions: Promotions,
         cascade: Cascade,
         events: EventLog,

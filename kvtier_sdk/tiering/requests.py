@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvtier_sdk.tiering.lookups import Question
-from kvtier_sdk.tiering.prefix_order import Lineage
+from kvtier_sdk.tiering.lookups import PendingLookup
+from kvtier_sdk.tiering.prefix_order import PrefixOrder
 from kvtier_sdk.tiering.slots import Slot
 from kvtier_sdk.types import OffloadKey, RequestContext
 
@@ -33,8 +33,8 @@ class RequestState:
         "context",
         "copies",
         "finished",
-        "lineage",
         "missed",
+        "prefix_order",
         "tiers",
         "writes",
     )
@@ -42,12 +42,12 @@ class RequestState:
     def __init__(self, context: RequestContext, *, learns_order: bool, tiers: int = -1) -> None:
         self.context = context
         self.tiers = tiers
-        self.asked: dict[OffloadKey, Question] = {}
-        self.asking: Question | None = None
+        self.asked: dict[OffloadKey, PendingLookup] = {}
+        self.asking: PendingLookup | None = None
         self.claims: dict[OffloadKey, Slot] = {}
         self.copies: dict[OffloadKey, list[Slot]] = {}
         self.writes: dict[OffloadKey, Slot] = {}
-        self.lineage = Lineage() if learns_order else None
+        self.prefix_order = PrefixOrder() if learns_order else None
         self.missed: OffloadKey | None = None
         self.finished = False
 

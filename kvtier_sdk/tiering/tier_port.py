@@ -15,8 +15,8 @@ from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import EVERY_CHUNK, BreakerMoved, Job, JobTable, Operation
 from kvtier_sdk.tiering.load_rate import LoadRate
-from kvtier_sdk.tiering.lookups import Question
-from kvtier_sdk.tiering.removals import Departures
+from kvtier_sdk.tiering.lookups import PendingLookup
+from kvtier_sdk.tiering.removals import RecentRemovals
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
 #: On whose behalf the manager acts where it is nobody's in particular.
@@ -74,7 +74,7 @@ class TierPort:
         self.whole_requests = spec.runner.offload_policy == "request"
         self.store_bytes = 0
         self.load_bytes = 0
-        self.departures = Departures(self.jobs)
+        self.departures = RecentRemovals(self.jobs)
         self._chunk_bytes = chunk_bytes
         # What waits for a tier is pinned: a slow one leaves half of a small pool to the others.
         self._max_store_bytes = min(spec.runner.max_queue_bytes, (slots + 1) // 2 * chunk_bytes)
@@ -192,8 +192,8 @@ class TierPort:
         self,
         now_s: float,
         new_job_id: Callable[[], int],
-        questions: Sequence[Question],
-        on_asked: Callable[[int, Question], None],
+        questions: Sequence[PendingLookup],
+        on_asked: Callable[[int, PendingLookup], None],
     ) -> None:
         """Hand over what was collected.
 

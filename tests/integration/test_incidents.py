@@ -55,7 +55,7 @@ def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(
 
 
 def test_case_02_a_bit_flips_and_the_size_stays(tmp_path: Path, runner: str) -> None:
-    """Remove the comparison of digests in ``Frame.check``: wrong bytes are loaded."""
+    """Remove the comparison of digests in ``ChunkHeader.check``: wrong bytes are loaded."""
     with live([f"file://{tmp_path}?runner={runner}"]) as engine:
         engine.store(engine.begin("a"), KEYS[0])
     [file] = chunk_files(tmp_path)
@@ -216,7 +216,7 @@ def test_case_12_two_tiers_and_one_is_stalled(make: EngineFactory) -> None:
 
 
 def test_case_13_one_root_and_another_dtype(tmp_path: Path, runner: str) -> None:
-    """Leave the namespace out of the file tier's path and of the frame: wrong KV is served."""
+    """Leave the namespace out of the file tier's path and of the header: wrong KV is served."""
     with live([f"file://{tmp_path}?runner={runner}"], namespace={"dtype": "bfloat16"}) as engine:
         engine.store(engine.begin("a"), KEYS[0])
     with live([f"file://{tmp_path}?runner={runner}"], namespace={"dtype": "float16"}) as engine:
@@ -285,7 +285,7 @@ def test_case_15_two_processes_store_the_same_chunk(tmp_path: Path) -> None:
 
 
 def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory) -> None:
-    """Let ``TierGate._probe`` return at once: the tier stays off for ever.
+    """Let ``TierHealth._probe`` return at once: the tier stays off for ever.
 
     Let ``Breaker.end_probe`` keep its doubled pause: it stays off longer after the next outage.
     """

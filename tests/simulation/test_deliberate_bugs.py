@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from support.simulation import Breach, simulate
 
-from kvtier_sdk.chunk_header import Frame
+from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.health import TierGate
+from kvtier_sdk.runner.health import TierHealth
 from kvtier_sdk.runner.jobs import JobResult, Verdict
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering.cascade import Cascade
-from kvtier_sdk.tiering.lookups import Question, QuestionBook
+from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.removals import Departures
+from kvtier_sdk.tiering.removals import RecentRemovals
 from kvtier_sdk.tiering.reports import EventLog, ReportDesk
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
@@ -117,7 +117,7 @@ def a_late_answer_goes_to_a_later_question(patch: pytest.MonkeyPatch) -> None:
             verdicts = (verdicts * len(later.keys))[: len(later.keys)]
         original(self, job_id, bit, verdicts)
 
-    around(patch, QuestionBook, "answered", answered)
+    around(patch, LookupTable, "answered", answered)
 
 
 @bug("a load rests on an answer", "a load that failed is not tried again on the same answer")
@@ -125,12 +125,12 @@ def verdicts_are_matched_off_by_one(patch: pytest.MonkeyPatch) -> None:
     def answered(original: Any, self: Any, job_id: int, bit: int, verdicts: Any) -> None:
         original(self, job_id, bit, [*verdicts[1:], verdicts[0]])
 
-    around(patch, QuestionBook, "answered", answered)
+    around(patch, LookupTable, "answered", answered)
 
 
 @bug("a load rests on an answer")
 def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(QuestionBook, "forget", lambda self: None)
+    patch.setattr(LookupTable, "forget", lambda self: None)
     patch.setattr(RequestState, "forget_answers", lambda self: None)
 
 
@@ -181,7 +181,7 @@ def a_failed_load_is_a_hit(patch: pytest.MonkeyPatch) -> None:
 
 @bug("what is reported as loaded is there")
 def a_damaged_chunk_is_taken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Frame, "check", lambda *arguments: None)
+    patch.setattr(ChunkHeader, "check", lambda *arguments: None)
 
 
 @bug("what is stored under a key is its chunk")
@@ -215,7 +215,7 @@ def a_second_request_begins_a_second_load(patch: pytest.MonkeyPatch) -> None:
 
 @bug("a load that failed is not tried again on the same answer")
 def a_failed_load_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Question, "strike", lambda self, key, tier: None)
+    patch.setattr(PendingLookup, "strike", lambda self, key, tier: None)
 
 
 @bug("what is dropped is counted")
@@ -259,7 +259,7 @@ def an_open_breaker_is_not_probed(patch: pytest.MonkeyPatch) -> None:
     async def probe(self: Any, direction: Any) -> None:
         return
 
-    patch.setattr(TierGate, "_probe", probe)
+    patch.setattr(TierHealth, "_probe", probe)
 
 
 @bug("a question has its whole time")
@@ -291,21 +291,21 @@ def a_failed_store_counts_as_sent(patch: pytest.MonkeyPatch) -> None:
 
 @bug("events agree with the tiers")
 def what_has_left_once_is_never_announced_again(patch: pytest.MonkeyPatch) -> None:
-    def without(self: Departures, store: Any, keys: list[bytes]) -> list[bytes]:
+    def without(self: RecentRemovals, store: Any, keys: list[bytes]) -> list[bytes]:
         return [key for key in keys if key not in self._newest]
 
-    patch.setattr(Departures, "without", without)
+    patch.setattr(RecentRemovals, "without", without)
 
 
 @bug("at rest nothing is left")
 def what_has_left_is_remembered_for_ever(patch: pytest.MonkeyPatch) -> None:
-    def without(original: Any, self: Departures, store: Any, keys: list[bytes]) -> Any:
+    def without(original: Any, self: RecentRemovals, store: Any, keys: list[bytes]) -> Any:
         newest = self._newest.copy()
         kept = original(self, store, keys)
         self._newest = newest
         return kept
 
-    around(patch, Departures, "without", without)
+    around(patch, RecentRemovals, "without", without)
 
 
 @bug("at rest nothing is left")

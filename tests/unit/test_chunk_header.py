@@ -8,20 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_sdk import CorruptChunkError, Namespace
-from kvtier_sdk.chunk_header import FRAME_VERSION, Frame, header_bytes, round_up
+from kvtier_sdk.chunk_header import HEADER_VERSION, ChunkHeader, header_bytes, round_up
 
 CHUNK_BYTES = 96
 KEY = b"hash\0\0\0\0"
 FINGERPRINT = Namespace({"model": "m"}).fingerprint
 CONTENT = bytes(range(CHUNK_BYTES))
-FRAME = Frame(FINGERPRINT, CHUNK_BYTES)
+HEADER = ChunkHeader(FINGERPRINT, CHUNK_BYTES)
 
 
 def sealed(
-    *, frame: Frame = FRAME, header_length: int = 64, content: bytes = CONTENT, padding: bytes = b""
+    *,
+    chunk_header: ChunkHeader = HEADER,
+    header_length: int = 64,
+    content: bytes = CONTENT,
+    padding: bytes = b"",
 ) -> tuple[bytearray, bytearray]:
     header, payload = bytearray(b"\xff" * header_length), bytearray(content + padding)
-    frame.seal(KEY, memoryview(header), memoryview(payload))
+    chunk_header.seal(KEY, memoryview(header), memoryview(payload))
     return header, payload
 
 
@@ -29,10 +33,10 @@ def check(
     header: bytes | bytearray,
     payload: bytes | bytearray,
     *,
-    frame: Frame = FRAME,
+    chunk_header: ChunkHeader = HEADER,
     key: bytes = KEY,
 ) -> None:
-    frame.check(key, memoryview(header), memoryview(payload))
+    chunk_header.check(key, memoryview(header), memoryview(payload))
 
 
 def hand_built(**changes: object) -> bytes:
@@ -52,7 +56,7 @@ def hand_built(**changes: object) -> bytes:
 
 def test_the_header_is_the_documented_one() -> None:
     header, _ = sealed()
-    assert FRAME_VERSION == 1
+    assert HEADER_VERSION == 1
     assert bytes(header) == hand_built()
 
 
@@ -78,7 +82,7 @@ def test_a_wrong_field_is_named(changes: dict[str, object], message: str) -> Non
 
 def test_sealing_is_deterministic_whatever_the_header_held_before() -> None:
     fresh = bytearray(64)
-    FRAME.seal(KEY, memoryview(fresh), memoryview(CONTENT))
+    HEADER.seal(KEY, memoryview(fresh), memoryview(CONTENT))
     assert sealed()[0] == fresh
 
 
@@ -129,15 +133,15 @@ def test_a_chunk_of_another_key_is_found(key: bytes) -> None:
 
 
 def test_a_chunk_of_another_namespace_is_found() -> None:
-    foreign = Frame(Namespace({"model": "other"}).fingerprint, CHUNK_BYTES)
+    foreign = ChunkHeader(Namespace({"model": "other"}).fingerprint, CHUNK_BYTES)
     with pytest.raises(CorruptChunkError, match="another key or namespace"):
-        check(*sealed(frame=foreign))
+        check(*sealed(chunk_header=foreign))
 
 
 def test_a_chunk_of_another_length_is_found() -> None:
-    other = Frame(FINGERPRINT, CHUNK_BYTES - 1)
+    other = ChunkHeader(FINGERPRINT, CHUNK_BYTES - 1)
     with pytest.raises(CorruptChunkError, match="payload of 95 bytes; expected 96"):
-        check(*sealed(frame=other))
+        check(*sealed(chunk_header=other))
 
 
 def test_a_padded_header_says_its_own_length_and_is_zero_behind_its_fields() -> None:
@@ -155,15 +159,15 @@ def test_padding_behind_the_payload_is_not_looked_at() -> None:
 
 
 def test_without_verification_nothing_is_checked() -> None:
-    unverified = Frame(FINGERPRINT, CHUNK_BYTES, verify=False)
-    check(bytes(64), bytes(CHUNK_BYTES), frame=unverified)
-    check(b"\xff" * 64, b"", frame=unverified, key=b"any")
+    unverified = ChunkHeader(FINGERPRINT, CHUNK_BYTES, verify=False)
+    check(bytes(64), bytes(CHUNK_BYTES), chunk_header=unverified)
+    check(b"\xff" * 64, b"", chunk_header=unverified, key=b"any")
 
 
 def test_a_chunk_sealed_without_digest_is_refused_by_a_verifying_reader() -> None:
-    unverified = Frame(FINGERPRINT, CHUNK_BYTES, verify=False)
+    unverified = ChunkHeader(FINGERPRINT, CHUNK_BYTES, verify=False)
     with pytest.raises(CorruptChunkError, match="digest"):
-        check(*sealed(frame=unverified))
+        check(*sealed(chunk_header=unverified))
 
 
 @given(st.integers(0, 10**9), st.integers(0, 12).map(lambda power: 2**power))

@@ -6,14 +6,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtier_sdk import Namespace
-from kvtier_sdk.chunk_header import FRAME_VERSION
+from kvtier_sdk.chunk_header import HEADER_VERSION
 
 SCALARS = st.none() | st.booleans() | st.integers(0, 3) | st.just(1.0) | st.sampled_from("ab")
 FACTS = st.dictionaries(st.sampled_from("xyz"), SCALARS | st.lists(SCALARS, max_size=2))
 
 
 def test_the_fingerprint_is_fixed_across_releases() -> None:
-    assert FRAME_VERSION == 1
+    assert HEADER_VERSION == 1
     facts = {"model": "m", "groups": 2}
     # SHA-256 of {"frame_version":1,"groups":2,"model":"m"}, cut to 128 bits.
     assert Namespace(facts).fingerprint == "8bc3cc83a0e006078b18916ff0b5a711"
@@ -55,7 +55,7 @@ def test_there_is_a_difference_exactly_where_the_fingerprints_differ(
 def test_a_difference_names_ours_and_theirs() -> None:
     ours = Namespace({"model": "m", "dtype": "bf16", "only": 1, "layers": (1, 2)})
     theirs = {"model": "m", "dtype": "fp8", "extra": 2, "layers": [1, 2]}
-    assert ours.differences({**theirs, "frame_version": FRAME_VERSION}) == {
+    assert ours.differences({**theirs, "frame_version": HEADER_VERSION}) == {
         "dtype": ("bf16", "fp8"),
         "extra": (None, 2),
         "only": (1, None),
@@ -64,7 +64,7 @@ def test_a_difference_names_ours_and_theirs() -> None:
 
 def test_the_format_version_is_one_of_the_facts() -> None:
     namespace = Namespace({"model": "m"})
-    assert namespace.manifest == {"model": "m", "frame_version": FRAME_VERSION}
+    assert namespace.manifest == {"model": "m", "frame_version": HEADER_VERSION}
     assert "frame_version" in namespace.differences({"model": "m", "frame_version": 99})
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from kvtier_sdk.config.location_conflicts import place_clashes
+from kvtier_sdk.config.location_conflicts import location_conflicts
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
@@ -63,7 +63,7 @@ class GuestOptions(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
-class GuestEntry:
+class SecondaryTierEntry:
     """One of our tiers under vLLM's own manager: an entry of its ``secondary_tiers``.
 
     Attributes:
@@ -117,7 +117,7 @@ class GuestEntry:
                     f"one of them, for example '{tier.name}-2'"
                 )
             names.add(tier.name)
-        for path, fault in place_clashes(tiers):
+        for path, fault in location_conflicts(tiers):
             raise ConfigError(f"{_WHERE}: option {path!r}: {tiers[path].name!r} {fault}")
         return read
 
@@ -146,7 +146,7 @@ class EngineOptions(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
-class HostOptions:
+class SpecOptions:
     """``kv_connector_extra_config`` for our own manager, validated.
 
     Attributes:

@@ -24,7 +24,7 @@ from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.identity import THEIR_SLOTS, Identity
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import StatsFeed, metric_definitions
-from kvtier_sdk.integrations.vllm.options import GuestEntry
+from kvtier_sdk.integrations.vllm.options import SecondaryTierEntry
 from kvtier_sdk.integrations.vllm.translate import (
     cache_hit_source,
     engine_event,
@@ -115,7 +115,9 @@ class KVTierSecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         compat.warn_if_untried()
-        entry = GuestEntry.read(options, offloading_spec.extra_config.get("secondary_tiers", []))
+        entry = SecondaryTierEntry.read(
+            options, offloading_spec.extra_config.get("secondary_tiers", [])
+        )
         self._spec = entry.tier
         self._options = entry.options
         self._log = logging.getLogger(f"kvtier.tier.{self._spec.name}")

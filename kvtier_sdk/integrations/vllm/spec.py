@@ -18,7 +18,7 @@ from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS, Identi
 from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import metric_definitions
-from kvtier_sdk.integrations.vllm.options import HostOptions
+from kvtier_sdk.integrations.vllm.options import SpecOptions
 from kvtier_sdk.integrations.vllm.region import JoinedRegion, refuse_absent
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.units import format_bytes
@@ -56,7 +56,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         compat.warn_if_untried()
-        self._options = HostOptions.read(config.extra_config)
+        self._options = SpecOptions.read(config.extra_config)
         self.replicated_layout = config.replicated_layout
         self._theirs = self._uses_their_copies()
         if config.canonical_layout and not self._theirs:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.integrations.vllm import HOMES
-from kvtier_sdk.integrations.vllm.options import CLASS_TYPE, GuestEntry, HostOptions
+from kvtier_sdk.integrations.vllm.options import CLASS_TYPE, SecondaryTierEntry, SpecOptions
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
 from kvtier_sdk.options.model import (
     StrictModel,
@@ -90,7 +90,7 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
         if spec in (_HOST_SPEC, _CPU_SPEC):
             _check_module(extra, "spec_module_path", class_name=spec)
         if spec == _HOST_SPEC:
-            return HostOptions.read(extra).config
+            return SpecOptions.read(extra).config
         if spec in _GUEST_SPECS:
             return _read_guests(extra)
     except (ConfigError, BackendError) as error:
@@ -109,7 +109,7 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
             path = option_path("secondary_tiers", index)
             _check_module(entry, "module_path", class_name=CLASS_TYPE, path=path)
     pool_bytes = _read_pool_bytes(extra.get("cpu_bytes_to_use"))
-    guests = GuestEntry.read_all(entries)
+    guests = SecondaryTierEntry.read_all(entries)
     if not guests:
         raise ConfigError(
             f"{_EXTRA}: no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; nothing is ours"

@@ -25,7 +25,7 @@ from kvtier_sdk.options.tier import (
     TierConfig,
 )
 from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.runner.process.codec import WIRE_VERSION
+from kvtier_sdk.runner.process.codec import PROTOCOL_VERSION
 
 
 def fault_of(spec: TierSpec) -> str | None:
@@ -56,7 +56,7 @@ def fault_of(spec: TierSpec) -> str | None:
     return None
 
 
-def write_order(
+def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int, verify: bool
 ) -> dict[str, Any]:
     """Write down what the child needs.
@@ -72,7 +72,7 @@ def write_order(
         Plain data, secrets included.
     """
     return {
-        "version": WIRE_VERSION,
+        "version": PROTOCOL_VERSION,
         "name": spec.name,
         "backend": spec.backend,
         "tier_class": _path_of(spec.tier_class),
@@ -87,7 +87,7 @@ def write_order(
     }
 
 
-def read_order(order: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
+def read_bootstrap(order: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
     """Read what the parent wrote, in the child.
 
     Args:
@@ -101,7 +101,7 @@ def read_order(order: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayou
         BackendLoadError: the backend cannot be imported here.
     """
     name = order["name"]
-    if order["version"] != WIRE_VERSION:
+    if order["version"] != PROTOCOL_VERSION:
         raise ConfigError(
             f"tier {name!r}: its process found another release of kvtier-sdk than the engine"
         )

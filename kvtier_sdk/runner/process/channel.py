@@ -9,15 +9,15 @@ import socket
 import threading
 from collections.abc import Callable
 
-from kvtier_sdk.runner.process.codec import FrameSplitter, Kind
+from kvtier_sdk.runner.process.codec import Kind, MessageSplitter
 
 _READ_BYTES = 1 << 16
 #: A process that leaves so much unread gets no more.
 _MAX_UNREAD_BYTES = 8 << 20
 
 
-class Link:
-    """Writes and reads frames without a wait, and without the loop where that is possible.
+class Channel:
+    """Writes and reads messages without a wait, and without the loop where that is possible.
 
     What goes through the loop wakes its thread up, which then competes with the engine's for the
     interpreter lock. So :meth:`write` is for any thread, and leaves to the loop only what the
@@ -39,7 +39,7 @@ class Link:
         self._readable = select.poll()
         self._readable.register(own, select.POLLIN)
         self._event_loop = event_loop
-        self._splitter = FrameSplitter()
+        self._splitter = MessageSplitter()
         self._arrived = memoryview(bytearray(_READ_BYTES))
         self._writing = threading.Lock()
         self._unwritten = bytearray()
@@ -51,7 +51,7 @@ class Link:
         return len(self._unwritten) > _MAX_UNREAD_BYTES
 
     def write(self, data: bytes) -> None:
-        """Write frames, behind those that wait. For a link that is closed they are lost."""
+        """Write messages, behind those that wait. For a link that is closed they are lost."""
         with self._writing:
             if self.is_closed:
                 return
@@ -67,12 +67,12 @@ class Link:
         """Read what is there, to its end: uvloop lets go of a socket that was reset, unread or not.
 
         Returns:
-            Each frame that is whole now.
+            Each message that is whole now.
 
         Raises:
-            WireError: something else was there.
+            MessageError: something else was there.
         """
-        frames: list[tuple[Kind, bytes]] = []
+        messages: list[tuple[Kind, bytes]] = []
         # A read in vain ends in an exception, which takes the engine several times as long.
         while not self.at_end and self._readable.poll(0):
             try:
@@ -83,8 +83,8 @@ class Link:
                 count = 0
             if count == 0:
                 self.at_end = True
-            frames += self._splitter.split(self._arrived[:count])
-        return frames
+            messages += self._splitter.split(self._arrived[:count])
+        return messages
 
     def attend(self, arrived: Callable[[], object]) -> None:
         """Have the loop call ``arrived`` whenever there is something to read. On the loop."""

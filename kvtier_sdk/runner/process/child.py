@@ -22,12 +22,12 @@ from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Report
 from kvtier_sdk.runner.loop import TierLoop
-from kvtier_sdk.runner.process.bootstrap import read_order, write_error
+from kvtier_sdk.runner.process.bootstrap import read_bootstrap, write_error
 from kvtier_sdk.runner.process.codec import (
-    FrameSplitter,
     Kind,
-    frame,
-    plain_frame,
+    MessageSplitter,
+    message,
+    plain_message,
     read_jobs,
     read_plain,
     write_reports,
@@ -54,7 +54,7 @@ class Child:
     """
 
     def __init__(self, link: socket.socket) -> None:
-        self._link = link
+        self._channel = link
         self._writing = threading.Lock()
         self._runner: ThreadRunner | None = None
         self._opening: threading.Thread | None = None
@@ -62,20 +62,20 @@ class Child:
 
     def serve(self) -> None:
         """Do what is asked until the engine says so, or is gone. Ends the process."""
-        splitter = FrameSplitter()
+        splitter = MessageSplitter()
         with contextlib.suppress(OSError):
-            while data := self._link.recv(_READ_BYTES):
+            while data := self._channel.recv(_READ_BYTES):
                 for kind, body in splitter.split(data):
                     self._take(kind, body)
         self._end(_ORPHAN_CLOSE_S)
 
     def send(self, data: bytes) -> None:
-        """Write frames. On any thread; an engine that is gone is no error."""
+        """Write messages. On any thread; an engine that is gone is no error."""
         with self._writing:
             self._send(data)
 
     def _take(self, kind: Kind, body: bytes) -> None:
-        if kind is Kind.ORDER:
+        if kind is Kind.BOOTSTRAP:
             self._begin(read_plain(body))
         elif kind is Kind.JOBS and self._runner is not None:
             self._runner.submit(read_jobs(body))
@@ -98,7 +98,7 @@ class Child:
     def _build(self, order: Mapping[str, Any]) -> ThreadRunner:
         name = order["name"]
         _send_logs(f"kvtier.tier.{name}", order["log_level"], self.send)
-        spec, namespace, layout = read_order(order)
+        spec, namespace, layout = read_bootstrap(order)
         # Its pages are there already; mapping them takes long for a large pool.
         pool = HostPool.attach(order["pool_fd"], layout, prefault=False)
         os.close(order["pool_fd"])
@@ -125,11 +125,11 @@ class Child:
             if not self._ending:
                 self._refuse(error)
         else:
-            self.send(frame(Kind.OPENED, b""))
+            self.send(message(Kind.OPENED, b""))
 
     def _refuse(self, error: BaseException) -> None:
         try:
-            self.send(plain_frame(Kind.REFUSED, write_error(error)))
+            self.send(plain_message(Kind.REFUSED, write_error(error)))
         finally:
             # The engine waits for a word or an end.
             _exit()
@@ -137,7 +137,7 @@ class Child:
     def _drain(self, timeout_s: float) -> None:
         ended = self._runner is None or self._runner.drain(timeout_s)
         self._send_reports()
-        self.send(plain_frame(Kind.DRAIN, ended))
+        self.send(plain_message(Kind.DRAIN, ended))
 
     def _end(self, timeout_s: float) -> None:
         self._ending = True
@@ -151,17 +151,17 @@ class Child:
 
     def _give_up(self) -> None:
         """The engine knows how to end this process, and what to tell of the jobs."""
-        self.send(frame(Kind.HUNG, b""))
+        self.send(message(Kind.HUNG, b""))
 
     def _send_reports(self) -> None:
         """Write what was reported, all at once. On the tier's thread and others."""
         with self._writing:
             if self._runner is not None and (reports := self._runner.poll()):
-                self._send(frame(Kind.REPORTS, write_reports(reports)))
+                self._send(message(Kind.REPORTS, write_reports(reports)))
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(OSError):
-            self._link.sendall(data)
+            self._channel.sendall(data)
 
 
 class _LogSender(logging.Handler):
@@ -171,14 +171,14 @@ class _LogSender(logging.Handler):
         super().__init__()
         self.setFormatter(MaskingFormatter())
         self._own = own
-        self._send_frame = send
+        self._send_message = send
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
             if record.name != self._own:
                 text = f"{record.name}: {text}"
-            self._send_frame(plain_frame(Kind.LOG, [record.levelno, text]))
+            self._send_message(plain_message(Kind.LOG, [record.levelno, text]))
         except Exception:
             self.handleError(record)
 

@@ -18,12 +18,12 @@ from kvtier_sdk.errors import TierUnavailableError
 from kvtier_sdk.runner.jobs import IoEnded, Job, JobResult, JobTable, Report, Verdict
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import read_error
-from kvtier_sdk.runner.process.channel import Link
+from kvtier_sdk.runner.process.channel import Channel
 from kvtier_sdk.runner.process.codec import (
     Kind,
-    WireError,
-    frame,
-    plain_frame,
+    MessageError,
+    message,
+    plain_message,
     read_plain,
     read_reports,
     write_job,
@@ -36,8 +36,8 @@ _PROGRAM = (
 )
 #: How long the process and its end of the socket may differ about whether it is there.
 _PARTING_S = 1.0
-#: What comes of reading a frame that this release does not write.
-_NONSENSE = (WireError, LookupError, TypeError, ValueError)
+#: What comes of reading a message that this release does not write.
+_NONSENSE = (MessageError, LookupError, TypeError, ValueError)
 #: How often somebody looks after a process, and reads what the engine has not.
 _WATCH_S = 1.0
 #: A process that has a job past its deadline and reports nothing, at so many looks in a row, is
@@ -86,7 +86,7 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._theirs = socket.socket(fileno=copy_fd(theirs.fileno()))
-        self._link = Link(ours, self._event_loop)
+        self._channel = Channel(ours, self._event_loop)
         # Of the jobs and of what is read: no result is missed, none is taken twice.
         self._lock = threading.Lock()
         self._jobs = JobTable()
@@ -118,17 +118,17 @@ class ChildProcess:
             try:
                 self._spawn(self._theirs.fileno(), pool_fd)
             except Exception as error:  # no process, no thread that waits for it, a bad argument
-                self._link.close()
+                self._channel.close()
                 if self._process is not None:
                     self._process.kill()
                     self._process.wait()
                 self.ended.set_result("it was not started")
                 raise self._unavailable(f"its process cannot be started: {error}") from error
-        self._link.write(plain_frame(Kind.ORDER, order))
-        self._link.attend(self.collect)
+        self._channel.write(plain_message(Kind.BOOTSTRAP, order))
+        self._channel.attend(self.collect)
         await self._opened
         if not self._attentive:
-            self._link.ignore()
+            self._channel.ignore()
         self._watch()
 
     @property
@@ -140,7 +140,7 @@ class ChildProcess:
         """Hand over jobs. Each ends in one result, at the latest by :meth:`give_up`."""
         written = []
         with self._lock:
-            if self._gone or self._link.is_full:
+            if self._gone or self._channel.is_full:
                 reason = "is gone" if self._gone else "does not take its jobs"
                 self.refuse(jobs, Verdict.UNAVAILABLE, f"the tier's process {reason}")
                 return
@@ -153,18 +153,18 @@ class ChildProcess:
                 else:
                     self._jobs.add(job)
             if written:
-                self._link.write(frame(Kind.JOBS, b"".join(written)))
+                self._channel.write(message(Kind.JOBS, b"".join(written)))
 
     def collect(self) -> None:
         """Report what has arrived. Waits for nothing."""
         with self._lock:
             try:
-                for kind, body in self._link.read():
+                for kind, body in self._channel.read():
                     self._take(kind, body)
             except _NONSENSE as error:
-                self._link.at_end = True
+                self._channel.at_end = True
                 self._soon(self._distrust, error)
-            if self._link.at_end and not self._ending_link:
+            if self._channel.at_end and not self._ending_link:
                 self._ending_link = True
                 self._soon(self._end_link)
 
@@ -187,7 +187,7 @@ class ChildProcess:
         """As the tier loop's; a process that is gone has nothing left to end."""
         self._drained = self._event_loop.create_future()
         with self._attending():
-            self._link.write(plain_frame(Kind.DRAIN, timeout_s))
+            self._channel.write(plain_message(Kind.DRAIN, timeout_s))
             await self._within(2 * timeout_s + 0.5, self._drained, self.ended)
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
@@ -201,7 +201,7 @@ class ChildProcess:
         """
         self._attentive = True
         with self._attending():
-            self._link.write(plain_frame(Kind.CLOSE, patience_s / 2))
+            self._channel.write(plain_message(Kind.CLOSE, patience_s / 2))
             try:
                 if not await self._within(patience_s, self.ended):
                     self._log.warning(
@@ -239,12 +239,12 @@ class ChildProcess:
     @contextlib.contextmanager
     def _attending(self) -> Iterator[None]:
         """Collect at once while the engine waits and does not poll."""
-        self._link.attend(self.collect)
+        self._channel.attend(self.collect)
         try:
             yield
         finally:
             if not self._attentive:
-                self._link.ignore()
+                self._channel.ignore()
 
     def _watch(self) -> None:
         """Now and then: collect for an engine that does not poll, kill a process that is stuck."""
@@ -278,11 +278,11 @@ class ChildProcess:
                     # It has had no result yet: that comes when the process is gone.
                     self._jobs.release(report.job_id)
                     self._jobs.add(job)
-                raise WireError("a result that fits no job")
+                raise MessageError("a result that fits no job")
             if report.released:
                 self._jobs.release(report.job_id)
         elif isinstance(report, IoEnded) and self._jobs.release(report.job_id) is None:
-            raise WireError("the end of a job that was not under way")
+            raise MessageError("the end of a job that was not under way")
         self._report(report)
 
     def _take_word(self, kind: Kind, body: bytes) -> None:
@@ -309,7 +309,7 @@ class ChildProcess:
     def _end_link(self) -> None:
         """Nothing more is read."""
         with self._lock:
-            self._link.close()
+            self._channel.close()
         self._conclude()
         if self._reason is None:
             # What makes a process close its end makes it end too, or it is of no more use.
@@ -350,7 +350,7 @@ class ChildProcess:
 
     def _conclude(self) -> None:
         """The process is gone when both of its ends have come."""
-        if self._reason is None or not self._link.is_closed or self.ended.done():
+        if self._reason is None or not self._channel.is_closed or self.ended.done():
             return
         if not self._opened.done():
             self._opened.set_exception(

@@ -1,8 +1,8 @@
-"""What crosses between an engine and a tier's process: frames of jobs, reports and plain data.
+"""What crosses between an engine and a tier's process: messages of jobs, reports and plain data.
 
-A frame is its length, its kind and its body, little-endian. Jobs carry keys and slot indices,
+A message is its length, its kind and its body, little-endian. Jobs carry keys and slot indices,
 reports verdicts; no payload is ever in one. Nothing that arrives is run or unpickled. Both ends are
-the same release, which :data:`WIRE_VERSION` makes sure of.
+the same release, which :data:`PROTOCOL_VERSION` makes sure of.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from kvtier_sdk.runner.jobs import (
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: Of what is below; a process of another one is not talked to.
-WIRE_VERSION = 1
+PROTOCOL_VERSION = 1
 
-_FRAME = struct.Struct("<IB")
+_MESSAGE = struct.Struct("<IB")
 _JOB = struct.Struct("<qBdqqIII")
 _RESULT = struct.Struct("<BqQdIBII")
 _IO_ENDED = struct.Struct("<Bq")
@@ -49,10 +49,10 @@ T = TypeVar("T")
 
 
 class Kind(IntEnum):
-    """What is in a frame."""
+    """What is in a message."""
 
     #: To the child: what it builds the tier from, plain data.
-    ORDER = 1
+    BOOTSTRAP = 1
     #: To the child: jobs.
     JOBS = 2
     #: To the child: drain, and for how long; from it: whether all ended.
@@ -74,27 +74,27 @@ class Kind(IntEnum):
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-class WireError(KVTierError):
+class MessageError(KVTierError):
     """What arrived is not what this release writes."""
 
 
-def frame(kind: Kind, body: bytes) -> bytes:
-    """A frame, ready to be written."""
-    return _FRAME.pack(len(body), kind) + body
+def message(kind: Kind, body: bytes) -> bytes:
+    """A message, ready to be written."""
+    return _MESSAGE.pack(len(body), kind) + body
 
 
-def plain_frame(kind: Kind, data: object) -> bytes:
-    """A frame of plain data."""
-    return frame(kind, json.dumps(data).encode())
+def plain_message(kind: Kind, data: object) -> bytes:
+    """A message of plain data."""
+    return message(kind, json.dumps(data).encode())
 
 
 def read_plain(body: bytes) -> Any:
-    """The plain data of a frame."""
+    """The plain data of a message."""
     return json.loads(body)
 
 
-class FrameSplitter:
-    """Cuts what arrives into frames, wherever it was cut on its way."""
+class MessageSplitter:
+    """Cuts what arrives into messages, wherever it was cut on its way."""
 
     def __init__(self) -> None:
         self._arrived = bytearray()
@@ -106,35 +106,35 @@ class FrameSplitter:
             data: the next bytes.
 
         Returns:
-            Each frame that is whole now.
+            Each message that is whole now.
 
         Raises:
-            WireError: that is no frame.
+            MessageError: that is no message.
         """
         if not self._arrived:
-            frames, end = _whole_frames(data)
+            messages, end = _whole_messages(data)
             self._arrived += data[end:]
         else:
             self._arrived += data
-            frames, end = _whole_frames(self._arrived)
+            messages, end = _whole_messages(self._arrived)
             del self._arrived[:end]
-        return frames
+        return messages
 
 
-def _whole_frames(data: bytes | bytearray | memoryview) -> tuple[list[tuple[Kind, bytes]], int]:
-    """The frames that are whole, and where the last of them ends."""
-    frames = []
+def _whole_messages(data: bytes | bytearray | memoryview) -> tuple[list[tuple[Kind, bytes]], int]:
+    """The messages that are whole, and where the last of them ends."""
+    messages = []
     at, size = 0, len(data)
-    while size - at >= _FRAME.size:
-        length, kind = _FRAME.unpack_from(data, at)
-        start = at + _FRAME.size
+    while size - at >= _MESSAGE.size:
+        length, kind = _MESSAGE.unpack_from(data, at)
+        start = at + _MESSAGE.size
         if start + length > size:
             break
         if kind not in _KINDS:
-            raise WireError(f"a frame of kind {kind}")
+            raise MessageError(f"a message of kind {kind}")
         at = start + length
-        frames.append((_KINDS[kind], bytes(data[start:at])))
-    return frames, at
+        messages.append((_KINDS[kind], bytes(data[start:at])))
+    return messages, at
 
 
 def write_job(job: Job) -> bytes:
@@ -164,10 +164,10 @@ def write_job(job: Job) -> bytes:
 
 
 def read_jobs(body: bytes) -> list[Job]:
-    """The jobs of a frame.
+    """The jobs of a message.
 
     Raises:
-        WireError: it does not hold jobs.
+        MessageError: it does not hold jobs.
     """
     return _read_all(body, _read_job)
 
@@ -178,10 +178,10 @@ def write_reports(reports: Sequence[Report]) -> bytes:
 
 
 def read_reports(body: bytes) -> list[Report]:
-    """The reports of a frame.
+    """The reports of a message.
 
     Raises:
-        WireError: it does not hold reports.
+        MessageError: it does not hold reports.
     """
     return _read_all(body, _read_report)
 
@@ -194,9 +194,9 @@ def _read_all(body: bytes, read_one: Callable[[bytes, int], tuple[T, int]]) -> l
             item, at = read_one(body, at)
             items.append(item)
     except (struct.error, IndexError, ValueError) as error:
-        raise WireError(f"a frame that cannot be read: {error}") from None
+        raise MessageError(f"a message that cannot be read: {error}") from None
     if at > len(body):
-        raise WireError("a frame that ends too early")
+        raise MessageError("a message that ends too early")
     return items
 
 
@@ -272,7 +272,7 @@ def _read_report(body: bytes, at: int) -> tuple[Report, int]:
         _, direction, state = _BREAKER.unpack_from(body, at)
         moved = BreakerMoved(_DIRECTIONS[direction], _STATES[state])
         return moved, at + _BREAKER.size
-    raise WireError(f"a report of kind {kind}")
+    raise MessageError(f"a report of kind {kind}")
 
 
 def _read_result(body: bytes, at: int) -> tuple[JobResult, int]:

@@ -21,7 +21,7 @@ from kvtier_sdk.runner.jobs import (
     Verdict,
 )
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.process.bootstrap import fault_of, write_order
+from kvtier_sdk.runner.process.bootstrap import fault_of, write_bootstrap
 from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
 from kvtier_sdk.runner.thread import ThreadRunner
 
@@ -166,7 +166,7 @@ class ProcessLoop:
         child = ChildProcess(
             self._spec.name, self._clock, self._report, self._log, attentive=self._attentive
         )
-        order = write_order(
+        order = write_bootstrap(
             self._spec,
             namespace=self._namespace,
             layout=self._pool.layout,

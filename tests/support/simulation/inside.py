@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering import TieringManager
-from kvtier_sdk.tiering.lookups import Question
+from kvtier_sdk.tiering.lookups import PendingLookup
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot
 from kvtier_sdk.tiering.tier_port import TierPort
 from kvtier_sdk.types import OffloadKey
@@ -59,7 +59,7 @@ class Inside:
         """What was evicted for the store that is being prepared."""
         return self._manager._evicted
 
-    def asked(self, request_id: str, key: OffloadKey) -> Question | None:
+    def asked(self, request_id: str, key: OffloadKey) -> PendingLookup | None:
         """The question that a request awaits the answer to, for a chunk."""
         return self._manager._requests[request_id].asked.get(key)
 
@@ -96,17 +96,17 @@ class Inside:
         return port.jobs._quarantined
 
     @property
-    def open_questions(self) -> dict[OffloadKey, Question]:
+    def open_questions(self) -> dict[OffloadKey, PendingLookup]:
         """The question of each chunk that is being asked for."""
         return self._manager._questions.open
 
     @property
-    def new_questions(self) -> list[Question]:
+    def new_questions(self) -> list[PendingLookup]:
         """Questions that no tier has been asked yet."""
         return self._manager._questions._new
 
     @property
-    def questions_by_job(self) -> dict[int, Question]:
+    def questions_by_job(self) -> dict[int, PendingLookup]:
         """The question that each lookup job answers."""
         return self._manager._questions._by_job
 

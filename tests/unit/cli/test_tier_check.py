@@ -22,18 +22,18 @@ from kvtier_sdk import (
     TierSpec,
     Transfer,
 )
-from kvtier_sdk.cli.tier_check import TierTrial, try_tiers
+from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 
 CHUNK_BYTES = 4096
 STEPS = ["open", "store", "lookup", "load", "remove"]
 
 
-def trials(*tiers: TierSpec | str, timeout_s: float = 10.0) -> list[TierTrial]:
+def trials(*tiers: TierSpec | str, timeout_s: float = 10.0) -> list[TierCheck]:
     config = TieringConfig.from_dict({"slots": 100, "tiers": list(tiers)})
-    return list(try_tiers(config, chunk_bytes=CHUNK_BYTES, timeout_s=timeout_s))
+    return list(check_tiers(config, chunk_bytes=CHUNK_BYTES, timeout_s=timeout_s))
 
 
-def trial_of(tier: type[MemoryTier], timeout_s: float = 10.0, **options: Any) -> TierTrial:
+def trial_of(tier: type[MemoryTier], timeout_s: float = 10.0, **options: Any) -> TierCheck:
     """The trial of one tier of a class."""
     runner = options.pop("runner", {})
     config = tier.config_model.model_validate(options)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import ConfigError, TieringConfig, TierSpec
-from kvtier_sdk.integrations.vllm.options import GuestEntry
+from kvtier_sdk.integrations.vllm.options import SecondaryTierEntry
 
 
 def complaint(*tiers: str) -> str:
@@ -81,4 +81,4 @@ def test_it_is_told_under_vllms_manager_too() -> None:
         {"type": "kvtier", "url": "file:///a/b?name=n"},
     ]
     with pytest.raises(ConfigError, match=r"option 'secondary_tiers\[2\]': 'n' keeps .* inside"):
-        GuestEntry.read({"url": "file:///a"}, entries)
+        SecondaryTierEntry.read({"url": "file:///a"}, entries)

@@ -470,14 +470,14 @@ def test_an_error_inside_the_sdk_fails_its_batch_and_no_other(
 ) -> None:
     rig = make(max_batch="1B")
     job = rig.job(STORE, 3)
-    seal = rig.loop._mover._frame.seal
+    seal = rig.loop._mover._header.seal
 
     def break_one(key: OffloadKey, header: memoryview, payload: memoryview) -> None:
         if key == job.keys[1]:
             raise RuntimeError("no hash for you")
         seal(key, header, payload)
 
-    monkeypatch.setattr(rig.loop._mover._frame, "seal", break_one)
+    monkeypatch.setattr(rig.loop._mover._header, "seal", break_one)
     rig.submit(job)
     rig.run_for(0.1)
     assert rig.account.verdicts(job.job_id) == ["ok", "failed", "ok"]
@@ -879,7 +879,7 @@ def test_a_canary_is_a_chunk_like_others(make: Make) -> None:
     rig.run_for(1.1)
     (transfer,) = seen
     assert (len(transfer.header), len(transfer.payload)) == (64, CHUNK_BYTES)
-    rig.loop._mover._frame.check(CANARY_KEY, transfer.header, transfer.payload)
+    rig.loop._mover._header.check(CANARY_KEY, transfer.header, transfer.payload)
 
 
 def test_a_slow_first_answer_closes_it_if_the_next_is_in_time(make: Make) -> None:
@@ -1006,7 +1006,7 @@ def test_a_probe_that_fails_inside_the_sdk_is_a_failed_probe(
         raise RuntimeError("no hash for you")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.loop._mover._frame, "seal", broken)
+        patch.setattr(rig.loop._mover._header, "seal", broken)
         rig.run_for(1.1)
     assert "a probe failed inside the SDK" in caplog.text
     rig.tier.always.clear()

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import ConfigError
-from kvtier_sdk.integrations.vllm.options import GuestEntry, HostOptions
+from kvtier_sdk.integrations.vllm.options import SecondaryTierEntry, SpecOptions
 from kvtier_sdk.integrations.vllm.transfer_config import read_transfer_config
 from kvtier_sdk.tiering import TieringConfig
 
 ENTRY = {"type": "kvtier", "url": "memory:?capacity=1GiB"}
 
 
-def guest(entries: list[dict[str, Any]], index: int = 0) -> GuestEntry:
+def guest(entries: list[dict[str, Any]], index: int = 0) -> SecondaryTierEntry:
     """Read an entry as vLLM hands it over: without the keys that are its own."""
     own = {"type", "module_path", "backpressure"}
     options = {key: value for key, value in entries[index].items() if key not in own}
-    return GuestEntry.read(options, entries)
+    return SecondaryTierEntry.read(options, entries)
 
 
-def host(**options: Any) -> HostOptions:
-    return HostOptions.read({"spec_name": "KVTierOffloadingSpec", **options})
+def host(**options: Any) -> SpecOptions:
+    return SpecOptions.read({"spec_name": "KVTierOffloadingSpec", **options})
 
 
 def under_vllms_manager(cpu_bytes_to_use: object) -> TieringConfig:
@@ -73,13 +73,13 @@ def test_a_wrong_entry_is_a_sentence_with_its_path(
 
 def test_all_entries_of_ours_are_read_by_where_they_stand() -> None:
     entries = [{"type": "fs"}, ENTRY, {**ENTRY, "name": "second", "backpressure": {}}]
-    read = GuestEntry.read_all(entries)
+    read = SecondaryTierEntry.read_all(entries)
     assert {path: entry.tier.name for path, entry in read.items()} == {
         "secondary_tiers[1]": "memory",
         "secondary_tiers[2]": "second",
     }
     assert guest(entries, 2) == read["secondary_tiers[2]"]
-    assert GuestEntry.read_all([{"type": "fs"}]) == {}
+    assert SecondaryTierEntry.read_all([{"type": "fs"}]) == {}
 
 
 def test_vllms_names_and_ours_make_one_configuration() -> None:

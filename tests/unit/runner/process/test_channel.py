@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from kvtier_sdk.runner.process.channel import Link
-from kvtier_sdk.runner.process.codec import Kind, frame
+from kvtier_sdk.runner.process.channel import Channel
+from kvtier_sdk.runner.process.codec import Kind, message
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -22,7 +22,7 @@ def test_what_a_process_wrote_before_its_end_is_read(
 
     async def read_to_the_end() -> None:
         ours, theirs = socket.socketpair()
-        link = Link(ours, asyncio.get_running_loop())
+        link = Channel(ours, asyncio.get_running_loop())
         ended = asyncio.Event()
 
         def collect() -> None:
@@ -32,8 +32,8 @@ def test_what_a_process_wrote_before_its_end_is_read(
 
         link.attend(collect)
         if unread:
-            link.write(frame(Kind.JOBS, b"never read"))
-        theirs.sendall(frame(Kind.LOG, b"last words"))
+            link.write(message(Kind.JOBS, b"never read"))
+        theirs.sendall(message(Kind.LOG, b"last words"))
         theirs.close()
         async with asyncio.timeout(30):
             await ended.wait()

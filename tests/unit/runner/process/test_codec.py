@@ -1,4 +1,4 @@
-"""The frames between an engine and a tier's process: what is read is what was written."""
+"""The messages between an engine and a tier's process: what is read is what was written."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from kvtier_sdk.runner.jobs import (
     Verdict,
 )
 from kvtier_sdk.runner.process.codec import (
-    FrameSplitter,
     Kind,
-    WireError,
-    frame,
+    MessageError,
+    MessageSplitter,
+    message,
     read_jobs,
     read_reports,
     write_job,
@@ -95,7 +95,7 @@ def test_what_is_cut_short_is_refused_or_is_a_whole_number_of_reports(
     if len(shorter) in whole:
         read_reports(shorter)
     else:
-        with pytest.raises(WireError):
+        with pytest.raises(MessageError):
             read_reports(shorter)
 
 
@@ -103,8 +103,8 @@ def test_what_is_cut_short_is_refused_or_is_a_whole_number_of_reports(
 def test_frames_are_whole_however_they_were_cut(
     sent: list[tuple[Kind, bytes]], data: st.DataObject
 ) -> None:
-    stream = b"".join(frame(kind, body) for kind, body in sent)
-    splitter = FrameSplitter()
+    stream = b"".join(message(kind, body) for kind, body in sent)
+    splitter = MessageSplitter()
     arrived = []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
@@ -114,12 +114,12 @@ def test_frames_are_whole_however_they_were_cut(
 
 
 def test_a_frame_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(WireError, match="a frame of kind 99"):
-        list(FrameSplitter().split(b"\0\0\0\0\x63"))
+    with pytest.raises(MessageError, match="a message of kind 99"):
+        list(MessageSplitter().split(b"\0\0\0\0\x63"))
 
 
 def test_a_report_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(WireError, match="a report of kind 9"):
+    with pytest.raises(MessageError, match="a report of kind 9"):
         read_reports(b"\x09")
 
 

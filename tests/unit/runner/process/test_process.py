@@ -41,10 +41,11 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.aio.clock import TimerHandle
 from kvtier_sdk.metrics import metric_samples
-from kvtier_sdk.runner import ProcessRunner, ThreadRunner, TierRunner, process_runner
+from kvtier_sdk.runner import ProcessRunner, ThreadRunner, TierRunner
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import BreakerMoved, IoEnded, Job, Operation, ProcessRestarted
+from kvtier_sdk.runner.process import runner as process_runner
 from kvtier_sdk.runner.process.runner import RestartPauses
 
 TESTS = Path(__file__).parents[3]
@@ -353,7 +354,7 @@ def children() -> list[int]:
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"runner.child" in (place / "cmdline").read_bytes():
+            if parent == os.getpid() and b"process.child" in (place / "cmdline").read_bytes():
                 found.append(int(place.name))
     return found
 
