@@ -86,16 +86,11 @@ class RequestContext:
 
     Attributes:
         request_id: unique among the requests that are alive.
-        priority: loads of a lower number go first, as in vLLM.
         params: what the client sent along (vLLM's ``kv_transfer_params``); tiers may read it.
-        prompt_chunks: how many chunks from the start, in each KV-cache group, hold the prompt;
-            ``None`` where the engine does not say.
     """
 
     request_id: str
-    priority: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
-    prompt_chunks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

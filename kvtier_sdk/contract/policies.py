@@ -28,8 +28,6 @@ class StorePolicy(ABC):
         moment: when the tier is offered a chunk.
         filters: whether :meth:`wants` is to be asked at all; where it is not, every chunk that
             is offered is given.
-        uses_position: whether the policy wants ``position``; where no policy does, the engine's
-            thread is spared finding it out, and it is 0.
 
     Args:
         argument: what is written behind the policy's name and a colon, as in ``after_hits:2``;
@@ -41,19 +39,17 @@ class StorePolicy(ABC):
 
     moment: ClassVar[StoreMoment]
     filters: ClassVar[bool] = True
-    uses_position: ClassVar[bool] = False
 
     def __init__(self, argument: str | None) -> None:
         if argument is not None:
             raise ValueError(f"takes no argument, not {argument!r}")
 
     @abstractmethod
-    def wants(self, key: OffloadKey, position: int, hits: int, request: RequestContext) -> bool:
+    def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
         """Say whether the tier gets a chunk.
 
         Args:
             key: the chunk.
-            position: its index in its prefix, from 0.
             hits: how often it was copied back to the device since it came into the primary tier.
             request: who stored it or uses it.
 

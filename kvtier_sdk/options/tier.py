@@ -58,7 +58,7 @@ class RunnerOptions(StrictModel):
             of its own; ``auto`` takes a thread for a tier that keeps its chunks in this machine's
             memory, and a process for the others, if it can.
         store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
-            ``after_hits:2``, ``prompt_only``, or one that another package brings.
+            ``after_hits:2``, or one that another package brings.
         offload_policy: ``chunk`` gives it what is new; ``request`` also the other chunks of each
             request, those that are in the primary tier already.
         lookup_deadline_s: a lookup that takes longer is a miss.

@@ -12,7 +12,7 @@ class Through(StorePolicy):
     moment = StoreMoment.STORED
     filters = False
 
-    def wants(self, key: OffloadKey, position: int, hits: int, request: RequestContext) -> bool:
+    def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
         return True
 
 
@@ -22,7 +22,7 @@ class OnEvict(StorePolicy):
     moment = StoreMoment.EVICTED
     filters = False
 
-    def wants(self, key: OffloadKey, position: int, hits: int, request: RequestContext) -> bool:
+    def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
         return True
 
 
@@ -37,18 +37,5 @@ class AfterHits(StorePolicy):
         super().__init__(None)
         self._hits = int(argument)
 
-    def wants(self, key: OffloadKey, position: int, hits: int, request: RequestContext) -> bool:
+    def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
         return hits >= self._hits
-
-
-class PromptOnly(StorePolicy):
-    """Chunks of the prompt, as soon as the device has written them; not what was generated.
-
-    A request whose context does not say how long its prompt is counts as all prompt.
-    """
-
-    moment = StoreMoment.STORED
-    uses_position = True
-
-    def wants(self, key: OffloadKey, position: int, hits: int, request: RequestContext) -> bool:
-        return request.prompt_chunks is None or position < request.prompt_chunks

@@ -91,17 +91,17 @@ class _Run:
         return self.open_batches > len(self.tasks)
 
 
-#: (loads first, priority, arrival), the batch, its run.
-_Queued: TypeAlias = tuple[tuple[bool, int, int], range, _Run]
+#: (loads first, arrival), the batch, its run.
+_Queued: TypeAlias = tuple[tuple[bool, int], range, _Run]
 
 
 class TierLoop:
     """Runs one tier on the event loop it is called on; knows nothing of threads.
 
-    Loads go before stores, and before other loads of a lower priority; stores leave a quarter of
-    the calls to loads. At the deadline a job is concluded at once; what it has running is
-    cancelled, and ``IoEnded`` follows when that has ended. While a breaker is open, jobs of its
-    direction are concluded as ``UNAVAILABLE`` without a call.
+    Loads go before stores, and stores leave a quarter of the calls to loads. At its deadline a job
+    is concluded at once; what it has running is cancelled, and ``IoEnded`` follows when that has
+    ended. While a breaker is open, jobs of its direction are concluded as ``UNAVAILABLE`` without
+    a call.
 
     Args:
         spec: the tier.
@@ -275,10 +275,10 @@ class TierLoop:
             return
         run.open_batches = len(batches)
         run.timer = self._clock.call_at(job.deadline_s, self._expire, run)
-        order = (job.operation is Operation.STORE, int(job.request.priority))
+        is_store = job.operation is Operation.STORE
         for batch in batches:
             if moves:
-                heapq.heappush(self._queue, ((*order, next(self._arrivals)), batch, run))
+                heapq.heappush(self._queue, ((is_store, next(self._arrivals)), batch, run))
             else:
                 self._spawn(run, batch)
 

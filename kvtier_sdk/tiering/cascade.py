@@ -44,7 +44,6 @@ class Cascade:
     Attributes:
         headroom_slots: how many slots are kept free where a tier is owed what is evicted.
         tracks: whether what was offered is kept track of; for plain writing through it is not.
-        uses_position: whether a store policy wants to know where in its prefix a chunk is.
 
     Args:
         primary: the slot table.
@@ -62,7 +61,6 @@ class Cascade:
         # Slots that were asked for and not there since the last step ended.
         self._missing = 0
         self.tracks = False
-        self.uses_position = False
 
     def add(self, port: TierPort) -> None:
         """Take a tier in."""
@@ -76,7 +74,6 @@ class Cascade:
             self._owed_mask |= port.bit
         if port.whole_requests:
             self._whole.append(port)
-        self.uses_position = self.uses_position or port.store_policy.uses_position
         self.tracks = bool(self._on_hit or self._on_evict or self._whole)
 
     @property
@@ -202,7 +199,7 @@ class Cascade:
             for slot in slots:
                 offers = slot.offers
                 hits = 0 if offers is None else offers.hits
-                if policy.wants(slot.key, slot.position, hits, request):
+                if policy.wants(slot.key, hits, request):
                     wanted.append(slot)
                 elif offers is not None:
                     offers.owed &= ~port.bit

@@ -171,12 +171,11 @@ class TieringManager:
         """
         if request.request_id in self._requests:
             raise KVTierError(f"request {request.request_id!r} is alive already")
-        learns_order = self._policy.uses_prefix or self._cascade.uses_position
         mask = -1
         if tiers is not None:
             mask = sum(port.bit for port in self._ports if port.spec.name in tiers)
         self._requests[request.request_id] = RequestState(
-            request, learns_order=learns_order, tiers=mask
+            request, learns_order=self._policy.uses_prefix, tiers=mask
         )
 
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:

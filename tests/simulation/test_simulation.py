@@ -67,7 +67,6 @@ policy: fifo
 store policy: through
 store policy: on_evict
 store policy: after_hits:2
-store policy: prompt_only
 """
 
 

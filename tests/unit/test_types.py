@@ -40,9 +40,9 @@ def test_a_transfer_is_its_header_then_its_payload() -> None:
     assert transfer.object_bytes == 164
 
 
-def test_a_request_has_no_priority_and_no_parameters_unless_given() -> None:
+def test_a_request_has_no_parameters_unless_given() -> None:
     one, other = RequestContext("r"), RequestContext("r")
-    assert (one.priority, dict(one.params)) == (0, {})
+    assert dict(one.params) == {}
     assert one.params is not other.params
 
 

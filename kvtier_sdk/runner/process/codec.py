@@ -32,7 +32,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 PROTOCOL_VERSION = 1
 
 _MESSAGE = struct.Struct("<IB")
-_JOB = struct.Struct("<qBdqqIII")
+_JOB = struct.Struct("<qBdIII")
 _RESULT = struct.Struct("<BqQdIBII")
 _IO_ENDED = struct.Struct("<Bq")
 _REMOVED = struct.Struct("<BI")
@@ -43,7 +43,6 @@ _VERDICTS = list(Verdict)
 _DIRECTIONS = list(Direction)
 _STATES = list(BreakerState)
 _CODES: dict[Verdict, int] = {verdict: code for code, verdict in enumerate(_VERDICTS)}
-_INT64 = 2**63 - 1
 
 T = TypeVar("T")
 
@@ -147,14 +146,11 @@ def write_job(job: Job) -> bytes:
     params = b""
     if request.params:
         params = json.dumps(dict(request.params), default=str, skipkeys=True).encode()
-    prompt_chunks = -1 if request.prompt_chunks is None else request.prompt_chunks
     count = len(job.keys)
     head = _JOB.pack(
         job.job_id,
         _OPERATIONS.index(job.operation),
         job.deadline_s,
-        max(-_INT64, min(_INT64, int(request.priority))),
-        prompt_chunks,
         len(name),
         len(params),
         count,
@@ -201,9 +197,7 @@ def _read_all(body: bytes, read_one: Callable[[bytes, int], tuple[T, int]]) -> l
 
 
 def _read_job(body: bytes, at: int) -> tuple[Job, int]:
-    job_id, operation, deadline_s, priority, prompt_chunks, name_bytes, params_bytes, count = (
-        _JOB.unpack_from(body, at)
-    )
+    job_id, operation, deadline_s, name_bytes, params_bytes, count = _JOB.unpack_from(body, at)
     name_at = at + _JOB.size
     params_at = name_at + name_bytes
     at = params_at + params_bytes
@@ -211,12 +205,7 @@ def _read_job(body: bytes, at: int) -> tuple[Job, int]:
     (slot_count,) = struct.unpack_from("<I", body, at)
     slots = struct.unpack_from(f"<{slot_count}I", body, at + 4)
     keys, at = _read_keys(body, at + 4 * (slot_count + 1), count)
-    request = RequestContext(
-        body[name_at:params_at].decode(errors="surrogatepass"),
-        priority,
-        params,
-        None if prompt_chunks < 0 else prompt_chunks,
-    )
+    request = RequestContext(body[name_at:params_at].decode(errors="surrogatepass"), params)
     return Job(job_id, _OPERATIONS[operation], keys, slots, request, deadline_s), at
 
 

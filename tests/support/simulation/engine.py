@@ -198,10 +198,7 @@ class Engine:
     def _arrive(self) -> None:
         self._arrived += 1
         path = self._tree.new_path()
-        prompt = self._rng.choice([None, self._rng.randint(1, len(path)), len(path)])
-        context = RequestContext(
-            f"r{self._arrived}", priority=self._rng.choice((0, 0, 1)), prompt_chunks=prompt
-        )
+        context = RequestContext(f"r{self._arrived}")
         self._count("requests")
         self._note("request", context.request_id, self._tree.keys(path))
         self.requests.append(_Request(context, path, self._clock.now_s()))

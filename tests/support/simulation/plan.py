@@ -118,7 +118,7 @@ def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
 
 def _draw_tier(rng: random.Random, index: int, slots: int, fault_rate: float) -> TierPlan:
     store_policy = rng.choices(
-        ["through", "on_evict", "after_hits:1", "after_hits:2", "prompt_only"], [4, 4, 1, 2, 2]
+        ["through", "on_evict", "after_hits:1", "after_hits:2"], [4, 4, 1, 2]
     )[0]
     lookup_deadline_s = rng.uniform(0.005, 0.03)
     options: dict[str, str | int | float] = {

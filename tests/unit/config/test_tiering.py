@@ -186,7 +186,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
         "store policy",
         {"tiers": [{"type": "memory", "store_policy": "thru"}]},
         "option 'tiers[0].store_policy': no store policy 'thru'; did you mean 'through'? "
-        "installed: after_hits, on_evict, prompt_only, through",
+        "installed: after_hits, on_evict, through",
     ),
     (
         "store policy's argument",
@@ -382,7 +382,7 @@ shares = st.one_of(st.floats(0.01, 0.99), st.builds("{}%".format, st.integers(1,
 facts = st.dictionaries(words, st.recursive(st.one_of(words, st.integers()), st.lists), max_size=3)
 common = {
     "runner": st.sampled_from(["auto", "thread"]),
-    "store_policy": st.sampled_from(["through", "on_evict", "after_hits:3", "prompt_only"]),
+    "store_policy": st.sampled_from(["through", "on_evict", "after_hits:3"]),
     "offload_policy": st.sampled_from(["chunk", "request"]),
     "lookup_deadline": times,
     "load_deadline": times,

@@ -315,14 +315,12 @@ class Rig:
     def run_for(self, duration_s: float) -> None:
         self.run(self.clock.sleep(duration_s))
 
-    def job(
-        self, operation: Operation, keys: int = 1, within_s: float = 5.0, priority: Any = 0
-    ) -> Job:
+    def job(self, operation: Operation, keys: int = 1, within_s: float = 5.0) -> Job:
         """A new job over keys, and slots, that no other job has."""
         job_id = len(self.account.jobs)
         names = [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
         slots = [1000 * job_id + n for n in range(keys)] if operation in MOVES else []
-        request = RequestContext("r", priority)
+        request = RequestContext("r")
         job = Job(job_id, operation, names, slots, request, self.clock.now_s() + within_s)
         self.account.jobs[job_id] = job
         self.account.job_of.update(dict.fromkeys(names, job_id))
@@ -445,7 +443,8 @@ LOOKUP, LOAD, STORE, TOUCH = Operation.LOOKUP, Operation.LOAD, Operation.STORE, 
 
 def test_a_job_that_cannot_be_started_does_not_take_the_others_with_it(make: Make) -> None:
     rig = make()
-    jobs = [rig.job(LOAD), rig.job(LOAD, priority="urgent"), rig.job(LOAD)]
+    jobs = [rig.job(LOAD) for _ in range(3)]
+    jobs[1].operation = "urgent"  # type: ignore[assignment]
     rig.submit(*jobs)
     rig.run_for(1.0)
     assert [rig.account.verdicts(job.job_id) for job in jobs] == [

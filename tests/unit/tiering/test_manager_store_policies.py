@@ -11,7 +11,6 @@ from support.engine import KEYS, A, B, Engine
 
 from kvtier_sdk import (
     ConfigError,
-    RequestContext,
     TierError,
     UnknownBackendError,
     load_store_policy,
@@ -128,16 +127,6 @@ def test_after_hits_what_could_not_be_stored_is_offered_at_the_next_hit(
     assert engine.tiers[0].called().count("store") == 2
 
 
-def test_prompt_only_leaves_what_was_generated(make: EngineFactory) -> None:
-    engine = make(store_policy="prompt_only")
-    request = RequestContext("c", prompt_chunks=2)
-    engine.manager.on_new_request(request)
-    assert engine.settle(request, *KEYS[:4]) == ["MISS"] * 4
-    engine.store(request, *KEYS[:4])
-    engine.at_rest()
-    assert below(engine) == set(KEYS[:2])
-
-
 def test_a_tier_of_whole_requests_gets_what_is_there_already(make: EngineFactory) -> None:
     engine = make(tiers=2, each=({"offload_policy": "request"}, {}))
     engine.store(A, *KEYS[:2])
@@ -219,6 +208,6 @@ def test_an_unknown_store_policy_is_told() -> None:
 
 def test_contexts_of_one_id_are_one_request(make: EngineFactory) -> None:
     engine = make()
-    engine.store(replace(A, priority=3), KEYS[0])
+    engine.store(replace(A, params={"a": 1}), KEYS[0])
     engine.manager.on_request_finished(A)
     engine.at_rest()

@@ -41,9 +41,7 @@ plain = st.recursive(
 requests = st.builds(
     RequestContext,
     request_id=st.text(max_size=8),
-    priority=st.integers(-(2**63) + 1, 2**63 - 1),
     params=st.dictionaries(st.text(max_size=3), plain, max_size=3),
-    prompt_chunks=st.none() | st.integers(0, 2**40),
 )
 jobs = st.builds(
     Job,
@@ -127,9 +125,3 @@ def test_what_json_has_no_form_for_arrives_as_text() -> None:
     request = RequestContext("r", params={"where": Ellipsis, 3: 1, (1, 2): "no name"})
     (job,) = read_jobs(write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0)))
     assert job.request.params == {"where": "Ellipsis", "3": 1}
-
-
-def test_a_priority_beyond_all_bounds_is_the_highest_there_is() -> None:
-    request = RequestContext("r", priority=10**30)
-    (job,) = read_jobs(write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0)))
-    assert job.request.priority == 2**63 - 1
