@@ -34,6 +34,7 @@ from kvtier_sdk.errors import (
     UnknownBackendError,
     map_exceptions,
 )
+from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import (
     METRICS,
     Metric,
@@ -58,15 +59,19 @@ from kvtier_sdk.registry import (
     load_policy,
     load_store_policy,
 )
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 from kvtier_sdk.tiering import (
     LoadSpec,
     MissReason,
     PrepareStoreOutput,
     ResetScope,
+    TierClient,
     TieringConfig,
     TieringManager,
+    TierListener,
     open_manager,
     open_pool,
+    open_tier,
 )
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import (
@@ -107,6 +112,8 @@ __all__ = [
     "EvictionPolicy",
     "Flag",
     "HostPool",
+    "Job",
+    "JobResult",
     "KVTierError",
     "LoadSpec",
     "Locality",
@@ -119,6 +126,8 @@ __all__ = [
     "MissReason",
     "Namespace",
     "OffloadKey",
+    "OffloadingEvent",
+    "Operation",
     "PoolLayout",
     "PoolUsage",
     "PrepareStoreOutput",
@@ -135,10 +144,12 @@ __all__ = [
     "SystemClock",
     "TierAuthError",
     "TierCapacityError",
+    "TierClient",
     "TierConfig",
     "TierContext",
     "TierContractError",
     "TierError",
+    "TierListener",
     "TierSpec",
     "TierStats",
     "TierTimeoutError",
@@ -149,6 +160,7 @@ __all__ = [
     "Transfer",
     "UnknownBackendError",
     "Usage",
+    "Verdict",
     "available_backends",
     "format_bytes",
     "load_backend",
@@ -159,6 +171,7 @@ __all__ = [
     "metric_samples",
     "open_manager",
     "open_pool",
+    "open_tier",
     "run_blocking",
     "split_offload_key",
 ]

@@ -68,6 +68,8 @@ class Kind(IntEnum):
     LOG = 8
     #: From the child: calls that hang keep the tier from being used, and the process must end.
     HUNG = 9
+    #: To the child: a loop that runs answers with the same.
+    PING = 10
 
 
 _KINDS = {kind.value: kind for kind in Kind}

@@ -42,11 +42,10 @@ from kvtier_sdk import (
 from kvtier_sdk.aio.clock import TimerHandle
 from kvtier_sdk.metrics import metric_samples
 from kvtier_sdk.runner import ProcessRunner, ThreadRunner, TierRunner
-from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.factory import make_runner
-from kvtier_sdk.runner.jobs import BreakerMoved, IoEnded, Job, Operation, ProcessRestarted
-from kvtier_sdk.runner.process import runner as process_runner
-from kvtier_sdk.runner.process.runner import RestartPauses
+from kvtier_sdk.runner.jobs import Job, Operation, ProcessRestarted, RunnerStopped
+from kvtier_sdk.runner.process import supervisor
+from kvtier_sdk.runner.process.supervisor import RestartPauses
 
 TESTS = Path(__file__).parents[3]
 
@@ -88,10 +87,15 @@ class LookClock(HeldBackClock):
         return super().now_s() + self.ahead_s
 
     def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
-        if callback.__name__ != "_watch":
+        if callback.__name__ != "_ping":
             return super().call_at(when_s, callback, *args)
         self._looks.put((asyncio.get_running_loop(), callback))
         return super().call_at(when_s + 10_000, lambda: None)
+
+    @property
+    def looks(self) -> int:
+        """How many looks are due."""
+        return self._looks.qsize()
 
     def look(self) -> None:
         """Look once; the look before is over."""
@@ -124,10 +128,6 @@ def pid_of(runner: TierRunner) -> int:
     return runner.pid
 
 
-def breakers(rig: Rig) -> list[tuple[Direction, BreakerState]]:
-    return [(r.direction, r.state) for r in rig.others if isinstance(r, BreakerMoved)]
-
-
 def is_there(pid: int) -> bool:
     """Whether a process runs; one that is dead and not waited for does not."""
     try:
@@ -140,17 +140,17 @@ def is_there(pid: int) -> bool:
 # --- the process dies -------------------------------------------------------------------------
 
 
-def test_a_killed_process_fails_its_jobs_and_is_started_anew(
+def test_a_killed_process_fails_its_jobs_and_is_restarted(
     make_rig: Callable[..., Rig], clock: HeldBackClock
 ) -> None:
     rig = make_rig(on_load="hang")
-    rig.runner.start()
+    rig.client.open()
     first = pid_of(rig.runner)
     rig.do(Operation.STORE, 0)
-    rig.runner.submit([rig.job(Operation.LOAD, 0, 1), rig.job(Operation.LOAD, 2)])
+    rig.submit([rig.job(Operation.LOAD, 0, 1), rig.job(Operation.LOAD, 2)])
     rig.wait_past("hanging")
     os.kill(first, signal.SIGKILL)
-    rig.wait_for(3, others=2)
+    rig.wait_for(3, others=1)
     died = rig.results[1:]
     assert [v.value for result in died for v in result.verdicts] == ["unavailable"] * 3
     assert all(result.released for result in died)
@@ -158,17 +158,16 @@ def test_a_killed_process_fails_its_jobs_and_is_started_anew(
         "held load: the tier's process died: signal 9 (killed, perhaps for want of memory)"
     }
     assert not is_there(first), "slots are free, so nobody may write to them any more"
-    both_open = [(direction, BreakerState.OPEN) for direction in Direction]
-    assert breakers(rig) == both_open
+    assert not rig.client.takes_reads
+    assert not rig.client.takes_stores
     # Nothing waits for the next one.
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     assert clock.paused.wait(30)
     clock.go_on()
-    rig.wait_for(4, others=5)
-    assert [type(report) for report in rig.others].count(ProcessRestarted) == 1
-    assert breakers(rig) == both_open + [
-        (direction, BreakerState.CLOSED) for direction in Direction
-    ]
+    rig.wait_for(4, others=2)
+    assert [type(report) for report in rig.others] == [RunnerStopped, ProcessRestarted]
+    assert rig.client.takes_reads
+    assert rig.client.takes_stores
     assert pid_of(rig.runner) != first
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"], "this tier's chunks went with it"
     rig.pool.view(3)[:] = b"x" * CHUNK_BYTES
@@ -181,9 +180,9 @@ def test_a_process_that_dies_with_jobs_unread(
 ) -> None:
     """Its end of the socket is reset then, not only closed."""
     rig = make_rig()
-    rig.runner.start()
+    rig.client.open()
     os.kill(pid_of(rig.runner), signal.SIGSTOP)
-    rig.runner.submit(rig.lookups(3))
+    rig.submit(rig.lookups(3))
     os.kill(pid_of(rig.runner), signal.SIGKILL)
     assert rig.wait_for(3) == ["unavailable"] * 3
     rig.close()
@@ -193,48 +192,48 @@ def test_a_process_that_dies_with_jobs_unread(
 
 def test_io_that_hung_has_ended_with_its_process(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(on_load="block")
-    rig.runner.start()
+    rig.client.open()
     job = rig.job(Operation.LOAD, 0)
     job.deadline_s = rig.clock.now_s() + 0.05
     other = rig.job(Operation.LOAD, 1)
-    rig.runner.submit([job])
+    rig.submit([job])
     rig.wait_past("blocking")
-    rig.runner.submit([other])
+    rig.submit([other])
     os.kill(pid_of(rig.runner), signal.SIGKILL)
-    rig.wait_for(2, others=2)
+    rig.wait_for(2, others=1)
     assert {result.job_id for result in rig.results} == {job.job_id, other.job_id}
     assert all(result.released for result in rig.results)
-    assert not [report for report in rig.others if isinstance(report, IoEnded)]
+    assert rig.client.jobs.unreleased == 0
 
 
 def test_no_slot_is_free_while_the_process_lives(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(on_load="hang_up")
-    rig.runner.start()
+    rig.client.open()
     child = pid_of(rig.runner)
-    rig.runner.submit([rig.job(Operation.LOAD, 0)])
+    rig.submit([rig.job(Operation.LOAD, 0)])
     assert rig.wait_for(1) == ["unavailable"]
     assert not is_there(child)
 
 
 def test_a_copy_that_a_process_left_is_not_waited_for(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(on_load="leave_a_copy")
-    rig.runner.start()
+    rig.client.open()
     assert rig.do(Operation.LOAD, 0) == ["unavailable"]
     assert rig.results[0].error == "held load: the tier's process died: exit status 7"
 
 
 def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(on_load="cling")
-    rig.runner.start()
+    rig.client.open()
     job = rig.job(Operation.LOAD, 0)
     job.deadline_s = rig.clock.now_s() + 0.05
-    rig.runner.submit([job])
+    rig.submit([job])
     assert rig.wait_for(1) == ["timeout"]
     assert not rig.results[0].released
     os.kill(pid_of(rig.runner), signal.SIGKILL)
-    rig.wait_for(1, others=3)
-    assert isinstance(rig.others[0], IoEnded)
-    assert rig.others[0].job_id == job.job_id
+    assert rig.client.jobs.unreleased == 1
+    rig.wait_for(1, others=1)
+    assert rig.client.jobs.unreleased == 0
 
 
 @pytest.mark.parametrize(
@@ -244,7 +243,7 @@ def test_it_is_said_what_a_process_died_of(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str, reason: str
 ) -> None:
     rig = make_rig(on_lookup=trouble)
-    rig.runner.start()
+    rig.client.open()
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     assert rig.results[0].error == f"held lookup: the tier's process died: {reason}"
     assert f"the tier's process died: {reason}" in caplog.text
@@ -258,7 +257,7 @@ def test_a_process_that_dies_at_the_start_is_an_error_of_the_start(
 ) -> None:
     rig = make_rig(on_open=trouble)
     with pytest.raises(TierUnavailableError) as told:
-        rig.runner.start()
+        rig.client.open()
     assert str(told.value) == f"held open: the tier's process died: {reason}"
 
 
@@ -266,36 +265,36 @@ def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
     make_rig: Callable[..., Rig], clock: HeldBackClock, tmp_path: Path
 ) -> None:
     rig = make_rig(on_open="refuse_again")
-    rig.runner.start()
+    rig.client.open()
     os.kill(pid_of(rig.runner), signal.SIGKILL)
     for _ in range(3):
         assert clock.paused.wait(30)
         clock.go_on()
     assert clock.paused.wait(30)
     assert clock.pauses_s == [1.0, 2.0, 4.0, 8.0]
-    rig.wait_for(0, others=2)
-    assert [state for _, state in breakers(rig)] == [BreakerState.OPEN] * 2
+    rig.wait_for(0, others=1)
+    assert not rig.client.takes_reads
     # The end does not wait for the pause.
-    rig.runner.close(5.0)
+    rig.client.close(5.0)
 
 
-def test_a_process_that_hangs_when_it_is_started_anew_is_given_up(
+def test_a_process_that_hangs_when_it_is_restarted_is_given_up(
     make_rig: Callable[..., Rig],
     clock: HeldBackClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig = make_rig(on_open="hang_again")
-    rig.runner.start()
-    monkeypatch.setattr(process_runner, "_REOPEN_S", 0.01)
-    monkeypatch.setattr(rig.runner._tier_loop, "_opening_s", 0.0)  # type: ignore[attr-defined]
+    rig.client.open()
+    monkeypatch.setattr(supervisor, "_REOPEN_S", 0.01)
+    monkeypatch.setattr(rig.runner._supervisor, "_opening_s", 0.0)  # type: ignore[attr-defined]
     os.kill(pid_of(rig.runner), signal.SIGKILL)
     for _ in range(2):
         assert clock.paused.wait(30)
         clock.go_on()
     assert clock.paused.wait(30)
     assert clock.pauses_s == [1.0, 2.0, 4.0]
-    assert "could not be started anew: it did not open the tier within 0.01 s" in caplog.text
+    assert "could not be restarted: it did not open the tier within 0.01 s" in caplog.text
     assert children() == []
 
 
@@ -311,7 +310,7 @@ def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
     make_rig: Callable[..., Rig],
 ) -> None:
     rig = make_rig()
-    rig.runner.start()
+    rig.client.open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
     # More than the socket holds, and than is kept for it.
@@ -321,9 +320,9 @@ def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
         Job(n, Operation.LOOKUP, keys, (), NOBODY, deadline_s) for n in range(10**6, 10**6 + 40)
     ]
     for job in jobs:
-        rig.runner.submit([job])
-        rig.runner.poll()
-    rig.runner.close(0.2)
+        rig.submit([job])
+        rig.take()
+    rig.client.close(0.2)
     assert not is_there(child)
     verdicts = set(rig.take())
     assert verdicts <= {"cancelled", "unavailable"}
@@ -369,69 +368,67 @@ def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
     return job
 
 
-def test_a_process_that_is_stuck_is_killed_and_started_anew(
+def test_a_process_that_is_stuck_is_killed_and_restarted(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = LookClock()
     rig = make_rig(on_load="block", clock=clock)
-    rig.runner.start()
+    rig.client.open()
     child = pid_of(rig.runner)
-    rig.runner.submit([late_job(rig, Operation.LOAD, 0), late_job(rig, Operation.STORE, 1)])
+    rig.submit([late_job(rig, Operation.LOAD, 0), late_job(rig, Operation.STORE, 1)])
     rig.wait_past("blocking")
-    for _ in range(30):
-        clock.look()
-    assert is_there(child), "no job is late"
+    assert rig.take() == []
     clock.ahead_s = 1000.0
+    assert rig.take() == ["timeout"] * 2
+    assert rig.client.jobs.unreleased == 2, "the tier may still touch their slots"
     for _ in range(9):
         clock.look()
     assert is_there(child)
-    assert rig.take() == [], "its slots are in nobody else's hands"
     clock.look()
-    assert rig.wait_for(2, others=2) == ["unavailable"] * 2
+    rig.wait_for(2, others=1)
     assert not is_there(child)
-    assert all(result.released for result in rig.results)
-    assert rig.results[0].error == (
-        "held load: the tier's process died: it was stuck, and was killed"
-    )
-    assert "it was stuck, and was killed" in caplog.text
+    assert rig.client.jobs.unreleased == 0
     assert clock.paused.wait(30)
+    assert "the tier's process died: it was stuck, and was killed" in caplog.text
     clock.go_on()
-    rig.wait_for(2, others=5)
+    rig.wait_for(2, others=2)
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
-def test_a_process_that_reports_is_not_stuck(make_rig: Callable[..., Rig]) -> None:
+def test_a_process_that_answers_a_ping_is_not_stuck(make_rig: Callable[..., Rig]) -> None:
     clock = LookClock()
     rig = make_rig(on_load="hang", clock=clock)
-    rig.runner.start()
+    rig.client.open()
     child = pid_of(rig.runner)
-    rig.runner.submit([late_job(rig, Operation.LOAD, 0)])
+    rig.submit([late_job(rig, Operation.LOAD, 0)])
     clock.ahead_s = 1000.0
+    assert rig.take() == ["timeout"]
+    clock.ahead_s = 0.0
     for _ in range(30):
-        clock.look()
         rig.do(Operation.LOOKUP, 0)
-    assert is_there(child)
+    clock.look()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+    assert clock.looks == 0, "nothing pings it any longer"
     assert pid_of(rig.runner) == child
 
 
-def test_a_process_with_calls_that_never_end_is_killed_and_started_anew(
+def test_a_process_with_calls_that_never_end_is_killed_and_restarted(
     make_rig: Callable[..., Rig], clock: HeldBackClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"concurrency": 2, "breaker_failures": 2, "probe_interval": "10ms"}
     rig = make_rig(on_open="lose_patience", on_load="cling", runner=options)
-    rig.runner.start()
+    rig.client.open()
     child = pid_of(rig.runner)
     jobs = [rig.job(Operation.LOAD, chunk) for chunk in range(2)]
     for job in jobs:
         job.deadline_s = rig.clock.now_s() + 0.05
-    rig.runner.submit(jobs)
+    rig.submit(jobs)
     assert rig.wait_for(2) == ["timeout"] * 2
-    assert not any(result.released for result in rig.results)
+    assert rig.client.jobs.unreleased == 2
     assert clock.paused.wait(30)
     assert not is_there(child)
     rig.take()
-    ended = {report.job_id for report in rig.others if isinstance(report, IoEnded)}
-    assert ended == {job.job_id for job in jobs}, "their slots are free"
+    assert rig.client.jobs.unreleased == 0, "their slots are free"
     told = [record.getMessage() for record in caplog.records]
     assert told[-2:] == [
         "held: reads stay refused: calls that hang leave no room for another, and nothing but the "
@@ -450,14 +447,14 @@ def test_a_process_with_calls_that_never_end_is_killed_and_started_anew(
 
 def test_no_thread_of_the_engines_is_woken_up_for_a_job(tmp_path: Path) -> None:
     rig = Rig("process", tmp_path, clock=LookClock(), notifies=False)
-    rig.runner.start()
+    rig.client.open()
     try:
         (thread,) = (t for t in threading.enumerate() if t.name == "kvtier-held")
         status = Path(f"/proc/self/task/{thread.native_id}/status")
         settled(status)
         before = switches(status)
         for chunk in range(8):
-            rig.runner.submit([rig.job(Operation.STORE, chunk)])
+            rig.submit([rig.job(Operation.STORE, chunk)])
             while len(rig.take()) <= chunk:
                 threading.Event().wait(0.001)
         assert rig.take() == ["ok"] * 8
@@ -468,7 +465,7 @@ def test_no_thread_of_the_engines_is_woken_up_for_a_job(tmp_path: Path) -> None:
 
 def test_the_engine_goes_first_where_processors_are_short(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
-    rig.runner.start()
+    rig.client.open()
     of_process = os.getpriority(os.PRIO_PROCESS, pid_of(rig.runner))
     assert of_process == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
@@ -494,8 +491,8 @@ _ENGINE = """
     import os, sys, threading, pathlib
     from support.runners import Rig
     rig = Rig("process", pathlib.Path(sys.argv[1]), on_lookup=sys.argv[2])
-    rig.runner.start()
-    rig.runner.submit(rig.lookups(1))
+    rig.client.open()
+    rig.submit(rig.lookups(1))
     if sys.argv[2] == "block":
         rig.wait_past("blocking")
     if sys.argv[3] == "forked" and os.fork() == 0:
@@ -550,7 +547,7 @@ def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
         reason = "embedded null byte"
     rig = make_rig()
     with pytest.raises(TierUnavailableError) as told:
-        rig.runner.start()
+        rig.client.open()
     assert str(told.value) == f"held open: its process cannot be started: {reason}"
     assert children() == []
 
@@ -562,7 +559,7 @@ _BARE_ENGINE = """
     rig = Rig(kind, pathlib.Path(directory), on_open=on_open)
     note = f"{rig.pool.fd}"
     try:
-        rig.runner.start()
+        rig.client.open()
         note += " " + " ".join(rig.do(Operation.STORE, 0))
     except Exception as error:
         note += f" {error}"
@@ -613,23 +610,23 @@ def test_what_a_library_prints_goes_nowhere_where_there_are_no_streams(tmp_path:
 def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Callable[..., Rig]) -> None:
     """As in the engine's process, where logging says so on standard error."""
     rig = make_rig(on_lookup="log_badly")
-    rig.runner.start()
+    rig.client.open()
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
-def test_a_job_whose_result_does_not_fit_ends_with_the_process(
+def test_a_result_that_does_not_fit_its_job_is_a_failure(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make_rig(on_load="hang")
-    rig.runner.start()
+    rig.client.open()
     job = rig.job(Operation.LOAD, 0, 1)
-    rig.runner.submit([job])
+    rig.submit([job])
     # The process has heard of two chunks.
     job.keys = [*job.keys, KEYS[2]]
-    rig.runner.drain(0.01)
-    assert rig.wait_for(1) == ["unavailable"]
+    rig.client.drain(0.01)
+    assert rig.wait_for(1) == ["failed"]
     assert len(rig.results[0].verdicts) == 3
-    assert "it sent a result that fits no job" in caplog.text
+    assert "a result that does not fit its job" in caplog.text
 
 
 # --- starting ---------------------------------------------------------------------------------
@@ -640,7 +637,7 @@ def test_secrets_are_neither_in_the_command_line_nor_in_the_environment(
 ) -> None:
     secret = "hunter2-and-more"
     rig = make_rig(secret_key=secret)
-    rig.runner.start()
+    rig.client.open()
     place = Path(f"/proc/{pid_of(rig.runner)}")
     for part in ("cmdline", "environ"):
         shown = (place / part).read_bytes()
@@ -651,7 +648,7 @@ def test_secrets_are_neither_in_the_command_line_nor_in_the_environment(
 
 def test_secrets_arrive(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(secret_key="hunter2", on_open="tell_secret")
-    rig.runner.start()
+    rig.client.open()
     assert "secret hunter2" in rig.past()
 
 
