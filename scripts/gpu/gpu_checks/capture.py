@@ -28,7 +28,7 @@ _ASLEEP_S = 0.3
 
 def check(findings: Findings) -> None:
     """Capture in each mode, with a store under way, and poll from this thread and another."""
-    need_device("a graph is captured on a device only")
+    need_device("capturing a graph")
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
     # The first launch of a kernel may load it, which a capture forbids.
