@@ -58,4 +58,4 @@ def registered(worker: OffloadWorker) -> str:
     if not has_device():
         return "no device"
     pieces = len(getattr(worker._device, "_registered", ()))
-    return f"{pieces} pieces" if pieces else "no"
+    return f"yes, pieces: {pieces}" if pieces else "no"
