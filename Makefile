@@ -22,7 +22,7 @@ ALONE := --last-failed --last-failed-no-failures none
 REQUESTS ?= 4000
 
 .PHONY: help setup redis-server test search test-trace test-wheels check format demo bench bench-backends \
-	bench-interference bench-worker soak clean setup-vllm test-vllm test-vllm-next demo-vllm
+	bench-interference bench-worker gpu-bundle soak clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
 	@echo "make bench-interference       an engine's steps beside each tier at work"
 	@echo "make bench-worker             GB/s between device blocks and slots"
+	@echo "make gpu-bundle [BUNDLE=dir]  one folder that checks the worker on a GPU without a network"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
 	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
@@ -96,6 +97,9 @@ bench-interference: setup redis-server
 
 bench-worker: setup
 	$(BIN)/python benchmarks/worker.py $(BENCH)
+
+gpu-bundle: setup
+	$(BIN)/python scripts/gpu_bundle.py $(BUNDLE)
 
 setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
