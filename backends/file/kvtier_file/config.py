@@ -56,7 +56,7 @@ class FileTierConfig(TierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``file:///data/kv?capacity=1GiB``: the path is the root, the query the other options.
+        """Read ``file:///data/kv?capacity=1GiB``: root from the path, other options from the query.
 
         Args:
             url: the parsed URL.

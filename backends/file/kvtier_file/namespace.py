@@ -250,9 +250,12 @@ class NamespaceDirectory:
     @contextmanager
     def _shard(self, key: OffloadKey, *, create: bool = False) -> Iterator[int]:
         shard = shard_of(key)
-        with closing_fd(open_directory(shard, self._fd, create=create, sync=self._sync)) as fd:
+        fd = open_directory(shard, self._fd, create=create, sync=self._sync)
+        try:
             self._shards.add(shard)
             yield fd
+        finally:
+            os.close(fd)
 
     def _stored(self, key: OffloadKey, status: os.stat_result) -> StoredChunk | None:
         if not stat.S_ISREG(status.st_mode):
