@@ -1,4 +1,4 @@
-"""CPU tensors: a few threads that copy outside the interpreter lock."""
+"""CPU tensors: a few threads copy outside the interpreter lock."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kvtier_sdk.worker.device import Copy, Device
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
 from kvtier_sdk.worker.run_copier import RunCopier, run_copier
 
-#: Memory is the limit before this many cores are.
+#: With more cores, memory bandwidth is the limit.
 MAX_THREADS = 4
-#: Less is not worth waking a second thread for.
+#: A smaller part is not worth waking a second thread.
 MIN_PART_BYTES = 512 * 1024
-#: What a load waits for at most that arrives behind a store: a few milliseconds.
+#: The most bytes that a load waits for behind a store: a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
 #: Destinations, sources, lengths in bytes.
@@ -29,15 +29,15 @@ _Part: TypeAlias = tuple[Int64s, Int64s, Int64s]
 
 
 class CPUDevice(Device):
-    """A thread pool; loads go before stores, also into the middle of one that has begun.
+    """A thread pool. Loads go before stores, also before the rest of a store that has begun.
 
     Args:
-        clock: for how long copies take.
-        threads: how many; default: one for each core of the process, at most 4.
-        copy: moves the bytes; default: the fastest that works here.
+        clock: measures the copies.
+        threads: their number; default: one for each core of the process, at most 4.
+        copy: moves the bytes; default: the fastest one available.
 
     Raises:
-        ConfigError: nothing here copies outside the interpreter lock.
+        ConfigError: no way to copy outside the interpreter lock works here.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class CPUDevice(Device):
             thread.start()
 
     def register(self, host: HostLayout) -> None:
-        """Nothing to do: any memory will do."""
+        """Do nothing: any memory is fit."""
 
     def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
-        # One part for each thread, and no part so long that it would keep a load waiting.
+        # One part for each thread, but none so long that it delays a load.
         size_bytes = plan.size_bytes
         threads = max(1, min(len(self._threads), size_bytes // MIN_PART_BYTES))
         rounds = -(-size_bytes // (threads * MAX_PART_BYTES))
@@ -85,7 +85,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # An engine pins its threads to a core each, and a new thread inherits its maker's.
+        # An engine pins each of its threads to a core, and a new thread inherits its maker's core.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while True:
@@ -99,7 +99,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Copy what has not begun on the thread that waits for it: none has to be woken first."""
+        """Copy parts that have not begun on the waiting thread: no other has to be woken first."""
         while True:
             with self._changed:
                 if not copy.waiting:
@@ -131,7 +131,7 @@ class CPUDevice(Device):
 
 
 class _ThreadedCopy(Copy):
-    """The parts of a copy. All but ``wait`` and what follows a done copy under the pool's lock."""
+    """The parts of a copy. The pool's lock protects it, except for the methods of :class:`Copy`."""
 
     def __init__(
         self,
@@ -150,11 +150,11 @@ class _ThreadedCopy(Copy):
 
     @property
     def waiting(self) -> bool:
-        """Whether a part has not begun."""
+        """True while a part has not begun."""
         return bool(self._parts)
 
     def take(self, now_s: float) -> _Part:
-        """The next part."""
+        """Begin the next part and return it."""
         if self._began_s is None:
             self._began_s = now_s
         self._running += 1
@@ -163,11 +163,11 @@ class _ThreadedCopy(Copy):
         return (*ends, part.lengths_bytes)
 
     def give_up(self) -> None:
-        """Begin no other part; the copy is done when those that run have ended."""
+        """Begin no more parts; the copy is done when the running ones have ended."""
         self._parts.clear()
 
     def ended(self, now_s: float, error: BaseException | None) -> None:
-        """A part has ended."""
+        """Record the end of a part."""
         self._running -= 1
         self._error = self._error or error
         if not self._running and not self._parts:
@@ -189,7 +189,7 @@ class _ThreadedCopy(Copy):
 
 
 def _cpus_of_the_process() -> set[int]:
-    """The cores that any of the process's threads may run on."""
+    """Return the cores that any thread of the process may use."""
     cpus: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         try:

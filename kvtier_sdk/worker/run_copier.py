@@ -1,9 +1,9 @@
-"""Copying many pieces of host memory in one call that does not hold the interpreter lock.
+"""Copies of many pieces of host memory in one call, without the interpreter lock.
 
-One call for each piece would take the lock again after each: beside an engine that computes in
-Python that is a wait of milliseconds, thousands of times. So numba compiles the loop, when the
-worker is made. Where it is not installed the kernel does the loop (``process_vm_readv`` on the
-process itself), at roughly half the speed for small pieces.
+One call for each piece would take the lock again after each. Beside an engine that computes in
+Python, each time costs milliseconds, and there are thousands of pieces. So numba compiles the loop
+when the worker is made. If numba is not installed, the kernel runs the loop (``process_vm_readv``
+on the process itself), at roughly half the speed for small pieces.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.worker.planning import Int64s
 
-#: ``copy(destinations, sources, lengths_bytes)``; raises if not all of it was copied.
+#: ``copy(destinations, sources, lengths_bytes)``; raises if not all was copied.
 RunCopier: TypeAlias = Callable[[Int64s, Int64s, Int64s], None]
 
-#: The kernel takes no more pieces in one call.
+#: The most pieces that the kernel accepts in one call.
 _IOV_MAX = 1024
 
 _log = logging.getLogger("kvtier.worker")
@@ -31,27 +31,27 @@ _log = logging.getLogger("kvtier.worker")
 
 @functools.cache
 def run_copier() -> RunCopier:
-    """The fastest copier that works here.
+    """Return the fastest copier that works here.
 
     Raises:
-        ConfigError: none does.
+        ConfigError: none works.
     """
     try:
         return compiled_copier()
     except ImportError:
         return kernel_copier()
     except Exception as error:
-        # A numba beside an llvmlite that it was not made for imports, and fails when it compiles.
-        _log.warning("numba cannot compile here, so copies are slower: %s", error)
+        # With an llvmlite of the wrong version, numba imports but fails to compile.
+        _log.warning("numba failed to compile, so copies are slower: %s", error)
         return kernel_copier()
 
 
 def compiled_copier() -> RunCopier:
-    """A loop that numba compiles for this processor: about a second, once.
+    """Return a loop that numba compiles for this processor: about a second, once.
 
-    Byte by byte as it is written, it becomes a loop over vector registers. Scattered pages of
-    16 KiB went a sixth faster through it than through the C library's ``memcpy``, which takes
-    string instructions at that size.
+    It is written byte by byte and compiles to a loop over vector registers. Scattered pages of
+    16 KiB were copied a sixth faster than by the C library's ``memcpy``, which uses string
+    instructions at that size.
 
     Raises:
         ImportError: numba is not installed.
@@ -84,10 +84,10 @@ def compiled_copier() -> RunCopier:
 
 
 def kernel_copier() -> RunCopier:
-    """``process_vm_readv`` from this process into itself.
+    """Return a copier that calls ``process_vm_readv`` from this process into itself.
 
     Raises:
-        ConfigError: the kernel refuses it.
+        ConfigError: the kernel refuses the call.
     """
     read = ctypes.CDLL(None, use_errno=True).process_vm_readv
     read.restype = ctypes.c_ssize_t
@@ -116,6 +116,6 @@ def kernel_copier() -> RunCopier:
         copy(np.array([probe.ctypes.data]), np.array([probe.ctypes.data + probe.itemsize]), one)
     except OSError as error:
         raise ConfigError(
-            f"nothing here copies outside the interpreter lock ({error}): pip install numba"
+            f"cannot copy outside the interpreter lock ({error}): pip install numba"
         ) from error
     return copy

@@ -42,7 +42,7 @@ class SetClock(SystemClock):
 
 
 class Workbench:
-    """Opens tiers below one root and makes what is stored in them."""
+    """Opens tiers on one root and makes chunks to store in them."""
 
     request = RequestContext("r1")
     facts: dict[str, object]
@@ -124,7 +124,7 @@ class Workbench:
         return verdicts == [None] * len(keys) and all(map(self.holds, batch))
 
     def file(self, key: bytes) -> Path:
-        """Where the key's chunk lies; it must have been stored."""
+        """The file of a stored chunk."""
         (found,) = self.directory.glob(f"*/{key.hex()}.kv")
         return found
 
@@ -136,7 +136,7 @@ class Workbench:
 
 
 class Gate:
-    """A call that waits in its thread until it is let through."""
+    """A call that waits in its thread until ``leave`` is set."""
 
     def __init__(self, call: Callable[..., int], *, after: int = 0) -> None:
         self._call = call
@@ -165,7 +165,7 @@ def make_gate() -> type[Gate]:
 
 @pytest.fixture
 async def make_bench(tmp_path: Path) -> AsyncIterator[Callable[[], Workbench]]:
-    """Makes benches that share a root, and closes what they opened."""
+    """Makes benches that share a root, and closes their tiers."""
     made: list[Workbench] = []
 
     def make() -> Workbench:
@@ -184,7 +184,7 @@ def bench(make_bench: Callable[[], Workbench]) -> Workbench:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB in memory, for tests that need one to run full."""
+    """A file system of 2 MiB in memory, for tests that fill it."""
     at = tmp_path / "mounted"
     at.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -196,7 +196,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB in a file: a directory in it takes room, other than in memory."""
+    """A file system of 4 MiB in a file: a directory takes room there, unlike in memory."""
     image, at = tmp_path / "image", tmp_path / "on_disk"
     image.write_bytes(bytes(4 * 2**20))
     at.mkdir()

@@ -301,7 +301,7 @@ def test_a_machine_whose_numba_does_not_work_copies_with_the_kernel(
     source, target = np.arange(9), np.zeros(9, np.int64)
     copier(np.array([target.ctypes.data]), np.array([source.ctypes.data]), np.array([72]))
     assert (source == target).all()
-    assert "numba cannot compile here, so copies are slower: unknown attr" in caplog.text
+    assert "numba failed to compile, so copies are slower: unknown attr" in caplog.text
 
 
 # --- when ----------------------------------------------------------------------------------
@@ -561,9 +561,9 @@ def test_a_worker_needs_a_group_on_one_device_that_it_knows() -> None:
         (DeviceBlocks([0, 1], [2, 0], [1, 0]), [0], "1 slots, but the blocks touch 2 chunks"),
         (DeviceBlocks([0, 1], [2, 0]), [0, 1], "2 slots, but the blocks touch 1 chunks"),
         (DeviceBlocks([0, 1], [1, 0]), [0], "2 block ids, but group_sizes add up to 1"),
-        (DeviceBlocks([0], [1]), [0], "group_sizes is of 1 groups; there are 2"),
-        (DeviceBlocks([0], [1, 0, 0]), [0], "group_sizes is of 3 groups; there are 2"),
-        (DeviceBlocks([0], [1, 0], [0]), [0], "first_blocks is of 1 groups; there are 2"),
+        (DeviceBlocks([0], [1]), [0], "group_sizes has 1 groups; there are 2"),
+        (DeviceBlocks([0], [1, 0, 0]), [0], "group_sizes has 3 groups; there are 2"),
+        (DeviceBlocks([0], [1, 0], [0]), [0], "first_blocks has 1 groups; there are 2"),
         (DeviceBlocks([0], [2, -1]), [0], "group_sizes has a negative number"),
         (DeviceBlocks([0], [1, 0], [-1, 0]), [0], "first_blocks has a negative number"),
         (DeviceBlocks([0.5], [1, 0]), [0], "must be a row of integers"),

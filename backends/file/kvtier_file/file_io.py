@@ -1,4 +1,4 @@
-"""Whole objects between buffers and a file: no copies, short transfers continued, O_DIRECT."""
+"""Transfers between buffers and a file: no copies, short ones continued, with O_DIRECT or not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from kvtier_sdk import CorruptChunkError
 
 
-def ask_direct(fd: int) -> None:
-    """Send a file's data past the page cache, where the file system lets us.
+def request_direct_io(fd: int) -> None:
+    """Let a file's data bypass the page cache, where the file system allows it.
 
     ``fcntl`` instead of a flag of ``open``: an ``open`` that is refused for the flag may have
     made the file all the same.
@@ -26,55 +26,55 @@ def ask_direct(fd: int) -> None:
             raise
 
 
-def is_direct(fd: int) -> bool:
-    """Whether a file's data goes past the page cache."""
+def has_direct_io(fd: int) -> bool:
+    """Return true if a file's data bypasses the page cache."""
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 
-def write_from(fd: int, buffers: Iterable[memoryview]) -> None:
-    """Write buffers one after the other, from the file's beginning.
+def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
+    """Write buffers one after the other, from the beginning of the file.
 
     Args:
         fd: the file.
-        buffers: format ``B``, contiguous; with O_DIRECT, aligned in address and length.
+        buffers: format ``B``, contiguous; for O_DIRECT, aligned in address and length.
 
     Raises:
-        OSError: they are not all written.
+        OSError: not all of them are written.
     """
-    for moved_bytes in _moved(os.pwritev, fd, buffers):
+    for moved_bytes in _transfer(os.pwritev, fd, buffers):
         if moved_bytes == 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def read_into(fd: int, buffers: Iterable[memoryview]) -> None:
-    """Fill buffers one after the other, from the file's beginning.
+def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
+    """Fill buffers one after the other, from the beginning of the file.
 
     Args:
         fd: the file.
-        buffers: as for :func:`write_from`, and writable.
+        buffers: as for :func:`write_buffers`, and writable.
 
     Raises:
         CorruptChunkError: the file ends before the buffers do.
-        OSError: they are not all filled.
+        OSError: not all of them are filled.
     """
-    for moved_bytes in _moved(os.preadv, fd, buffers):
+    for moved_bytes in _transfer(os.preadv, fd, buffers):
         if moved_bytes == 0:
-            raise CorruptChunkError("the file was truncated while it was read")
+            raise CorruptChunkError("the file was truncated during the read")
 
 
-def _moved(
+def _transfer(
     move: Callable[[int, Sequence[memoryview], int], int], fd: int, buffers: Iterable[memoryview]
 ) -> Iterable[int]:
-    """Repeat ``move`` until all buffers are through; yields the bytes of each step."""
+    """Repeat ``move`` until all buffers are done; yields the bytes of each step."""
     rest = [buffer for buffer in buffers if len(buffer)]
     offset = 0
     while rest:
         try:
             moved_bytes = move(fd, rest, offset)
         except OSError as error:
-            if error.errno != errno.EINVAL or not is_direct(fd):
+            if error.errno != errno.EINVAL or not has_direct_io(fd):
                 raise
-            # What a short transfer left, or this one file, does not suit O_DIRECT.
+            # O_DIRECT refuses this file, or the unaligned rest of a short transfer.
             fcntl.fcntl(fd, fcntl.F_SETFL, 0)
             continue
         yield moved_bytes

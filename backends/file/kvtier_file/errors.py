@@ -1,4 +1,4 @@
-"""What an operating system's error means to the SDK."""
+"""Translation of the operating system's errors into the SDK's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: Something else is where a directory or a chunk of ours should be.
+#: Something foreign has the name of one of the tier's directories or chunks.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
-#: No chunk of ours is behind such a name.
+#: The tier has no chunk under this name.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: There is no room.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -26,12 +26,12 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def tier_error(error: OSError, root: Path, ability: str) -> TierError:
-    """The error to report for one that the operating system raised in mid-work.
+    """Translate an error of an open tier.
 
     Args:
-        error: what was raised.
+        error: the error raised.
         root: the tier's root.
-        ability: what the root lacks, if it is refused: ``"readable"`` or ``"writable"``.
+        ability: what a refusal means that the root is not: ``"readable"`` or ``"writable"``.
 
     Returns:
         An error whose message names the root and the reason.
@@ -42,17 +42,19 @@ def tier_error(error: OSError, root: Path, ability: str) -> TierError:
     if error.errno in _REFUSED:
         return TierAuthError(f"tier root '{root}' is not {ability}: {reason}")
     if error.errno in FOREIGN:
-        return TierError(f"tier root '{root}' holds a foreign file in our place: {reason}")
+        return TierError(
+            f"tier root '{root}' has a foreign file in a chunk's or directory's place: {reason}"
+        )
     if error.errno == errno.ENAMETOOLONG:
-        return TierError(f"the key is too long for a name in tier root '{root}': {reason}")
+        return TierError(f"the key is too long for a file name in tier root '{root}': {reason}")
     return TierUnavailableError(f"tier root '{root}': {reason}")
 
 
 def open_error(error: OSError, root: Path) -> KVTierError:
-    """The error to report for one that the operating system raised while the tier was opened.
+    """Translate an error raised while a tier opens.
 
     Args:
-        error: what was raised.
+        error: the error raised.
         root: the tier's root.
 
     Returns:
