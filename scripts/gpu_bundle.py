@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts/gpu"
 TESTS = ROOT / "tests/gpu"
-BENCHMARK = ROOT / "tests/bench/worker.py"
+BENCHMARK = ROOT / "benchmarks/worker.py"
 PACKAGES = (ROOT, ROOT / "backends/file")
 PYTHON = "3.12"
 #: The oldest system that the wheels are for: glibc 2.17, on x86-64.
