@@ -9,24 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.model import (
-    kind_of,
-    nearest,
-)
+from kvtier_sdk.options.model import kind_of, nearest
 
 
 def read_options(path: Path) -> Mapping[str, Any]:
     """Read a file of options.
 
     Args:
-        path: its suffix says what it is: ``.toml``, ``.json``, ``.yaml`` or ``.yml``.
+        path: the file; its suffix is ``.toml``, ``.json``, ``.yaml`` or ``.yml``.
 
     Returns:
         The options, not yet validated.
 
     Raises:
-        ConfigError: the suffix is another one, the file cannot be read or parsed, holds nothing,
-            or not a table of options; or it is YAML and PyYAML is missing.
+        ConfigError: the suffix is another one; the file cannot be read or parsed, is empty, or
+            holds no table of options; or it is YAML and PyYAML is missing.
     """
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
@@ -34,14 +31,13 @@ def read_options(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path}: the suffix {path.suffix!r} says no known format; {kinds}")
     try:
         text = path.read_text(encoding="utf-8-sig")
+        options = parse(text) if text.strip() else None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
-    try:
-        options = parse(text) if text.strip() else None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
     except ValueError:
         raise ConfigError(f"{path}: holds a number with too many digits") from None
     except RecursionError:
@@ -61,20 +57,19 @@ def _toml(text: str) -> Any:
 
 
 def _json(text: str) -> Any:
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in options:
+                raise ConfigError(f"option {name!r} is given twice")
+            options[name] = value
+        return options
+
     try:
-        return json.loads(text, object_pairs_hook=_without_repetition)
+        return json.loads(text, object_pairs_hook=table)
     except json.JSONDecodeError as error:
         where = f"at line {error.lineno}, column {error.colno}"
         raise ConfigError(f"not JSON: {error.msg} ({where})") from None
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in options:
-            raise ConfigError(f"option {name!r} is given twice")
-        options[name] = value
-    return options
 
 
 def _yaml(text: str) -> Any:
@@ -99,7 +94,7 @@ def _yaml(text: str) -> Any:
     try:
         return yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
-        # Its own text quotes the line, and whatever secret is in it.
+        # Its own text quotes the line, with any secret in it.
         mark = error.problem_mark
         where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise ConfigError(f"not YAML: {error.problem}{where}") from None
