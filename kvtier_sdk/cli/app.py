@@ -183,18 +183,18 @@ def _workload(
 
 
 def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig:
-    """What the file says, but for what the flags say."""
-    # By themselves first, so that a mistake in a flag is not put down to the file.
-    alone = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
+    """Read the flags, and beside them those options of the file that no flag overrides."""
+    given = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
     if file is None:
-        return alone
-    options = {**read_options(file), **flags}
+        return given
+    options = {name: value for name, value in read_options(file).items() if name not in flags}
+    defaults = dict(_DEFAULTS)
     if "slots" in flags:
         options.pop("pool_bytes", None)
-    defaults = dict(_DEFAULTS)
-    if "pool_bytes" in options:
+    elif "pool_bytes" in options:
         del defaults["slots"]
-    return TieringConfig.from_dict({**defaults, **options}, where=str(file))
+    config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
+    return config.model_copy(update={name: getattr(given, name) for name in flags})
 
 
 def run() -> int:

@@ -12,8 +12,11 @@ import typer
 
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.integrations.vllm.options import in_vllms_names
-from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
+from kvtier_sdk.integrations.vllm.transfer_config import (
+    in_vllms_names,
+    is_transfer_config,
+    read_transfer_config,
+)
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.units import format_bytes, parse_bytes, parse_seconds
 from kvtier_sdk.tiering import TieringConfig

@@ -9,50 +9,45 @@ from kvtier_sdk.config.tier_spec import TierSpec
 
 
 def location_conflicts(specs: Mapping[str, TierSpec]) -> Iterator[tuple[str, str]]:
-    """Find tiers that keep their chunks where another one does.
+    """Find tiers that keep their chunks where another tier does.
 
-    One in the middle of another's place would be counted, or swept away, by it; two in one place
-    with different options would each follow its own. The same tier twice is no clash.
+    A tier inside another's place would have its chunks counted or swept away by the other. Two
+    tiers in one place with different options would each follow their own. The same tier twice is
+    no conflict.
 
     Args:
-        specs: path of each tier in its configuration to the tier.
+        specs: path in the configuration to tier.
 
     Yields:
         The path of the later tier of each pair, and what is wrong with it.
     """
     for (path, one), (later_path, later) in combinations(specs.items(), 2):
-        fault = _clash(one, path, later)
-        if fault is not None:
-            yield later_path, fault
+        place, later_place = one.config.location(), later.config.location()
+        if place is None or later_place is None:
+            continue
+        owner = f"{one.name!r} ({path})"
+        apart = "give each a place of its own"
+        if place == later_place:
+            if different := _different_options(one, later):
+                fault = f"and so does {owner}, with other options ({different})"
+                yield (
+                    later_path,
+                    f"keeps its chunks in {place}, {fault}: {apart}, or both the same options",
+                )
+        elif relation := _relation(later_place, place):
+            fault = f"{relation} {place}, where {owner} keeps its own"
+            yield later_path, f"keeps its chunks in {later_place}, {fault}: {apart}"
 
 
-def _clash(one: TierSpec, path: str, later: TierSpec) -> str | None:
-    place, later_place = one.config.location(), later.config.location()
-    if place is None or later_place is None:
-        return None
-    if place == later_place:
-        different = _different_options(one, later)
-        return different and (
-            f"keeps its chunks in {place}, and so does {one.name!r} ({path}), with other "
-            f"options ({different}): give each a place of its own, or both the same options"
-        )
-    if _is_inside(later_place, place):
-        relation = f"inside {place}, where {one.name!r} ({path}) keeps its own"
-    elif _is_inside(place, later_place):
-        relation = f"around {place}, where {one.name!r} ({path}) keeps its own"
-    else:
-        return None
-    return f"keeps its chunks in {later_place}, {relation}: give each a place of its own"
+def _relation(place: str, other: str) -> str:
+    if place.startswith(other.rstrip("/") + "/"):
+        return "inside"
+    return "around" if other.startswith(place.rstrip("/") + "/") else ""
 
 
-def _is_inside(place: str, outer: str) -> bool:
-    return place.startswith(outer.rstrip("/") + "/")
-
-
-def _different_options(one: TierSpec, other: TierSpec) -> str | None:
+def _different_options(one: TierSpec, other: TierSpec) -> str:
     if one.tier_class is not other.tier_class:
         return "another backend"
-    names = zip(one.config.option_names(), type(one.config).model_fields, strict=True)
     values = vars(one.config), vars(other.config)
-    different = [option for option, name in names if values[0][name] != values[1][name]]
-    return ", ".join(different) or None
+    names = zip(one.config.option_names(), type(one.config).model_fields, strict=True)
+    return ", ".join(option for option, name in names if values[0][name] != values[1][name])

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, InstanceOf, model_validator
 
-from kvtier_sdk.config.location_conflicts import location_conflicts
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.config.tiering import by_path, read_tiers
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
-from kvtier_sdk.options.model import (
-    StrictModel,
-    nearest,
-    option_path,
-    validate_options,
-)
-from kvtier_sdk.options.units import Flag, Seconds
+from kvtier_sdk.options.model import StrictModel, option_path, validate_options
+from kvtier_sdk.options.units import BytesOrShare, Flag, Seconds
 from kvtier_sdk.tiering import TieringConfig
 
-#: Keys of ``kv_connector_extra_config`` that vLLM's connector reads, whatever the spec.
-ENGINE_KEYS = (
-    "spec_name",
-    "spec_module_path",
-    "block_size",
-    "blocks_per_chunk",
-    "offload_prompt_only",
-    "self_describing_kv_events",
-    "canonical_layout",
-    "sync_load_budget_bytes",
-)
-# Keys of a tier's entry that vLLM's own manager keeps for itself.
-_ENGINE_TIER_KEYS = frozenset({"type", "module_path", "backpressure"})
-#: What ``type`` says where our class is named instead of the registered type.
+#: The ``type`` of an entry that names our class instead of the registered type.
 CLASS_TYPE = "KVTierSecondaryTier"
 
+# Options of a tier's entry that vLLM's own manager keeps for itself.
+_ENGINE_TIER_OPTIONS = ("type", "module_path", "backpressure")
 _WHERE = "kv_connector_extra_config"
 _TIERS = "secondary_tiers"
-#: What vLLM calls options of a :class:`TieringConfig`.
-_ENGINE_NAMES = {
-    "pool_bytes": "cpu_bytes_to_use",
-    "policy": "eviction_policy",
-    "tiers": _TIERS,
-}
 
 
 class GuestOptions(StrictModel):
@@ -75,61 +51,55 @@ class SecondaryTierEntry:
     options: GuestOptions
 
     @classmethod
-    def read(cls, options: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Self:
-        """Read an entry as vLLM hands it over.
+    def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
+        """Find the entry of a tier that vLLM makes. All entries are read with the first tier.
 
         Args:
-            options: the entry, without the keys that vLLM keeps for itself.
-            entries: all of ``secondary_tiers``, this one among them.
-
-        Returns:
-            The validated entry.
+            spec: vLLM's, which makes the tiers one after the other; it keeps what was read.
+            options: the tier's entry, without vLLM's own options.
 
         Raises:
             ConfigError: as for :meth:`read_all`.
-            BackendError: the backend cannot be found or loaded.
         """
-        read = cls.read_all(entries)
-        path = next((path for path, entry in _ours(entries).items() if entry == options), None)
-        return read[path] if path else cls._read(options, _TIERS)
+        entries = spec.extra_config.get(_TIERS, [])
+        if not hasattr(spec, "kvtier_entries"):
+            spec.kvtier_entries = cls.read_all(entries)
+        paths = (path for path, own in _ours(entries).items() if options.items() <= own.items())
+        entry: Self = spec.kvtier_entries[next(paths)]
+        return entry
 
     @classmethod
     def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[str, Self]:
-        """Read the entries that are ours.
-
-        Args:
-            entries: all of ``secondary_tiers``; others are vLLM's to check.
+        """Read the entries that are ours; the others are vLLM's to check.
 
         Returns:
             Path, ``secondary_tiers[0]``, to validated entry.
 
         Raises:
-            ConfigError: an option is wrong, or two entries have one name or clash otherwise.
-            BackendError: a backend cannot be found or loaded.
+            ConfigError: an option is wrong, a backend cannot be found or loaded, or two entries
+                have one name or conflict otherwise.
         """
-        read = {path: cls._read(entry, path) for path, entry in _ours(entries).items()}
-        tiers = {path: entry.tier for path, entry in read.items()}
-        names: set[str] = set()
-        for path, tier in tiers.items():
-            if tier.name in names:
-                raise ConfigError(
-                    f"{_WHERE}: option '{path}.name': two tiers are named {tier.name!r}; name "
-                    f"one of them, for example '{tier.name}-2'"
-                )
-            names.add(tier.name)
-        for path, fault in location_conflicts(tiers):
-            raise ConfigError(f"{_WHERE}: option {path!r}: {tiers[path].name!r} {fault}")
-        return read
+        ours = _ours(entries)
+        options = {
+            path: validate_options(
+                GuestOptions, GuestOptions.take_from(entry), where=_WHERE, path=path
+            )
+            for path, entry in ours.items()
+        }
+        tiers = {path: {"type": TIER_TYPE, **entry} for path, entry in ours.items()}
+        specs = read_tiers(tiers, where=_WHERE)
+        return {path: cls(spec, options[path]) for path, spec in specs.items()}
 
-    @classmethod
-    def _read(cls, entry: Mapping[str, Any], path: str) -> Self:
-        names = GuestOptions.option_names()
-        guest = {name: value for name, value in entry.items() if name in names}
-        own = {name: value for name, value in entry.items() if name not in names}
-        return cls(
-            TierSpec.from_options({"type": TIER_TYPE, **own}, where=_WHERE, path=path),
-            validate_options(GuestOptions, guest, where=_WHERE, path=path),
-        )
+
+def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Our entries by their paths, without the options that vLLM keeps for itself."""
+    return {
+        option_path(_TIERS, index): {
+            name: value for name, value in entry.items() if name not in _ENGINE_TIER_OPTIONS
+        }
+        for index, entry in enumerate(entries)
+        if entry.get("type") in (TIER_TYPE, CLASS_TYPE)
+    }
 
 
 class EngineOptions(StrictModel):
@@ -145,79 +115,59 @@ class EngineOptions(StrictModel):
     model_revision: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SpecOptions:
-    """``kv_connector_extra_config`` for our own manager, validated.
+class SpecOptions(EngineOptions, TieringConfig):
+    """``kv_connector_extra_config`` for our own manager; some options have vLLM's names."""
 
-    Attributes:
-        config: host pool, policies and tiers.
-        engine: the rest.
-    """
+    # The engine knows these.
+    slots: ClassVar[None] = None  # type: ignore[misc]
+    chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
 
-    config: TieringConfig
-    engine: EngineOptions
+    pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
+    policy: str = Field("lru", alias="eviction_policy")
+    tiers: tuple[InstanceOf[TierSpec], ...] = Field((), alias="secondary_tiers")
+
+    # vLLM's connector reads these, whatever the spec.
+    spec_name: Any = None
+    spec_module_path: Any = None
+    block_size: Any = None
+    blocks_per_chunk: Any = None
+    offload_prompt_only: Any = None
+    self_describing_kv_events: Any = None
+    canonical_layout: Any = None
+    sync_load_budget_bytes: Any = None
 
     @classmethod
-    def read(cls, extra_config: Mapping[str, Any]) -> Self:
+    def read(cls, extra_config: Mapping[str, Any], *, tiers: bool = True) -> Self:
         """Read ``kv_connector_extra_config``.
 
         Args:
             extra_config: as configured.
-
-        Returns:
-            Our part of it, validated. Backends and policies in it have been imported.
+            tiers: false leaves the tiers out, and their backends not imported.
 
         Raises:
-            ConfigError: an option is wrong.
+            ConfigError: as for :meth:`TieringConfig.from_dict`.
         """
-        own = {key: value for key, value in extra_config.items() if key not in ENGINE_KEYS}
-        of_engine = EngineOptions.option_names()
-        _check_names(own, [*of_engine, *_config_names(), *ENGINE_KEYS])
-        ours = {theirs: ours for ours, theirs in _ENGINE_NAMES.items()}
-        config = {ours.get(key, key): value for key, value in own.items() if key not in of_engine}
-        engine = {key: value for key, value in own.items() if key in of_engine}
-        if "pool_bytes" not in config:
-            raise ConfigError(
-                f"{_WHERE}: option 'cpu_bytes_to_use' is missing; it says how big the host pool "
-                "is, for example '4GiB'"
+        left_out = () if tiers else (_TIERS,)
+        options = {name: value for name, value in extra_config.items() if name not in left_out}
+        return cls.from_dict(options, where=_WHERE)
+
+    @model_validator(mode="after")
+    def _check_pool(self) -> Self:
+        if self.pool_bytes is None:
+            raise ValueError(
+                "option 'cpu_bytes_to_use' is missing; it says how big the host pool is, for "
+                "example '4GiB'"
             )
-        try:
-            tiering = TieringConfig.from_dict(config, where=_WHERE)
-        except ConfigError as error:
-            raise ConfigError(in_vllms_names(str(error))) from error
-        return cls(tiering, validate_options(EngineOptions, engine, where=_WHERE))
+        return self
+
+    @property
+    def config(self) -> TieringConfig:
+        """The part that a manager is made from, with the manager's names."""
+        fields = {name: getattr(self, name) for name in TieringConfig.model_fields}
+        return TieringConfig.model_construct(self.model_fields_set & fields.keys(), **fields)
 
 
-def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Our entries by their paths, without the keys that vLLM keeps for itself."""
-    return {
-        option_path(_TIERS, index): {
-            key: value for key, value in entry.items() if key not in _ENGINE_TIER_KEYS
-        }
-        for index, entry in enumerate(entries)
-        if entry.get("type") in (TIER_TYPE, CLASS_TYPE)
-    }
-
-
-def _config_names() -> list[str]:
-    """Options of a :class:`TieringConfig` as they are called here; an engine knows the others."""
-    known_to_engine = ("slots", "chunk_bytes")
-    names = TieringConfig.option_names()
-    return [_ENGINE_NAMES.get(name, name) for name in names if name not in known_to_engine]
-
-
-def _check_names(options: Iterable[str], known: Sequence[str]) -> None:
-    mistakes = [
-        f"{_WHERE}: unknown option {name!r}; {nearest(name, known, 'allowed')}"
-        for name in options
-        if name not in known
-    ]
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
-
-
-def in_vllms_names(message: str) -> str:
-    """A complaint about a :class:`TieringConfig` with its options called as vLLM's users do."""
-    for ours, theirs in _ENGINE_NAMES.items():
-        message = re.sub(rf"'{ours}\b", f"'{theirs}", message)
-    return message
+def read_spec_tiers(extra_config: Mapping[str, Any]) -> tuple[TierSpec, ...]:
+    """Read the tiers that :meth:`SpecOptions.read` has left out."""
+    entries = by_path(_TIERS, extra_config.get(_TIERS, []), where=_WHERE)
+    return tuple(read_tiers(entries, where=_WHERE).values())

@@ -9,15 +9,15 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from kvtier_sdk.errors import BackendError, ConfigError
+from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm import HOMES
 from kvtier_sdk.integrations.vllm.options import CLASS_TYPE, SecondaryTierEntry, SpecOptions
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
 from kvtier_sdk.options.model import (
     StrictModel,
-    kind_of,
     nearest,
     option_path,
+    table_of,
     validate_options,
 )
 from kvtier_sdk.options.units import parse_bytes
@@ -34,7 +34,7 @@ _Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
 class _TransferConfig(StrictModel):
-    """vLLM's ``KVTransferConfig``, of which nothing but the extra config says anything to us."""
+    """vLLM's ``KVTransferConfig``. Only the extra config concerns us."""
 
     kv_connector: str
     engine_id: str | None = None
@@ -54,20 +54,20 @@ class _TransferConfig(StrictModel):
 
 
 def is_transfer_config(options: Mapping[str, Any]) -> bool:
-    """Whether options are vLLM's rather than ours."""
+    """Tell vLLM's options from our own."""
     return "kv_connector" in options or _EXTRA in options
 
 
 def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringConfig:
-    """Read what ``vllm serve --kv-transfer-config`` is given.
+    """Read the argument of ``vllm serve --kv-transfer-config``.
 
     Args:
-        options: the whole of it.
-        where: what it stands in, with which each complaint begins.
+        options: all of it.
+        where: its source; each complaint begins with it.
 
     Returns:
-        The host pool and those tiers that are ours, validated; under vLLM's own manager the
-        other tiers are vLLM's to check.
+        The host pool and our tiers, validated. Under vLLM's own manager the other tiers are
+        vLLM's to check.
 
     Raises:
         ConfigError: an option is wrong, vLLM would not find a class of ours by it, or nothing in
@@ -79,11 +79,7 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
             f"{where}: option 'kv_connector' is {connector!r}; kvtier is used through "
             f"{_CONNECTOR!r}"
         )
-    extra = options.get(_EXTRA, {})
-    if not isinstance(extra, Mapping):
-        raise ConfigError(
-            f"{where}: option '{_EXTRA}' should be a table of options, not {kind_of(extra)}"
-        )
+    extra = table_of(options.get(_EXTRA, {}), where=where, path=_EXTRA)
     validate_options(_TransferConfig, options, where=where)
     spec = extra.get("spec_name")
     try:
@@ -93,7 +89,7 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
             return SpecOptions.read(extra).config
         if spec in _GUEST_SPECS:
             return _read_guests(extra)
-    except (ConfigError, BackendError) as error:
+    except ConfigError as error:
         lines = str(error).splitlines()
         raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from error
     known = nearest(str(spec), [_HOST_SPEC, *_GUEST_SPECS], "allowed")
@@ -109,22 +105,27 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
             path = option_path("secondary_tiers", index)
             _check_module(entry, "module_path", class_name=CLASS_TYPE, path=path)
     pool_bytes = _read_pool_bytes(extra.get("cpu_bytes_to_use"))
-    guests = SecondaryTierEntry.read_all(entries)
+    guests = SecondaryTierEntry.read_all(entries).values()
     if not guests:
         raise ConfigError(
             f"{_EXTRA}: no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; nothing is ours"
         )
-    specs = [guest.tier for guest in guests.values()]
-    return TieringConfig.from_dict({"pool_bytes": pool_bytes, "tiers": specs}, where=_EXTRA)
+    tiers = tuple(guest.tier for guest in guests)
+    return TieringConfig.model_construct(pool_bytes=pool_bytes, tiers=tiers)
+
+
+def in_vllms_names(message: str) -> str:
+    """Name the option of the host pool's size as vLLM's users do."""
+    return message.replace("'pool_bytes'", "'cpu_bytes_to_use'")
 
 
 def _check_module(
     options: Mapping[str, Any], name: str, *, class_name: str, path: str = ""
 ) -> None:
-    """vLLM imports a class that nobody registered with it from the module that is named beside it.
+    """Check the module from which vLLM imports a class that is not registered with it.
 
-    Ours cannot be imported here, where vLLM may be missing; of a module of somebody else's, who may
-    pass ours on, only its absence is certain.
+    Our own cannot be imported here, where vLLM may be missing. A foreign module may pass our class
+    on, so only its absence is a mistake.
     """
     module, option = options.get(name), option_path(path, name)
     if module is None:
@@ -139,14 +140,14 @@ def _check_module(
 def _may_hold(module: str, class_name: str) -> bool:
     if module.partition(".")[0] == str(__package__).partition(".")[0]:
         return module in (__package__, f"{__package__}.{HOMES[class_name]}")
-    # What stands above a module is imported, and may raise whatever it likes.
+    # The packages around a module are imported, and may raise anything.
     with suppress(Exception):
         return find_spec(module) is not None
     return False
 
 
 def _read_pool_bytes(value: Any) -> int:
-    """What vLLM makes of the size of its own pool: it calls ``int``, which knows no units."""
+    """Read the size of vLLM's own pool as vLLM does, with ``int``, which knows no units."""
     if value is None:
         raise ConfigError(f"{_EXTRA}: option 'cpu_bytes_to_use' is missing")
     with suppress(TypeError, ValueError, OverflowError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ def guest(entries: list[dict[str, Any]], index: int = 0) -> SecondaryTierEntry:
     """Read an entry as vLLM hands it over: without the keys that are its own."""
     own = {"type", "module_path", "backpressure"}
     options = {key: value for key, value in entries[index].items() if key not in own}
-    return SecondaryTierEntry.read(options, entries)
+    spec = SimpleNamespace(extra_config={"secondary_tiers": entries})
+    return SecondaryTierEntry.of_tier(spec, options)
 
 
 def host(**options: Any) -> SpecOptions:
@@ -95,7 +97,7 @@ def test_vllms_names_and_ours_make_one_configuration() -> None:
     assert options.config.policy == "arc"
     assert options.config.store_reserve == 0.2
     assert [tier.name for tier in options.config.tiers] == ["memory", "second"]
-    assert options.engine.copies == "kvtier"
+    assert options.copies == "kvtier"
 
 
 @pytest.mark.parametrize(
