@@ -6,43 +6,34 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.options.place import Place
 
 
-def location_conflicts(specs: Mapping[str, TierSpec]) -> Iterator[tuple[str, str]]:
-    """Find tiers that keep their chunks where another tier does.
+def location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
+    """Complain about tiers that keep their chunks where another tier does.
 
-    A tier inside another's place would have its chunks counted or swept away by the other. Two
-    tiers in one place with different options would each follow their own. The same tier twice is
-    no conflict.
-
-    Args:
-        specs: path in the configuration to tier.
-
-    Yields:
-        The path of the later tier of each pair, and what is wrong with it.
+    A tier inside another's location would have its chunks counted or swept away by the other. Two
+    tiers in one location with different options would each follow their own. The same tier twice
+    is no conflict.
     """
-    for (path, one), (later_path, later) in combinations(specs.items(), 2):
-        place, later_place = one.config.location(), later.config.location()
-        if place is None or later_place is None:
+    for (one_place, one), (place, tier) in combinations(specs.items(), 2):
+        first, location = one.config.location(), tier.config.location()
+        if first is None or location is None:
             continue
-        owner = f"{one.name!r} ({path})"
-        apart = "give each a place of its own"
-        if place == later_place:
-            if different := _different_options(one, later):
-                fault = f"and so does {owner}, with other options ({different})"
-                yield (
-                    later_path,
-                    f"keeps its chunks in {place}, {fault}: {apart}, or both the same options",
-                )
-        elif relation := _relation(later_place, place):
-            fault = f"{relation} {place}, where {owner} keeps its own"
-            yield later_path, f"keeps its chunks in {later_place}, {fault}: {apart}"
+        keeps = f"{place}: {tier.name!r} keeps its chunks in {location}"
+        other, apart = f"{one.name!r} ({one_place.path})", "give each a place of its own"
+        if location == first:
+            if different := _different_options(one, tier):
+                fault = f"and so does {other}, with other options ({different})"
+                yield f"{keeps}, {fault}: {apart}, or both the same options"
+        elif relation := _relation(location, first):
+            yield f"{keeps}, {relation} {first}, where {other} keeps its own: {apart}"
 
 
-def _relation(place: str, other: str) -> str:
-    if place.startswith(other.rstrip("/") + "/"):
+def _relation(location: str, other: str) -> str:
+    if location.startswith(other.rstrip("/") + "/"):
         return "inside"
-    return "around" if other.startswith(place.rstrip("/") + "/") else ""
+    return "around" if other.startswith(location.rstrip("/") + "/") else ""
 
 
 def _different_options(one: TierSpec, other: TierSpec) -> str:

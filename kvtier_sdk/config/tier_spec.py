@@ -8,7 +8,8 @@ from typing import Any, Self
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendError, ConfigError
-from kvtier_sdk.options.model import closest, option_path, table_of, validate_options
+from kvtier_sdk.options.model import validate_options
+from kvtier_sdk.options.place import Place, closest
 from kvtier_sdk.options.secrets import hides_more_than_password, masked, url_without_password
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.url import TierURL
@@ -16,6 +17,8 @@ from kvtier_sdk.registry import backend_name, load_backend, load_store_policy
 
 #: Options of a tier entry that are neither the backend's nor the runner's.
 _ENTRY_OPTIONS = ("type", "backend", "name", "url")
+#: Options that an entry of any backend can have.
+_COMMON = (*_ENTRY_OPTIONS, *RunnerOptions.option_names())
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,54 +77,54 @@ class TierSpec:
                 URL is another backend's, or the store policy cannot be found or loaded.
             BackendError: the backend cannot be found or loaded.
         """
-        place = _Place(where, path)
-        options = table_of(entry, where=where, path=path)
+        place = Place(where, path)
+        options = place.table(entry)
         for name in _ENTRY_OPTIONS:
             if not isinstance(options.get(name, ""), str):
-                raise place.error(name, f"is {masked(name, options[name])!r} but should be text")
+                given = masked(name, options[name])
+                raise ConfigError(f"{place.at(name)} is {given!r} but should be text")
         try:
             return cls._read(options, place)
         except ConfigError:
             # A piece of a password that was taken for an option may be what is wrong.
             if hides_more_than_password(options.get("url", "")):
-                raise place.error(
-                    "url",
-                    "cannot be used: it is not clear where its password ends; in names, passwords "
-                    "and options write '@' as %40, ':' as %3A, '/' as %2F, '?' as %3F, '#' as %23, "
-                    "'%' as %25",
+                raise ConfigError(
+                    f"{place.at('url')} cannot be used: it is not clear where its password ends; "
+                    "in names, passwords and options write '@' as %40, ':' as %3A, '/' as %2F, "
+                    "'?' as %3F, '#' as %23, '%' as %25"
                 ) from None
             raise
 
     @classmethod
-    def _read(cls, entry: Mapping[str, Any], place: _Place) -> Self:
+    def _read(cls, entry: Mapping[str, Any], place: Place) -> Self:
         url = _parse_url(entry["url"], place) if "url" in entry else None
-        backend = backend_name(_backend_given(entry, url, place))
-        tier_class = load_backend(backend)
+        named_by, name_given = _backend_given(entry, url, place)
+        backend = backend_name(name_given)
+        try:
+            tier_class = load_backend(backend)
+        except BackendError as error:
+            raise type(error)(f"{place.at(named_by)}: {error}") from error
         own = {key: of for key, of in entry.items() if key not in ("type", "backend", "url")}
         if url is not None:
             if backend_name(url.scheme) != backend:
-                raise place.error(
-                    "url",
-                    f"begins with '{url.scheme}:', which is not the backend {backend!r} that "
-                    f"{option_path(place.path, backend_option(entry))!r} names",
+                raise ConfigError(
+                    f"{place.at('url')} begins with '{url.scheme}:', which is not the backend "
+                    f"{backend!r} that {place.at(named_by).path!r} names"
                 )
             given = _url_options(url, tier_class.config_model, place)
             for key in sorted(given.keys() & own.keys()):
-                raise place.error(key, "is given in the URL and beside it")
+                raise ConfigError(f"{place.at(key)} is given in the URL and beside it")
             own |= given
         name = own.pop("name", backend)
         if not name:
-            raise place.error("name", "is empty; leave it out, or give the tier a name")
+            raise ConfigError(f"{place.at('name')} is empty; leave it out, or give the tier a name")
         common = RunnerOptions.take_from(own)
-        known = [*RunnerOptions.option_names(), *_ENTRY_OPTIONS]
-        at = {"where": place.where, "path": place.path}
-        config = validate_options(tier_class.config_model, own, also_known=known, **at)
-        runner = validate_options(RunnerOptions, common, **at)
+        config = validate_options(tier_class.config_model, own, place, _COMMON)
+        runner = validate_options(RunnerOptions, common, place)
         try:
             load_store_policy(runner.store_policy)
         except (BackendError, ConfigError) as error:
-            option = option_path(place.path, "store_policy")
-            raise ConfigError(f"{place.where}: option {option!r}: {error}") from error
+            raise ConfigError(f"{place.at('store_policy')}: {error}") from error
         return cls(name, backend, tier_class, config, runner)
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
@@ -139,55 +142,36 @@ class TierSpec:
         return {"type": self.backend, "name": self.name, **config, **runner}
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The place of an entry, for complaints about it."""
-
-    where: str
-    path: str
-
-    def error(self, option: str, message: str) -> ConfigError:
-        """A complaint about one of the entry's options."""
-        return ConfigError(f"{self.where}: option {option_path(self.path, option)!r} {message}")
-
-
-def backend_option(entry: Mapping[str, Any]) -> str:
-    """The option of a tier entry that names the backend."""
-    if entry.get("type", "kvtier") != "kvtier":
-        return "type"
-    return next((option for option in ("backend", "url") if option in entry), "type")
-
-
-def _parse_url(url: str, place: _Place) -> TierURL:
+def _parse_url(url: str, place: Place) -> TierURL:
     try:
         return TierURL.parse(url)
     except ConfigError as error:
-        raise place.error("url", f"cannot be used: {error}") from None
+        raise ConfigError(f"{place.at('url')} cannot be used: {error}") from None
 
 
-def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: _Place) -> str:
-    """A backend's name, or a scheme that stands for it."""
-    option = backend_option(entry)
-    if option == "url" and url is not None:
-        return url.scheme
-    name = str(entry.get(option, "kvtier"))
-    if name == "kvtier":
+def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) -> tuple[str, str]:
+    """The option that names the backend, and the name, or a scheme that stands for it."""
+    if entry.get("type", "kvtier") != "kvtier":
+        option, name = "type", entry["type"]
+    elif entry.get("backend", "kvtier") != "kvtier":
+        option, name = "backend", entry["backend"]
+    elif url is not None:
+        option, name = "url", url.scheme
+    else:
         # A misspelt 'type' is an unknown option, not a missing one.
-        known = [*_ENTRY_OPTIONS, *RunnerOptions.option_names()]
-        misspelt = {
-            key: None for key in entry.keys() - set(known) if closest(key, known) in _ENTRY_OPTIONS
-        }
-        validate_options(
-            RunnerOptions, misspelt, where=place.where, path=place.path, also_known=_ENTRY_OPTIONS
-        )
+        unknown = entry.keys() - set(_COMMON)
+        misspelt = {key: None for key in unknown if closest(key, _COMMON) in _ENTRY_OPTIONS}
+        validate_options(RunnerOptions, misspelt, place, _ENTRY_OPTIONS)
         missing = "backend" if "type" in entry or "backend" in entry else "type"
-        raise place.error(missing, "is missing; it names the backend")
+        raise ConfigError(f"{place.at(missing)} is missing; it names the backend")
     if entry.get("backend", name) != name:
-        raise place.error("backend", f"is {entry['backend']!r}, but 'type' is {name!r}")
-    return name
+        raise ConfigError(
+            f"{place.at('backend')} is {entry['backend']!r}, but {option!r} is {name!r}"
+        )
+    return option, name
 
 
-def _url_options(url: TierURL, model: type[TierConfig], place: _Place) -> dict[str, Any]:
+def _url_options(url: TierURL, model: type[TierConfig], place: Place) -> dict[str, Any]:
     """All options of a URL: the backend's, the runner's, and ``name``."""
     own = dict(url.options)
     common = RunnerOptions.take_from(own)
@@ -196,4 +180,4 @@ def _url_options(url: TierURL, model: type[TierConfig], place: _Place) -> dict[s
     try:
         return model.options_from_url(replace(url, options=own)) | common
     except ConfigError as error:
-        raise place.error("url", f"cannot be used: {error}") from None
+        raise ConfigError(f"{place.at('url')} cannot be used: {error}") from None

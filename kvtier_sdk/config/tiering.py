@@ -11,18 +11,13 @@ from typing import Any, Self
 from pydantic import Field, InstanceOf, field_validator, model_validator
 
 from kvtier_sdk.config.location_conflicts import location_conflicts
-from kvtier_sdk.config.tier_spec import TierSpec, backend_option
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.files import read_options
-from kvtier_sdk.options.model import (
-    StrictModel,
-    kind_of,
-    option_path,
-    table_of,
-    validate_options,
-)
+from kvtier_sdk.options.model import StrictModel, validate_options
+from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.secrets import masked
 from kvtier_sdk.options.units import Bytes, BytesOrShare, Count, Flag, Seconds, Share
 from kvtier_sdk.registry import load_policy
@@ -72,21 +67,22 @@ class TieringConfig(StrictModel):
             where: the source of the options; each complaint begins with it.
 
         Returns:
-            The validated configuration. Every backend and policy in it has been imported.
+            The validated configuration. Every backend and policy that it names was imported.
 
         Raises:
             ConfigError: one line a mistake, with the path of its option: an unknown name, a
                 missing option, a wrong value, two tiers of one name, a backend or a policy that
                 is not installed or cannot be imported.
         """
-        own = table_of(options, where=where)
-        name = cls._option("tiers")
-        entries = own.pop(name, [])
+        place = Place(where)
+        own = place.table(options)
+        tiers = cls._option("tiers")
+        entries = own.pop(tiers, [])
         mistakes: list[str] = []
         with _noting(mistakes):
-            config = validate_options(cls, own, where=where)
+            config = validate_options(cls, own, place)
         with _noting(mistakes):
-            specs = read_tiers(by_path(name, entries, where=where), where=where)
+            specs = read_tiers(place.at(tiers).entries(entries))
         _tell(mistakes)
         return config.model_copy(update={"tiers": tuple(specs.values())})
 
@@ -138,8 +134,8 @@ class TieringConfig(StrictModel):
             ours, theirs = self.namespace[name], namespace.facts[name]
             if ours != theirs:
                 raise ConfigError(
-                    f"option {option_path('namespace', name)!r} is {masked(name, ours)!r}, but "
-                    f"the engine says {masked(name, theirs)!r}; leave it out"
+                    f"option 'namespace.{name}' is {masked(name, ours)!r}, but the engine says "
+                    f"{masked(name, theirs)!r}; leave it out"
                 )
         return Namespace({**namespace.facts, **self.namespace})
 
@@ -175,65 +171,41 @@ class TieringConfig(StrictModel):
         return self
 
 
-def by_path(option: str, entries: object, *, where: str) -> dict[str, object]:
-    """Tell the entries of a list of tiers apart by their paths: ``tiers[0]``.
-
-    Raises:
-        ConfigError: it is not a list.
-    """
-    if not isinstance(entries, list | tuple):
-        raise ConfigError(f"{where}: option {option!r} should be a list, not {kind_of(entries)}")
-    return {option_path(option, index): entry for index, entry in enumerate(entries)}
-
-
-def read_tiers(entries: Mapping[str, object], *, where: str) -> dict[str, TierSpec]:
-    """Read tier entries, and check that the tiers can stand beside each other.
-
-    Args:
-        entries: path to entry, each a URL, a table or a spec.
-        where: the source of the entries; each complaint begins with it.
-
-    Returns:
-        Path to tier.
+def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
+    """Read tier entries by their places, each a URL, a table or a spec.
 
     Raises:
         ConfigError: one line a mistake: as for :meth:`TierSpec.from_options`, two tiers of one
-            name, or a conflict of their places.
+            name, or a conflict of their locations.
     """
     mistakes: list[str] = []
     owners = {PRIMARY: "the host pool"}
-    specs: dict[str, TierSpec] = {}
-    for path, entry in entries.items():
+    specs: dict[Place, TierSpec] = {}
+    for place, entry in entries.items():
         with _noting(mistakes):
-            spec = specs[path] = _read_tier(entry, where, path)
-            owner = owners.setdefault(spec.name, path)
-            if owner != path:
+            spec = specs[place] = _read_tier(entry, place)
+            owner = owners.setdefault(spec.name, place.path)
+            if owner != place.path:
                 raise ConfigError(
-                    f"{where}: option '{path}.name': two tiers are named {spec.name!r}, this one "
-                    f"and {owner}; name one of them, for example '{spec.name}-2'"
+                    f"{place.at('name')}: two tiers are named {spec.name!r}, this one and {owner}; "
+                    f"name one of them, for example '{spec.name}-2'"
                 )
-    for path, fault in location_conflicts(specs):
-        mistakes.append(f"{where}: option {path!r}: {specs[path].name!r} {fault}")
+    mistakes += location_conflicts(specs)
     _tell(mistakes)
     return specs
 
 
-def _read_tier(entry: object, where: str, path: str) -> TierSpec:
+def _read_tier(entry: object, place: Place) -> TierSpec:
     if isinstance(entry, TierSpec):
         return entry
-    url = {"url": entry} if isinstance(entry, str) else entry
-    options = table_of(url, where=where, path=path)
+    options = place.table({"url": entry} if isinstance(entry, str) else entry)
     if list(options.values()) == [None]:
         (scheme,) = options
         raise ConfigError(
-            f"{where}: option {path!r} is a table without a 'type'; if it is meant as a URL, in "
-            f"YAML write quotes: '{scheme}:'"
+            f"{place} is a table without a 'type'; if it is meant as a URL, in YAML write "
+            f"quotes: '{scheme}:'"
         )
-    try:
-        return TierSpec.from_options(options, where=where, path=path)
-    except BackendError as error:
-        option = option_path(path, backend_option(options))
-        raise ConfigError(f"{where}: option {option!r}: {error}") from error
+    return TierSpec.from_options(options, where=place.where, path=place.path)
 
 
 @contextmanager
@@ -241,7 +213,7 @@ def _noting(mistakes: list[str]) -> Iterator[None]:
     """Note a mistake and go on, so that all are told at once."""
     try:
         yield
-    except ConfigError as error:
+    except (BackendError, ConfigError) as error:
         mistakes.append(str(error))
 
 

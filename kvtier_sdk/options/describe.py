@@ -26,16 +26,11 @@ _PARSERS: Mapping[Callable[[object], Any], tuple[str, str | None]] = {
     units.parse_flag: ("flag", None),
 }
 _TYPES = {
-    "Mapping": "table",
-    "Path": "text",
-    "SecretStr": "text",
     "bool": "flag",
-    "dict": "table",
-    "float": "number",
-    "int": "number",
-    "list": "list",
-    "str": "text",
-    "tuple": "list",
+    **dict.fromkeys(("Path", "SecretStr", "str"), "text"),
+    **dict.fromkeys(("float", "int"), "number"),
+    **dict.fromkeys(("Mapping", "dict"), "table"),
+    **dict.fromkeys(("list", "tuple"), "list"),
 }
 _ATTRIBUTES = re.compile(r"^Attributes:\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -72,26 +67,17 @@ def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
     An option's meaning is the field's ``description``, else its line in the section ``Attributes``
     of the docstring.
     """
-    meanings = _meanings(model)
-    fields = zip(model.option_names(), model.model_fields.items(), strict=True)
-    return [
-        _describe(option, field, meanings.get(name, ""), secret=option in model.secret_names())
-        for option, (name, field) in fields
-    ]
-
-
-def _describe(option: str, field: FieldInfo, meaning: str, *, secret: bool) -> OptionInfo:
-    kind, unit, choices = _kind_of(field.annotation, field.metadata)
-    return OptionInfo(
-        name=option,
-        kind=kind,
-        unit=unit,
-        choices=choices,
-        required=field.is_required(),
-        default=None if field.is_required() else _default_of(field, secret),
-        secret=secret,
-        meaning=field.description or meaning,
-    )
+    meanings, secrets = _meanings(model), model.secret_names()
+    described = []
+    for name, (attribute, field) in zip(
+        model.option_names(), model.model_fields.items(), strict=True
+    ):
+        meaning = field.description or meanings.get(attribute, "")
+        required, secret = field.is_required(), name in secrets
+        default = None if required else _default_of(field, secret)
+        kind, unit, choices = _kind_of(field.annotation, field.metadata)
+        described.append(OptionInfo(name, kind, unit, choices, required, default, secret, meaning))
+    return described
 
 
 def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None, Sequence[str]]:

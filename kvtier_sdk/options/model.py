@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, get_args
@@ -18,6 +17,7 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.place import Place, nearest
 from kvtier_sdk.options.secrets import MASK, is_secret, masked, secrets_in, without_password
 
 
@@ -42,14 +42,11 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
-        for name, needed in self.needs:
-            if getattr(self, name) and not getattr(self, needed):
-                one, other = self._option(name), self._option(needed)
-                raise ValueError(f"option {one!r} is given without {other!r}")
-        for name, excluded in self.excludes:
-            if getattr(self, name) and getattr(self, excluded):
-                one, other = self._option(name), self._option(excluded)
-                raise ValueError(f"option {one!r} cannot be used beside {other!r}")
+        wrong = [(pair, False, "is given without") for pair in self.needs]
+        wrong += [(pair, True, "cannot be used beside") for pair in self.excludes]
+        for (name, other), given, fault in wrong:
+            if getattr(self, name) and bool(getattr(self, other)) is given:
+                raise ValueError(f"option {self._option(name)!r} {fault} {self._option(other)!r}")
         return self
 
     @classmethod
@@ -121,40 +118,18 @@ Model = TypeVar("Model", bound=StrictModel)
 
 #: Faults that pydantic words for Python programmers.
 _PLAIN = {"string_type": "text", "mapping_type": "a table", "dict_type": "a table"}
-_KINDS: tuple[tuple[type, str], ...] = (
-    (type(None), "nothing"),
-    (Mapping, "a table"),
-    (list, "a list"),
-    (str, "text"),
-    (bool, "true or false"),
-    (int, "a number"),
-    (float, "a number"),
-)
 
 
 def validate_options(
-    model: type[Model],
-    options: Mapping[str, Any],
-    *,
-    where: str,
-    path: str = "",
-    also_known: Iterable[str] = (),
+    model: type[Model], options: Mapping[str, Any], place: Place, also_known: Iterable[str] = ()
 ) -> Model:
-    """Build a model from options, or say what is wrong with them.
+    """Build a model from the options at a place, or say what is wrong with them.
 
-    Args:
-        model: the class to build.
-        options: option name to value.
-        where: the source of the options; each complaint begins with it.
-        path: the options' place in that source, ``tiers[1]``; empty at its root.
-        also_known: further names to suggest in place of an unknown one.
-
-    Returns:
-        The validated model.
+    ``also_known`` are further names to suggest in place of an unknown one.
 
     Raises:
-        ConfigError: one line a fault: an unknown name with the closest known one, a missing
-            option, a value of the wrong kind. It holds no secret.
+        ConfigError: one line a fault, which begins with the place: an unknown name with the
+            closest known one, a missing option, a wrong value. It holds no secret.
     """
     try:
         return model.model_validate(dict(options))
@@ -167,24 +142,28 @@ def validate_options(
             for secret in secrets_in("secret" if name in secret_names else name, value)
         ]
         complaints = [
-            f"{where}: {_complaint(dict(fault), path, known, secret_names, hidden)}"
-            for fault in error.errors()
+            _complaint(dict(fault), place, known, secret_names, hidden) for fault in error.errors()
         ]
         raise ConfigError("\n".join(complaints)) from None
 
 
 def _complaint(
-    fault: Mapping[str, Any], path: str, known: list[str], secret_names: set[str], hidden: list[str]
+    fault: Mapping[str, Any],
+    place: Place,
+    known: list[str],
+    secret_names: set[str],
+    hidden: list[str],
 ) -> str:
     loc = fault["loc"]
-    option = f"option {option_path(path, *loc)!r}"
+    option = place.at(*loc)
     if fault["type"] == "extra_forbidden":
-        return f"unknown {option}; {nearest(str(loc[-1]), known, 'allowed')}"
+        suggestion = nearest(str(loc[-1]), known, "allowed")
+        return f"{place.where}: unknown option {option.path!r}; {suggestion}"
     if fault["type"] == "missing":
         return f"{option} is missing"
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if loc and (loc[0] in secret_names or any(is_secret(str(part)) for part in loc)):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     value = masked(str(loc[-1]), fault["input"]) if loc else None
     if fault["type"] != "value_error":
         return f"{option} is {value!r} but should be {_PLAIN.get(fault['type'], message)}"
@@ -197,66 +176,6 @@ def _complaint(
     if loc:
         return f"{option}: {message}"
     # A rule about several options names them itself, without their path.
-    return message.replace("option '", f"option '{path}.") if path else message
-
-
-def table_of(value: object, *, where: str, path: str = "") -> dict[str, Any]:
-    """Copy a table of options.
-
-    Args:
-        value: as it was read.
-        where: the source of the options; each complaint begins with it.
-        path: the table's place in that source; empty at its root.
-
-    Returns:
-        Option name to value.
-
-    Raises:
-        ConfigError: it is not a table, or a name in it is not text.
-    """
-    if not isinstance(value, Mapping):
-        at = f"option {path!r} " if path else ""
-        raise ConfigError(f"{where}: {at}should be a table of options, not {kind_of(value)}")
-    for name in value:
-        if not isinstance(name, str):
-            raise ConfigError(f"{where}: option {option_path(path, str(name))!r} is no text name")
-    return dict(value)
-
-
-def option_path(*parts: str | int) -> str:
-    """Join names and indices to a path, ``tiers[1].capacity``. Empty names are left out."""
-    path = ""
-    for part in parts:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part:
-            path += f".{part}" if path else part
-    return path
-
-
-def kind_of(value: object) -> str:
-    """The kind of a value in a file, for people: ``a list``."""
-    kinds = (name for kind, name in _KINDS if isinstance(value, kind))
-    return next(kinds, f"a {type(value).__name__}")
-
-
-def nearest(word: str, known: Iterable[str], label: str) -> str:
-    """Finish a complaint about an unknown word.
-
-    Args:
-        word: the unknown word.
-        known: the known words.
-        label: their name: "allowed", "installed".
-
-    Returns:
-        ``did you mean 'capacity'? allowed: capacity, root``
-    """
-    names = sorted(known)
-    listing = f"{label}: {', '.join(names) or 'none'}"
-    close = closest(word, names)
-    return f"did you mean {close!r}? {listing}" if close else listing
-
-
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like an unknown one, or ``None`` where none is like it."""
-    return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)
+    if place.path:
+        message = message.replace("option '", f"option '{place.path}.")
+    return f"{place.where}: {message}"

@@ -1,4 +1,4 @@
-"""The options that stand in vLLM's ``kv_connector_extra_config``. Ours are strict."""
+"""Our options in vLLM's ``kv_connector_extra_config``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, InstanceOf, model_validator
 
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.config.tiering import by_path, read_tiers
+from kvtier_sdk.config.tiering import read_tiers
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
-from kvtier_sdk.options.model import StrictModel, option_path, validate_options
+from kvtier_sdk.options.model import StrictModel, validate_options
+from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.units import BytesOrShare, Flag, Seconds
 from kvtier_sdk.tiering import TieringConfig
 
@@ -20,8 +21,9 @@ CLASS_TYPE = "KVTierSecondaryTier"
 
 # Options of a tier's entry that vLLM's own manager keeps for itself.
 _ENGINE_TIER_OPTIONS = ("type", "module_path", "backpressure")
-_WHERE = "kv_connector_extra_config"
 _TIERS = "secondary_tiers"
+#: The options' place in vLLM's configuration.
+EXTRA_CONFIG = Place("kv_connector_extra_config")
 
 
 class GuestOptions(StrictModel):
@@ -52,28 +54,23 @@ class SecondaryTierEntry:
 
     @classmethod
     def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
-        """Find the entry of a tier that vLLM makes. All entries are read with the first tier.
+        """Find the entry of a tier that vLLM's ``spec`` makes, of which it passes the ``options``.
 
-        Args:
-            spec: vLLM's, which makes the tiers one after the other; it keeps what was read.
-            options: the tier's entry, without vLLM's own options.
-
-        Raises:
-            ConfigError: as for :meth:`read_all`.
+        vLLM makes one tier after the other. With the first one all entries are read, and kept with
+        the spec. Raises as :meth:`read_all`.
         """
         entries = spec.extra_config.get(_TIERS, [])
         if not hasattr(spec, "kvtier_entries"):
             spec.kvtier_entries = cls.read_all(entries)
-        paths = (path for path, own in _ours(entries).items() if options.items() <= own.items())
-        entry: Self = spec.kvtier_entries[next(paths)]
+        places = (place for place, own in _ours(entries).items() if options.items() <= own.items())
+        entry: Self = spec.kvtier_entries[next(places)]
         return entry
 
     @classmethod
-    def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[str, Self]:
-        """Read the entries that are ours; the others are vLLM's to check.
+    def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[Place, Self]:
+        """Read the entries that are ours by their places, ``secondary_tiers[0]``.
 
-        Returns:
-            Path, ``secondary_tiers[0]``, to validated entry.
+        The others are vLLM's to check.
 
         Raises:
             ConfigError: an option is wrong, a backend cannot be found or loaded, or two entries
@@ -81,20 +78,17 @@ class SecondaryTierEntry:
         """
         ours = _ours(entries)
         options = {
-            path: validate_options(
-                GuestOptions, GuestOptions.take_from(entry), where=_WHERE, path=path
-            )
-            for path, entry in ours.items()
+            place: validate_options(GuestOptions, GuestOptions.take_from(entry), place)
+            for place, entry in ours.items()
         }
-        tiers = {path: {"type": TIER_TYPE, **entry} for path, entry in ours.items()}
-        specs = read_tiers(tiers, where=_WHERE)
-        return {path: cls(spec, options[path]) for path, spec in specs.items()}
+        specs = read_tiers({place: {"type": TIER_TYPE, **own} for place, own in ours.items()})
+        return {place: cls(spec, options[place]) for place, spec in specs.items()}
 
 
-def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Our entries by their paths, without the options that vLLM keeps for itself."""
+def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Any]]:
+    """Our entries by their places, without the options that vLLM keeps for itself."""
     return {
-        option_path(_TIERS, index): {
+        EXTRA_CONFIG.at(_TIERS, index): {
             name: value for name, value in entry.items() if name not in _ENGINE_TIER_OPTIONS
         }
         for index, entry in enumerate(entries)
@@ -106,8 +100,8 @@ class EngineOptions(StrictModel):
     """Options of our own manager under vLLM, beside those of a :class:`TieringConfig`.
 
     Attributes:
-        copies: who copies between the device and the host pool: ``kvtier``, ``vllm``, or
-            ``auto``: vLLM where it can, which is not on a CPU.
+        copies: what copies between the device and the host pool: ``kvtier``, ``vllm``, or
+            ``auto``, which is vLLM except on a CPU, where it cannot.
         model_revision: what tells this model from others of its name.
     """
 
@@ -138,18 +132,13 @@ class SpecOptions(EngineOptions, TieringConfig):
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any], *, tiers: bool = True) -> Self:
-        """Read ``kv_connector_extra_config``.
+        """Read ``kv_connector_extra_config``. Raises as :meth:`TieringConfig.from_dict`.
 
-        Args:
-            extra_config: as configured.
-            tiers: false leaves the tiers out, and their backends not imported.
-
-        Raises:
-            ConfigError: as for :meth:`TieringConfig.from_dict`.
+        Without ``tiers``, these are not read, and their backends not imported.
         """
         left_out = () if tiers else (_TIERS,)
         options = {name: value for name, value in extra_config.items() if name not in left_out}
-        return cls.from_dict(options, where=_WHERE)
+        return cls.from_dict(options, where=EXTRA_CONFIG.where)
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
@@ -169,5 +158,5 @@ class SpecOptions(EngineOptions, TieringConfig):
 
 def read_spec_tiers(extra_config: Mapping[str, Any]) -> tuple[TierSpec, ...]:
     """Read the tiers that :meth:`SpecOptions.read` has left out."""
-    entries = by_path(_TIERS, extra_config.get(_TIERS, []), where=_WHERE)
-    return tuple(read_tiers(entries, where=_WHERE).values())
+    entries = EXTRA_CONFIG.at(_TIERS).entries(extra_config.get(_TIERS, []))
+    return tuple(read_tiers(entries).values())

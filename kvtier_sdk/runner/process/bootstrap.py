@@ -19,6 +19,7 @@ from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendLoadError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import validate_options
+from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.pool import PoolLayout
 from kvtier_sdk.runner.process.codec import PROTOCOL_VERSION
@@ -51,14 +52,9 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int, verify: bool
 ) -> dict[str, Any]:
-    """Write down what the process needs, secrets included.
+    """Write down what the process needs of a tier without a fault, secrets included.
 
-    Args:
-        spec: a tier without a fault (:func:`fault_of`).
-        namespace: of its chunks.
-        layout: of the pool.
-        pool_fd: the pool's descriptor in the process.
-        verify: whether digests are checked.
+    ``pool_fd`` is the pool's descriptor in the process.
     """
     return {
         "version": PROTOCOL_VERSION,
@@ -78,28 +74,25 @@ def write_bootstrap(
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
     """Read in the process what :func:`write_bootstrap` wrote in the engine.
 
-    Returns:
-        The tier, its namespace, and the layout of the pool.
-
     Raises:
         ConfigError: it is another release's, or does not say the same here.
         BackendLoadError: the backend cannot be imported here.
     """
     name = bootstrap["name"]
-    where = f"tier {name!r}"
+    place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:
         raise ConfigError(
-            f"{where}: its process found another release of kvtier-sdk than the engine"
+            f"{place} its process found another release of kvtier-sdk than the engine"
         )
     namespace = Namespace(bootstrap["facts"])
     if namespace.fingerprint != bootstrap["fingerprint"]:
-        raise ConfigError(f"{where}: the namespace's facts are no plain JSON values")
+        raise ConfigError(f"{place} the namespace's facts are no plain JSON values")
     tier_class = _load_class(name, bootstrap["tier_class"])
-    config = validate_options(tier_class.config_model, bootstrap["config"], where=where)
-    runner = validate_options(RunnerOptions, bootstrap["runner"], where=where)
+    config = validate_options(tier_class.config_model, bootstrap["config"], place)
+    runner = validate_options(RunnerOptions, bootstrap["runner"], place)
     spec = TierSpec(name, bootstrap["backend"], tier_class, config, runner)
     if any(bootstrap[part] != options for part, options in _options_of(spec).items()):
-        raise ConfigError(f"{where}: {_OTHER_OPTIONS}, or use runner 'thread'")
+        raise ConfigError(f"{place} {_OTHER_OPTIONS}, or use runner 'thread'")
     return spec, namespace, PoolLayout(**bootstrap["layout"])
 
 

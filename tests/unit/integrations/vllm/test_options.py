@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import ConfigError
-from kvtier_sdk.integrations.vllm.options import SecondaryTierEntry, SpecOptions
+from kvtier_sdk.integrations.vllm.options import EXTRA_CONFIG, SecondaryTierEntry, SpecOptions
 from kvtier_sdk.integrations.vllm.transfer_config import read_transfer_config
 from kvtier_sdk.tiering import TieringConfig
 
@@ -76,11 +76,11 @@ def test_a_wrong_entry_is_a_sentence_with_its_path(
 def test_all_entries_of_ours_are_read_by_where_they_stand() -> None:
     entries = [{"type": "fs"}, ENTRY, {**ENTRY, "name": "second", "backpressure": {}}]
     read = SecondaryTierEntry.read_all(entries)
-    assert {path: entry.tier.name for path, entry in read.items()} == {
+    assert {place.path: entry.tier.name for place, entry in read.items()} == {
         "secondary_tiers[1]": "memory",
         "secondary_tiers[2]": "second",
     }
-    assert guest(entries, 2) == read["secondary_tiers[2]"]
+    assert guest(entries, 2) == read[EXTRA_CONFIG.at("secondary_tiers", 2)]
     assert SecondaryTierEntry.read_all([{"type": "fs"}]) == {}
 
 
