@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BeforeValidator, SecretStr
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from kvtier_sdk.options import units
 from kvtier_sdk.options.model import StrictModel
@@ -101,12 +102,9 @@ def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None,
 
 def _default_of(field: FieldInfo, secret: bool) -> Any:
     default = field.get_default(call_default_factory=True)
-    if default is not None and (secret or isinstance(default, SecretStr)):
+    if secret and default is not None:
         return MASK
-    if isinstance(default, tuple | set | frozenset):
-        return list(default)
-    plain = default is None or isinstance(default, bool | int | float | str | list | dict)
-    return default if plain else str(default)
+    return to_jsonable_python(default, fallback=str)
 
 
 def _meanings(model: type[StrictModel]) -> dict[str, str]:

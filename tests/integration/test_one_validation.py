@@ -25,10 +25,11 @@ from kvtier_sdk import (
     open_pool,
 )
 from kvtier_sdk.integrations.vllm.options import (
+    EXTRA_CONFIG,
     SecondaryTierEntry,
     SpecOptions,
-    read_spec_tiers,
 )
+from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.runner.factory import make_runner
 
 #: A tier whose options write down who validates them.
@@ -129,11 +130,10 @@ def test_under_vllms_manager(tier: dict[str, Any], tmp_path: Path) -> None:
 def test_under_our_manager_in_vllm(tier: dict[str, Any]) -> None:
     """A worker's process has no tiers, and does not read them."""
     extra = {"cpu_bytes_to_use": "64KiB", "secondary_tiers": [tier]}
-    of_worker, of_scheduler = (SpecOptions.read(extra, tiers=False) for _ in range(2))
-    assert of_worker.tiers == ()
+    _, of_scheduler = (validate_options(SpecOptions, extra, EXTRA_CONFIG) for _ in range(2))
     assert not Path(tier["diary"]).exists()
-    tiers = read_spec_tiers(extra)
-    open_tiers(of_scheduler.config.model_copy(update={"tiers": tiers}))
+    update = {"tiers": of_scheduler.read_tiers()}
+    open_tiers(of_scheduler.config.model_copy(update=update))
     assert once_on_each_side(tier)
 
 

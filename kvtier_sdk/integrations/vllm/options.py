@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, InstanceOf, model_validator
+from pydantic import Field, model_validator
 
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import read_tiers
@@ -118,7 +118,8 @@ class SpecOptions(EngineOptions, TieringConfig):
 
     pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
     policy: str = Field("lru", alias="eviction_policy")
-    tiers: tuple[InstanceOf[TierSpec], ...] = Field((), alias="secondary_tiers")
+    #: As they are written, but after :meth:`from_dict`: a worker has none, and does not read them.
+    tiers: Any = Field((), alias="secondary_tiers")
 
     # vLLM's connector reads these, whatever the spec.
     spec_name: Any = None
@@ -129,16 +130,6 @@ class SpecOptions(EngineOptions, TieringConfig):
     self_describing_kv_events: Any = None
     canonical_layout: Any = None
     sync_load_budget_bytes: Any = None
-
-    @classmethod
-    def read(cls, extra_config: Mapping[str, Any], *, tiers: bool = True) -> Self:
-        """Read ``kv_connector_extra_config``. Raises as :meth:`TieringConfig.from_dict`.
-
-        Without ``tiers``, these are not read, and their backends not imported.
-        """
-        left_out = () if tiers else (_TIERS,)
-        options = {name: value for name, value in extra_config.items() if name not in left_out}
-        return cls.from_dict(options, where=EXTRA_CONFIG.where)
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
@@ -155,8 +146,6 @@ class SpecOptions(EngineOptions, TieringConfig):
         fields = {name: getattr(self, name) for name in TieringConfig.model_fields}
         return TieringConfig.model_construct(self.model_fields_set & fields.keys(), **fields)
 
-
-def read_spec_tiers(extra_config: Mapping[str, Any]) -> tuple[TierSpec, ...]:
-    """Read the tiers that :meth:`SpecOptions.read` has left out."""
-    entries = EXTRA_CONFIG.at(_TIERS).entries(extra_config.get(_TIERS, []))
-    return tuple(read_tiers(entries).values())
+    def read_tiers(self) -> Sequence[TierSpec]:
+        """Read the tiers. Raises as :meth:`TieringConfig.from_dict`."""
+        return tuple(read_tiers(EXTRA_CONFIG.at(_TIERS).entries(self.tiers)).values())

@@ -18,9 +18,10 @@ from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS, Identi
 from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import metric_definitions
-from kvtier_sdk.integrations.vllm.options import SpecOptions, read_spec_tiers
+from kvtier_sdk.integrations.vllm.options import EXTRA_CONFIG, SpecOptions
 from kvtier_sdk.integrations.vllm.region import JoinedRegion, refuse_absent
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.pool.limits import total_memory_bytes
@@ -56,8 +57,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         compat.warn_if_untried()
-        # This may be a worker, which has no tiers.
-        self._options = SpecOptions.read(config.extra_config, tiers=False)
+        self._options = validate_options(SpecOptions, config.extra_config, EXTRA_CONFIG)
         self.replicated_layout = config.replicated_layout
         self._theirs = self._uses_their_copies()
         if config.canonical_layout and not self._theirs:
@@ -71,7 +71,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None:
-            tiers = read_spec_tiers(self.config.extra_config)
+            tiers = self._options.read_tiers()
             pool = self._scheduler_pool()
             try:
                 self._manager = self._make_manager(pool, tiers)

@@ -86,7 +86,7 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
         if spec in (_HOST_SPEC, _CPU_SPEC):
             _check_module(extra.get("spec_module_path"), EXTRA_CONFIG.at("spec_module_path"), spec)
         if spec == _HOST_SPEC:
-            return SpecOptions.read(extra).config
+            return SpecOptions.from_dict(extra, where=EXTRA_CONFIG.where).config
         if spec in _GUEST_SPECS:
             return _read_guests(extra)
     except ConfigError as error:

@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -128,7 +129,7 @@ def read_error(told: Mapping[str, Any]) -> BaseException:
     """
     for path in told["classes"]:
         found = _known_class(path)
-        if found is None or not issubclass(found, Exception):
+        if found is None:
             continue
         for args in (told["args"], [told["text"]]):
             # A foreign class may raise anything when it is made or written out.
@@ -160,21 +161,21 @@ def _path_of(of: type) -> str:
 def _load_class(name: str, path: str) -> type[SecondaryTierManager]:
     module, _, qualname = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in qualname.split("."):
-            found = getattr(found, part)
+        tier_class: type[SecondaryTierManager] = attrgetter(qualname)(
+            importlib.import_module(module)
+        )
     except Exception as error:  # a foreign module may raise anything at import
         raise BackendLoadError(
             f"tier {name!r}: {path} cannot be imported in a process of its own: "
             f"{type(error).__name__}: {error}; use runner 'thread'"
         ) from error
-    assert isinstance(found, type)
-    return found
+    return tier_class
 
 
-def _known_class(path: str) -> type[BaseException] | None:
+def _known_class(path: str) -> type[Exception] | None:
     module, _, qualname = path.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    try:
+        found = attrgetter(qualname)(sys.modules[module])
+    except (KeyError, AttributeError):
+        return None
+    return found if isinstance(found, type) and issubclass(found, Exception) else None

@@ -24,7 +24,8 @@ def guest(entries: list[dict[str, Any]], index: int = 0) -> SecondaryTierEntry:
 
 
 def host(**options: Any) -> SpecOptions:
-    return SpecOptions.read({"spec_name": "KVTierOffloadingSpec", **options})
+    given = {"spec_name": "KVTierOffloadingSpec", **options}
+    return SpecOptions.from_dict(given, where=EXTRA_CONFIG.where)
 
 
 def under_vllms_manager(cpu_bytes_to_use: object) -> TieringConfig:
