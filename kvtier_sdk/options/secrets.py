@@ -42,7 +42,7 @@ def without_password(text: str) -> str:
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of a URL, whatever characters they have."""
+    """Mask the password and the secret options of a URL, with any characters in them."""
     url = _IN_URL.sub(rf"\1{MASK}@", url)
     return _QUERY_OPTION_IN_URL.sub(_without_secret, url)
 

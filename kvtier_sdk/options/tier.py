@@ -55,7 +55,7 @@ class TierConfig(StrictModel):
 
 
 class RunnerOptions(StrictModel):
-    """Options of every tier, whatever its backend: how the core runs it.
+    """Options of every tier, with any backend: how the core runs it.
 
     Attributes:
         runner: ``thread`` runs the tier in a thread of the engine's process, ``process`` in a
@@ -76,8 +76,8 @@ class RunnerOptions(StrictModel):
             store, and a miss if it is a load.
         breaker_failures: calls in a row that fail before the tier is no longer asked; reads
             (lookups and loads) and writes count apart.
-        breaker_window: the tier is no longer asked either when half of this many last calls
-            failed.
+        breaker_window: number of last calls of which half fail before the tier is no longer asked
+            either.
         probe_interval_s: pause before a tier that is no longer asked is probed; it doubles with
             each probe that fails.
         max_probe_interval_s: the longest such pause.

@@ -31,8 +31,8 @@ class GuestOptions(StrictModel):
 
     Attributes:
         verify: false switches digests off; for measurements and tests only.
-        model_revision: what tells this model from others of its name.
-        shutdown_timeout_s: for draining the tier, and again for closing it.
+        model_revision: tells this model from others of its name.
+        shutdown_timeout_s: time to drain the tier, and again to close it.
     """
 
     verify: Flag = True
@@ -102,7 +102,7 @@ class EngineOptions(StrictModel):
     Attributes:
         copies: what copies between the device and the host pool: ``kvtier``, ``vllm``, or
             ``auto``, which is vLLM except on a CPU, where it cannot.
-        model_revision: what tells this model from others of its name.
+        model_revision: tells this model from others of its name.
     """
 
     copies: Literal["auto", "kvtier", "vllm"] = "auto"
@@ -121,7 +121,7 @@ class SpecOptions(EngineOptions, TieringConfig):
     #: As they are written, but after :meth:`from_dict`: a worker has none, and does not read them.
     tiers: Any = Field((), alias="secondary_tiers")
 
-    # vLLM's connector reads these, whatever the spec.
+    # vLLM's connector reads these under any spec.
     spec_name: Any = None
     spec_module_path: Any = None
     block_size: Any = None

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
-    """What vLLM makes once in its scheduler and once in each worker.
+    """The entry point of our manager: vLLM makes one in its scheduler and one in each worker.
 
     Args:
         config: vLLM's description of the engine.
@@ -145,7 +145,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             tiers,
             identity,
             on_shutdown=pool.close,
-            # One more than the pipeline's depth with asynchronous scheduling.
+            # With asynchronous scheduling, one more than the pipeline is deep.
             steps_in_flight=self.config.parallel.pp_size + 1,
         )
 
@@ -179,7 +179,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _region(self, worker: int | None) -> JoinedRegion:
-        """vLLM's own shared memory, as its own copies want it."""
+        """vLLM's own shared memory, in the layout of its own copies."""
         return JoinedRegion(
             self.config.engine_id,
             self._layout.workers,
