@@ -1,4 +1,4 @@
-"""``kvtier backends``: what is installed, and what it can be told."""
+"""``kvtier backends``: the installed backends and their options."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from kvtier_sdk.types import Capability
 def backends_command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Show these; all that are installed by default."),
+        typer.Argument(metavar="[NAME]...", help="Show only these backends."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
     ] = False,
 ) -> None:
-    """List the installed backends: whose they are, what they can do, and their options.
+    """List the installed backends: package, abilities and options of each.
 
     A backend that cannot be loaded is listed with the reason, and the exit status is 1.
     """
@@ -68,7 +68,7 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
 
 
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """One backend as plain data; the part that needs its class is left out where it is none."""
+    """One backend as plain data; of one that cannot be loaded, its metadata and the reason."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)

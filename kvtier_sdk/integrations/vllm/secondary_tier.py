@@ -101,9 +101,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         compat.warn_if_untried()
-        entry = SecondaryTierEntry.read(
-            options, offloading_spec.extra_config.get("secondary_tiers", [])
-        )
+        entry = SecondaryTierEntry.of_tier(offloading_spec, options)
         self._spec = entry.tier
         self._options = entry.options
         self._log = logging.getLogger(f"kvtier.tier.{self._spec.name}")

@@ -746,7 +746,12 @@ def test_what_cannot_run_in_a_process_is_told_with_what_to_do() -> None:
         for pool, tier_class, config, message in (
             (own, MemoryTier, None, "the host pool is of one process: make it with open_pool"),
             (shared, LocalClassTier, None, "a process of its own cannot import"),
-            (shared, ScriptedTier, BytesConfig(key=b"k"), "a process of its own gets the options"),
+            (
+                shared,
+                ScriptedTier,
+                BytesConfig(key=b"\xff"),
+                "a process of its own gets the options",
+            ),
         ):
             with pytest.raises(ConfigError) as told:
                 make(pool, tier_class, config, "process")
