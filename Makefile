@@ -1,4 +1,4 @@
-# Everything happens in .venv; a fresh machine needs Python 3.11+ and make.
+# A fresh machine needs Python 3.11+ and make. What follows happens in .venv, unless it says otherwise.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -88,7 +88,7 @@ format: setup
 $(DEMO_VENV)/.setup: pyproject.toml backends/file/pyproject.toml
 	@echo "Making an environment in $(DEMO_VENV)"
 	@$(PYTHON) -m venv $(DEMO_VENV)
-	@echo "Installing kvtier-sdk, kvtier-file and what they need into it: about 30 MB, no torch"
+	@echo "Installing kvtier-sdk, kvtier-file and what they need into it: about 25 MB, no torch"
 	@$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 		-e '.[cli]' -e backends/file
 	@touch $@
