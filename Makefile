@@ -1,10 +1,13 @@
-# Everything happens in .venv; a fresh machine needs Python 3.11+ and make.
+# A fresh machine needs Python 3.11+ and make. What follows happens in .venv, unless it says otherwise.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TRACE ?=
 # The CPU build, where the index has no other; of another one say which: make setup TORCH=...
 TORCH ?= torch==2.13.0
+
+# The demonstration has an environment of its own, with no more than it runs: no torch, no tests.
+DEMO_VENV := .venv-demo
 
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
@@ -25,7 +28,7 @@ REQUESTS ?= 4000
 	bench-interference bench-worker gpu-bundle soak clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
-	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
+	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
 	@echo "make test [WORKERS=N]         run every test, N files at once"
 	@echo "make search                   property tests with ten times as many examples, new ones each time"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
@@ -83,8 +86,16 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: setup
-	$(BIN)/python examples/demo.py $(TRACE)
+$(DEMO_VENV)/.setup: pyproject.toml backends/file/pyproject.toml
+	@echo "Making an environment in $(DEMO_VENV)"
+	@$(PYTHON) -m venv $(DEMO_VENV)
+	@echo "Installing kvtier-sdk, kvtier-file and what they need into it: about 25 MB, no torch"
+	@$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		-e '.[cli]' -e backends/file
+	@touch $@
+
+demo: $(DEMO_VENV)/.setup
+	@$(DEMO_VENV)/bin/python examples/demo.py $(TRACE)
 
 bench: setup
 	$(BIN)/python benchmarks/scheduler.py $(TRACE)
@@ -117,4 +128,4 @@ soak: setup
 	PYTHONPATH=tests $(BIN)/python -m support.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

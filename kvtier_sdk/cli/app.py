@@ -142,6 +142,12 @@ def replay_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout instead of the table.")
     ] = False,
+    report_file: Annotated[
+        typer.FileTextWrite | None,
+        typer.Option(
+            "--report", metavar="FILE", lazy=False, help="Write the JSON object into this file too."
+        ),
+    ] = None,
 ) -> None:
     """Play a workload through the tiers, without an engine but with real bytes.
 
@@ -164,7 +170,9 @@ def replay_command(
     if as_json:
         print_json(report)
     else:
-        print_table(report, chunk_bytes=options.chunk_bytes or 0, overlapped=concurrency > 1)
+        print_table(report, overlapped=concurrency > 1)
+    if report_file is not None:
+        print_json(report, report_file)
     if report.wrong_bytes:
         raise typer.Exit(1)
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from support.unlimited import unlimited_hit_rate
 
-from kvtier_sdk.replay import chat_workload, read_trace
+from kvtier_sdk import TieringConfig, TieringManager
+from kvtier_sdk.replay import chat_workload, driver, read_trace
 
 CHUNK_BYTES = 8192
 HEADER_BYTES = 4096
@@ -84,6 +85,26 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
     report = replay("--requests", "40", "--seed", "3", "--slots", slots, "--tier", "memory:")
     assert report["hit_rate"] == unlimited_hit_rate(chat_workload(40, 3))
     assert (report["wrong_bytes"], report["dropped"]) == (0, 0)
+
+
+def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step for each report would be work that no engine does."""
+    steps = 0
+    end_step = TieringManager.on_schedule_end
+
+    def count(manager: TieringManager) -> None:
+        nonlocal steps
+        steps += 1
+        end_step(manager)
+
+    monkeypatch.setattr(TieringManager, "on_schedule_end", count)
+    monkeypatch.setattr(driver, "_STEP_S", 60.0)
+    options = {"slots": 1000, "chunk_bytes": "8KiB", "tiers": [f"file://{tmp_path}"]}
+    for _ in range(2):
+        steps = 0
+        driver.replay(chat_workload(40, 0), TieringConfig.from_dict(options))
+        # An answer, a load and a store are each waited for once; one more step ends the run.
+        assert steps <= 3 * 40 + 1
 
 
 def test_overlapping_requests_lose_chunks_but_never_a_byte(tmp_path: Path) -> None:
