@@ -1,8 +1,9 @@
-"""CPU tensors: a few threads copy outside the interpreter lock."""
+"""CPU tensors: a few threads that copy with ``memmove``, outside the interpreter lock."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import heapq
 import itertools
 import os
@@ -15,29 +16,34 @@ from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
-from kvtier_sdk.worker.run_copier import RunCopier, run_copier
 
-#: With more cores, memory bandwidth is the limit.
+#: More threads do not help: memory bandwidth is the limit.
 MAX_THREADS = 4
 #: A smaller part is not worth waking a second thread.
 MIN_PART_BYTES = 512 * 1024
-#: The most bytes that a load waits for behind a store: a few milliseconds.
+#: A load that arrives behind a store waits for one part, a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
 #: Destinations, sources, lengths in bytes.
 _Part: TypeAlias = tuple[Int64s, Int64s, Int64s]
+#: Copies a part's runs; raises if not all of them were copied.
+RunCopier: TypeAlias = Callable[[Int64s, Int64s, Int64s], None]
+
+
+def copy_runs(destinations: Int64s, sources: Int64s, lengths_bytes: Int64s) -> None:
+    """Copy each run with ``memmove``, which ctypes calls outside the interpreter lock."""
+    runs = zip(destinations.tolist(), sources.tolist(), lengths_bytes.tolist(), strict=True)
+    for destination, source, length_bytes in runs:
+        ctypes.memmove(destination, source, length_bytes)
 
 
 class CPUDevice(Device):
-    """A thread pool. Loads go before stores, also before the rest of a store that has begun.
+    """A thread pool. Loads overtake stores, including the rest of one that has begun.
 
     Args:
-        clock: measures the copies.
-        threads: their number; default: one for each core of the process, at most 4.
-        copy: moves the bytes; default: the fastest one available.
-
-    Raises:
-        ConfigError: no way to copy outside the interpreter lock works here.
+        clock: measures durations.
+        threads: number of threads; default: one for each core of the process, at most 4.
+        copy: moves the bytes; tests and benchmarks replace it.
     """
 
     def __init__(
@@ -45,10 +51,10 @@ class CPUDevice(Device):
         clock: Clock | None = None,
         *,
         threads: int | None = None,
-        copy: RunCopier | None = None,
+        copy: RunCopier = copy_runs,
     ) -> None:
         self._clock = clock or SystemClock()
-        self._copy = copy or run_copier()
+        self._copy = copy
         self._cpus = _cpus_of_the_process()
         self._queue: list[tuple[int, int, _ThreadedCopy]] = []
         self._turns = itertools.count()
@@ -62,10 +68,10 @@ class CPUDevice(Device):
             thread.start()
 
     def register(self, host: HostLayout) -> None:
-        """Do nothing: any memory is fit."""
+        """Do nothing: any memory will do."""
 
     def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
-        # One part for each thread, but none so long that it delays a load.
+        # One part for each thread, and none so long that it keeps a load waiting.
         size_bytes = plan.size_bytes
         threads = max(1, min(len(self._threads), size_bytes // MIN_PART_BYTES))
         rounds = -(-size_bytes // (threads * MAX_PART_BYTES))
@@ -85,7 +91,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # An engine pins each of its threads to a core, and a new thread inherits its maker's core.
+        # An engine pins each of its threads to a core, and a new thread inherits that.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while True:
@@ -99,7 +105,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Copy parts that have not begun on the waiting thread: no other has to be woken first."""
+        """Copy the parts that have not begun on the waiting thread: it needs no waking."""
         while True:
             with self._changed:
                 if not copy.waiting:
@@ -131,7 +137,10 @@ class CPUDevice(Device):
 
 
 class _ThreadedCopy(Copy):
-    """The parts of a copy. The pool's lock protects it, except for the methods of :class:`Copy`."""
+    """A copy in parts.
+
+    ``waiting``, ``take``, ``give_up`` and ``ended`` are called under the pool's lock.
+    """
 
     def __init__(
         self,
@@ -154,7 +163,7 @@ class _ThreadedCopy(Copy):
         return bool(self._parts)
 
     def take(self, now_s: float) -> _Part:
-        """Begin the next part and return it."""
+        """Take the next part."""
         if self._began_s is None:
             self._began_s = now_s
         self._running += 1
@@ -163,7 +172,7 @@ class _ThreadedCopy(Copy):
         return (*ends, part.lengths_bytes)
 
     def give_up(self) -> None:
-        """Begin no more parts; the copy is done when the running ones have ended."""
+        """Begin no further part; the copy is done once the running ones have ended."""
         self._parts.clear()
 
     def ended(self, now_s: float, error: BaseException | None) -> None:
@@ -189,7 +198,7 @@ class _ThreadedCopy(Copy):
 
 
 def _cpus_of_the_process() -> set[int]:
-    """Return the cores that any thread of the process may use."""
+    """Return the cores that any thread of the process may run on."""
     cpus: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         try:

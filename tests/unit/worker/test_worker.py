@@ -19,10 +19,9 @@ from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cpu as cpu_module
-from kvtier_sdk.worker.cpu import CPUDevice
+from kvtier_sdk.worker.cpu import CPUDevice, copy_runs
 from kvtier_sdk.worker.device import Copy, Device
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout
-from kvtier_sdk.worker.run_copier import RunCopier, compiled_copier, kernel_copier, run_copier
 
 PATIENCE_S = 30.0
 GRACE_S = 0.02
@@ -49,7 +48,7 @@ class Gate:
         assert self._open.acquire(timeout=PATIENCE_S)
         if size_bytes in self.failing:
             raise OSError(f"no more than {size_bytes} bytes")
-        run_copier()(into, out_of, lengths)
+        copy_runs(into, out_of, lengths)
 
     def until_begun(self, calls: int = 1) -> None:
         for _ in range(calls):
@@ -257,51 +256,6 @@ def test_large_blocks_are_copied_in_parts_by_all_threads() -> None:
         worker.wait([1])
     for block, slot in ((6, 0), (1, 5), (2, 6), (3, 2)):
         assert page(kv, block) == host[slot].tobytes()
-
-
-@pytest.mark.parametrize("make", [compiled_copier, kernel_copier])
-def test_each_copier_copies_more_runs_than_one_call_takes(make: Callable[[], RunCopier]) -> None:
-    source, target = filled(2500, 32), torch.zeros(2500, 32, dtype=torch.uint8)
-    into = np.random.default_rng(0).permutation(2500)
-    make()(
-        target.data_ptr() + into * 32,
-        source.data_ptr() + np.arange(2500) * 32,
-        np.full(2500, 32, np.int64),
-    )
-    assert torch.equal(target[torch.from_numpy(into)], source)
-
-
-def test_the_kernel_says_when_it_cannot_copy() -> None:
-    there = np.zeros(8, np.uint8)
-    with pytest.raises(OSError, match="process_vm_readv"):
-        kernel_copier()(np.array([there.ctypes.data]), np.array([8]), np.array([8]))
-    addresses = np.array([there.ctypes.data] * 2)
-    with pytest.raises(OSError, match="stopped after 8 bytes"):
-        kernel_copier()(addresses, np.array([there.ctypes.data, 8]), np.array([8, 8]))
-
-
-def test_a_machine_without_numba_copies_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    with pytest.raises(ImportError):
-        compiled_copier()
-    copier = run_copier.__wrapped__()
-    source, target = np.arange(9), np.zeros(9, np.int64)
-    copier(np.array([target.ctypes.data]), np.array([source.ctypes.data]), np.array([72]))
-    assert (source == target).all()
-
-
-def test_a_machine_whose_numba_does_not_work_copies_with_the_kernel(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def njit(*_: object, **__: object) -> object:
-        raise ValueError("unknown attr 'nocapture'")
-
-    monkeypatch.setattr("numba.njit", njit)
-    copier = run_copier.__wrapped__()
-    source, target = np.arange(9), np.zeros(9, np.int64)
-    copier(np.array([target.ctypes.data]), np.array([source.ctypes.data]), np.array([72]))
-    assert (source == target).all()
-    assert "numba failed to compile, so copies are slower: unknown attr" in caplog.text
 
 
 # --- when ----------------------------------------------------------------------------------
