@@ -51,7 +51,13 @@ class _Report(msgspec.Struct, array_like=True):
 
 _REPORT_TYPES = (JobResult, IoEnded, ChunksRemoved, BreakerMoved)
 
-_encode = msgspec.msgpack.Encoder().encode
+
+def _plain(value: Any) -> Any:
+    """Turn what callers pass in place of lists and numbers into those: ranges, numpy's own."""
+    return value.tolist() if hasattr(value, "tolist") else list(value)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _job_decoder = msgspec.msgpack.Decoder(_JobFields)
 _reports_decoder = msgspec.msgpack.Decoder(list[_Report])
 #: What malformed bytes raise.

@@ -157,11 +157,12 @@ class Supervisor:
             opened_s = self._clock.now_s()
             reason = f"the tier's process died: {await self.child.ended}"
             child, self.child = self.child, None
+            if not self._closing:
+                self._log.error("%s", reason)
             self._on_death(child, reason)
+            child.let_go()
             if self._closing:
                 return
-            child.let_go()
-            self._log.error("%s", reason)
             await self._restart(pauses, self._clock.now_s() - opened_s)
 
     async def _restart(self, pauses: RestartPauses, lived_s: float) -> None:
