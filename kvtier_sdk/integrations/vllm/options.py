@@ -62,7 +62,7 @@ class SecondaryTierEntry:
         entries = spec.extra_config.get(_TIERS, [])
         if not hasattr(spec, "kvtier_entries"):
             spec.kvtier_entries = cls.read_all(entries)
-        places = (place for place, own in _ours(entries).items() if options.items() <= own.items())
+        places = (place for place, own in _ours(entries).items() if own == options)
         entry: Self = spec.kvtier_entries[next(places)]
         return entry
 

@@ -85,6 +85,11 @@ def test_all_entries_of_ours_are_read_by_where_they_stand() -> None:
     assert SecondaryTierEntry.read_all([{"type": "fs"}]) == {}
 
 
+def test_an_entry_is_not_taken_for_one_that_says_more() -> None:
+    entries = [{**ENTRY, "name": "first"}, ENTRY]
+    assert [guest(entries, index).tier.name for index in (0, 1)] == ["first", "memory"]
+
+
 def test_vllms_names_and_ours_make_one_configuration() -> None:
     options = host(
         cpu_bytes_to_use="4GiB",
