@@ -51,10 +51,11 @@ def summary(second: dict[str, Any], chunk_tokens: int) -> str:
     """
     found, wanted = second["hit_blocks"], second["blocks"]
     share = f"all {wanted:,}" if found == wanted else f"{found:,} of {wanted:,}"
+    _, files = second["tiers"]
     return (
         f"Shown: the second process found {share} chunks of its prompts, {found * chunk_tokens:,} "
-        f"tokens' worth, which the first had stored; {second['compared_bytes']:,} bytes were "
-        "compared, all equal."
+        f"tokens' worth: {files['hit_blocks']:,} in the files that the first had left, the others "
+        f"in host memory by then; {second['compared_bytes']:,} bytes were compared, all equal."
     )
 
 

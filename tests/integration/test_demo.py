@@ -86,8 +86,9 @@ def test_the_last_sentence_says_what_the_second_report_says(tmp_path: Path) -> N
     assert (tmp_path / "report.json").read_text() == second
     report = json.loads(second)
     assert report["blocks"] == report["hit_blocks"] == 12
+    assert [tier["hit_blocks"] for tier in report["tiers"]] == [5, 7]
     assert report["compared_bytes"] == 12 * 4096 == 12 * report["block_bytes"]
-    assert re.findall(r"[\d,]*\d", sentence) == ["12", f"{12 * 512:,}", "49,152"]
+    assert re.findall(r"[\d,]*\d", sentence) == ["12", f"{12 * 512:,}", "7", "49,152"]
     assert "all 12 chunks" in sentence
 
 
@@ -100,5 +101,7 @@ def test_what_was_not_found_again_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.syspath_prepend(ROOT / "examples")
     from demo import summary
 
-    said = summary({"blocks": 12, "hit_blocks": 7, "compared_bytes": 7 * 4096}, 16)
-    assert "found 7 of 12 chunks of its prompts, 112 tokens' worth" in said
+    tiers = [{"hit_blocks": 2}, {"hit_blocks": 5}]
+    report = {"blocks": 12, "hit_blocks": 7, "compared_bytes": 7 * 4096, "tiers": tiers}
+    said = summary(report, 16)
+    assert "found 7 of 12 chunks of its prompts, 112 tokens' worth: 5 in the files" in said
