@@ -42,9 +42,11 @@ class BrokenTier(ShelfTier):
 
     Attributes:
         fails: the check that rejects it, and the only one.
+        settings: what :class:`kvtier_sdk.testing.TierSubject` has to be told of it.
     """
 
     fails: ClassVar[str]
+    settings: ClassVar[dict[str, Any]] = {}
 
 
 class WrongOrder(BrokenTier):
@@ -355,7 +357,7 @@ class OutlivesCancellation(BrokenTier):
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
         try:
-            await self.context.clock.sleep(_MOMENT_S)
+            await self.context.clock.sleep(_LATER_S)
         except asyncio.CancelledError:
             await asyncio.Event().wait()
 
@@ -413,10 +415,11 @@ class BlocksTheLoop(BrokenTier):
     """Reads its index from the disk before it answers a long question, on the loop."""
 
     fails = "check_the_loop_is_never_blocked"
+    settings: ClassVar[dict[str, Any]] = {"blocking_s": 0.2}
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         if len(keys) > 16:
-            time.sleep(1.5)  # the fault
+            time.sleep(0.5)  # the fault
         return await super().lookup(keys, request)
 
 
