@@ -1,0 +1,95 @@
+"""A process that hangs is told from one that is busy, is killed, and is started again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from support.runners import Rig
+from support.tier_process import HeldBackClock, LookClock, is_there, pid_of
+
+from kvtier_sdk.runner.jobs import IoEnded, Job, Operation, ProcessRestarted
+
+
+def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
+    """One whose deadline the process has still before it, and a clock that is ahead has not."""
+    job = rig.job(operation, *chunks)
+    job.deadline_s = time.monotonic() + 600
+    return job
+
+
+def test_a_process_that_is_stuck_is_killed_and_started_anew(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = LookClock()
+    rig = make_rig(on_load="block", clock=clock)
+    rig.runner.start()
+    child = pid_of(rig.runner)
+    rig.runner.submit([late_job(rig, Operation.LOAD, 0), late_job(rig, Operation.STORE, 1)])
+    rig.wait_past("blocking")
+    for _ in range(30):
+        clock.look()
+    assert is_there(child), "no job is late"
+    clock.ahead_s = 1000.0
+    for _ in range(9):
+        clock.look()
+    assert is_there(child)
+    assert rig.take() == [], "its slots are in nobody else's hands"
+    clock.look()
+    assert rig.wait_for(2, others=2) == ["unavailable"] * 2
+    assert not is_there(child)
+    assert all(result.released for result in rig.results)
+    assert rig.results[0].error == (
+        "held load: the tier's process died: it was stuck, and was killed"
+    )
+    assert "it was stuck, and was killed" in caplog.text
+    assert clock.paused.wait(30)
+    clock.go_on()
+    rig.wait_for(2, others=5)
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
+def test_a_process_that_reports_is_not_stuck(make_rig: Callable[..., Rig]) -> None:
+    clock = LookClock()
+    rig = make_rig(on_load="hang", clock=clock)
+    rig.runner.start()
+    child = pid_of(rig.runner)
+    rig.runner.submit([late_job(rig, Operation.LOAD, 0)])
+    clock.ahead_s = 1000.0
+    for _ in range(30):
+        clock.look()
+        rig.do(Operation.LOOKUP, 0)
+    assert is_there(child)
+    assert pid_of(rig.runner) == child
+
+
+def test_a_process_with_calls_that_never_end_is_killed_and_started_anew(
+    make_rig: Callable[..., Rig], clock: HeldBackClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"concurrency": 2, "breaker_failures": 2, "probe_interval": "10ms"}
+    rig = make_rig(on_open="lose_patience", on_load="cling", runner=options)
+    rig.runner.start()
+    child = pid_of(rig.runner)
+    jobs = [rig.job(Operation.LOAD, chunk) for chunk in range(2)]
+    for job in jobs:
+        job.deadline_s = rig.clock.now_s() + 0.05
+    rig.runner.submit(jobs)
+    assert rig.wait_for(2) == ["timeout"] * 2
+    assert not any(result.released for result in rig.results)
+    assert clock.paused.wait(30)
+    assert not is_there(child)
+    rig.take()
+    ended = {report.job_id for report in rig.others if isinstance(report, IoEnded)}
+    assert ended == {job.job_id for job in jobs}, "their slots are free"
+    told = [record.getMessage() for record in caplog.records]
+    assert told[-2:] == [
+        "held: reads stay refused: calls that hang leave no room for another, and nothing but the "
+        "end of the process ends them",
+        "held: the tier's process died: calls hung, and it was killed",
+    ]
+    clock.go_on()
+    while not any(isinstance(report, ProcessRestarted) for report in rig.others):
+        rig.wait_for(2, others=len(rig.others) + 1)
+    rig.take()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
