@@ -7,6 +7,7 @@ review, and names the one check that its fault belongs to. Read them for what no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -557,6 +558,31 @@ class SwallowsOutages(BrokenTier):
             return await super().contains_chunk(key)
         except TierUnavailableError:
             return False
+
+
+class ForgetsToDelete(BrokenTier):
+    """Takes a chunk for deleted where the delete did not get through."""
+
+    fails = "check_an_outage_is_no_miss"
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        with contextlib.suppress(TierUnavailableError):
+            await super().delete(keys)
+
+
+class TakesACutForTheEnd(BrokenTier):
+    """Reads until nothing more comes, which is also how a connection looks that was cut."""
+
+    fails = "check_an_outage_in_mid_transfer_damages_nothing"
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        was_connected = self.shelf.connected
+        try:
+            await super().load_chunk(transfer)
+        except TierUnavailableError:
+            if not was_connected:
+                raise
+            transfer.payload[: len(transfer.payload) // 2] = bytes(len(transfer.payload) // 2)
 
 
 class StaysAway(BrokenTier):
