@@ -114,16 +114,8 @@ for name in {modules}:
         sys.exit(f"{{name}} comes from {{found}}, not from its wheel")
 """
     _run([python, "-c", check], cwd=copy, env=variables)
-    command = [python, "-m", "pytest", *_SHORT]
-    status = 0
-    # What failed beside other tests has to pass alone.
-    for how in (options, ["--last-failed", "--last-failed-no-failures", "none"]):
-        status = subprocess.run(
-            [*command, *how, *places], cwd=copy, env=variables, check=False
-        ).returncode
-        if status == 0:
-            break
-    return status
+    command = [python, "-m", "pytest", *_SHORT, *options, *places]
+    return subprocess.run(command, cwd=copy, env=variables, check=False).returncode
 
 
 def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:

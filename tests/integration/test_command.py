@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -12,19 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command import kvtier
 
 COMMAND = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()"]
-
-
-def kvtier(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, **environment},
-    )
 
 
 def test_what_nobody_expected_is_a_line_without_secrets(faulty_site: Path) -> None:

@@ -16,6 +16,7 @@ from urllib.request import url2pathname
 
 import pytest
 from support.author import ROOT, run, stranger
+from support.command import kvtier
 
 from kvtier_sdk import CONTRACT_VERSION, __version__
 
@@ -23,8 +24,7 @@ LONGEST = "abcdefghijklmno-pqrstuvwxyz012"
 
 
 def new_backend(*words: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvtier_sdk.cli", "new-backend", *words]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    return kvtier("new-backend", *words, cwd=directory)
 
 
 def written(name: str, directory: Path) -> Path:

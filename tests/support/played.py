@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from support.command import kvtier
 
 SLOTS = 40
 
@@ -38,14 +38,8 @@ def write_trace(path: Path) -> tuple[Path, float]:
 
 def replay(trace: Path, *arguments: str) -> dict[str, Any]:
     """Play it with so few slots that most hits come from a tier; the report."""
-    command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", "replay", "--json"]
-    done = subprocess.run(
-        [*command, "--chunk-bytes", "8KiB", "--slots", str(SLOTS), "--trace", trace, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = ["--json", "--chunk-bytes", "8KiB", "--slots", str(SLOTS), "--trace", str(trace)]
+    done = kvtier("replay", *words, *arguments)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
