@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -125,8 +126,12 @@ async def test_temporaries_of_the_dead_are_swept_and_no_others(bench):
 
 async def test_killed_in_mid_work(bench):
     conftest = os.path.join(os.path.dirname(__file__), "conftest.py")
+    tests = Path(__file__).parents[3] / "tests"
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(bench.root), conftest], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(bench.root), conftest],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tests)},
     )
     assert writer.stdout is not None
     with writer, writer.stdout as lines:
