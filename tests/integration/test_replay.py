@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.command import kvtier
+from support.played import report_of as replay
+from support.played import write_trace
 from support.unlimited import unlimited_hit_rate
 
 from kvtier_sdk.replay import chat_workload, read_trace
@@ -22,34 +23,13 @@ CHUNK_BYTES = 8192
 HEADER_BYTES = 4096
 
 
-def replay(*arguments: str, status: int = 0, **environment: str) -> dict[str, Any]:
-    done = kvtier("replay", "--json", "--chunk-bytes", "8KiB", *arguments, **environment)
-    assert done.returncode == status, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
 def files(root: Path) -> list[Path]:
     return sorted(root.rglob("*.kv"))
 
 
-def write_trace(path: Path, prompts: int = 60) -> Path:
-    """Prompts that share prefixes of a tree, as Mooncake's format has them."""
-    rng = random.Random(7)
-    known = [[0]]
-    lines = []
-    for number in range(prompts):
-        prompt = rng.choice(known)[: rng.randint(1, 20)]
-        prompt = prompt + [1000 * (number + 1) + n for n in range(rng.randint(1, 12))]
-        known.append(prompt)
-        lines.append(json.dumps({"timestamp": number, "hash_ids": prompt}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return write_trace(tmp_path / "trace.jsonl")
+    return write_trace(tmp_path / "trace.jsonl")[0]
 
 
 def test_a_trace_hits_what_an_unlimited_cache_hits_and_a_second_process_everything(
