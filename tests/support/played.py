@@ -7,10 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from kvtier_sdk.replay import read_trace
 from support.command import kvtier
 from support.unlimited import unlimited_hit_rate
-
-from kvtier_sdk.replay import read_trace
 
 SLOTS = 40
 
