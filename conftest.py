@@ -1,7 +1,7 @@
-"""What holds for the tests of every package: Hypothesis, and a checkout that stays as it was.
+"""Rules for the tests of every package: Hypothesis's examples, and a checkout that stays clean.
 
-That a machine is busy is no failure. The examples are the same each time, so that what fails was
-changed; ``make search`` looks for new ones.
+A busy machine is no reason to fail. Examples are the same in each run, so that a new failure comes
+from a change; ``make search`` looks for new ones.
 """
 
 from __future__ import annotations

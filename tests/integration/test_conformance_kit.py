@@ -25,8 +25,8 @@ from kvtier_sdk.testing import (
 )
 from kvtier_sdk.testing.conformance.suite import run_check
 
-#: Checks that start threads or processes, which live on the machine's time. All others run on
-#: virtual time: a call that never ends is given up at once, however busy the machine is.
+#: Checks that start threads or processes need real time. All others run on virtual time, where a
+#: call that never ends is given up at once, however busy the machine is.
 REAL_TIME = {
     "check_it_runs_in_a_process",
     "check_it_runs_in_a_thread",
@@ -34,7 +34,7 @@ REAL_TIME = {
     "check_no_thread_is_left",
     "check_the_loop_is_never_blocked",
 }
-#: Starts an interpreter, and then does what ``check_it_runs_in_a_thread`` does.
+#: It starts an interpreter, and then does the same as ``check_it_runs_in_a_thread``.
 IN_A_PROCESS = CHECKS["check_it_runs_in_a_process"]
 #: Most of the time is spent on the content of chunks.
 CHUNK_BYTES = 512
@@ -58,7 +58,7 @@ def outcome_of(check: Check, tier: type[BrokenTier | OddTier]) -> Any:
 def outcomes_of(
     tier: type[BrokenTier | OddTier], checks: Iterable[Check]
 ) -> dict[str, ConformanceError | CheckSkipped]:
-    """What is not a success, by the name of its check."""
+    """Failures and skips, by the name of their check."""
     outcomes = {check.name: outcome_of(check, tier) for check in checks}
     return {name: error for name, error in outcomes.items() if error is not None}
 
@@ -99,7 +99,7 @@ INCIDENTS = {
     "a chunk's file is truncated and consumed, or retried for ever": broken.TakesShortForWhole,
     "the first keys of a failed batch are returned as loaded": broken.AbsentIsSuccess,
     "the second key of a batch fails, and so does the first": broken.OneFailureFailsAll,
-    "a store raises what nobody expects, and the worker dies": broken.RaisesForeignError,
+    "a store raises an unexpected error, and the worker dies": broken.RaisesForeignError,
     "a call that is cancelled never ends, and its memory stays taken": broken.OutlivesCancellation,
     "a late load writes into a slot that was given to another chunk": broken.WritesLate,
     "one stalled tier stalls all that share its loop": broken.BlocksTheLoop,

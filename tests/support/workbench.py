@@ -95,7 +95,7 @@ class Workbench:
         return Transfer(key, self.request, memoryview(header), memoryview(payload))
 
     def content(self, key: bytes, seed: int = 0) -> bytes:
-        """What is stored under a key; another seed, other bytes."""
+        """The object stored under a key; each seed makes other bytes."""
         pattern = key + bytes([seed]) + bytes(range(251)) + b"\r\n"
         return (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
 

@@ -47,7 +47,7 @@ class Workbench(support.workbench.Workbench):
         return self.make_tier(TierSpec.from_options(entry))
 
     def file(self, key: bytes) -> Path:
-        """Where the key's chunk lies; it must have been stored."""
+        """The file of a chunk that was stored."""
         (found,) = self.directory.glob(f"*/{key.hex()}.kv")
         return found
 

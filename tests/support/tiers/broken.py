@@ -425,13 +425,13 @@ class BlocksTheLoop(BrokenTier):
 
 
 class LeavesATask(BrokenTier):
-    """Starts a heartbeat that nobody stops."""
+    """Starts a heartbeat and never stops it."""
 
     fails = "check_no_task_is_left"
 
     async def open(self) -> None:
         await super().open()
-        self._heart = self.context.clock.spawn(self._beat(), name="heartbeat nobody stops")
+        self._heart = self.context.clock.spawn(self._beat(), name="endless heartbeat")
 
     async def _beat(self) -> None:
         while True:
@@ -664,7 +664,7 @@ class NeedsItsParent(BrokenTier):
 
     async def open(self) -> None:
         if not Shelf.exists(self.config.shelf):
-            raise ConfigError("nobody has registered the store")
+            raise ConfigError("the store is not registered")
         await super().open()
 
 

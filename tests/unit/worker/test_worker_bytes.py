@@ -85,7 +85,7 @@ def test_blocks_come_back_into_other_blocks(groups: list[KVGroup], data: st.Data
             len(ids) * group.chunk_bytes // group.blocks_per_chunk
             for group, ids in zip(groups, stored, strict=True)
         )
-        # Neither the rows' neighbours nor slots of nobody were written.
+        # Neither the bytes beside a row nor unused slots were written.
         assert (region[:, :8] == 0xA5).all()
         assert (region[:, 8 + part_bytes :] == 0xA5).all()
         assert (region[free] == 0xA5).all()

@@ -57,7 +57,7 @@ def test_wait_copies_what_no_thread_has_begun(gate: Gate, gated) -> None:
     worker.submit_store(2, [2, 3], [1, 2])
     waiter = threading.Thread(target=worker.wait, args=([2],))
     waiter.start()
-    # The only thread is held in job 1: whoever begins job 2 is another.
+    # The only copy thread is held in job 1: another thread begins job 2.
     gate.until_begun()
     assert gate.began == [64, 128]
     assert worker.get_finished() == []
@@ -161,7 +161,7 @@ def test_a_failed_copy_is_reported_only_when_its_other_parts_have_ended(
     worker = gated(one_tensor(16, 256), threads=2)
     worker.submit_store(1, range(6), range(6))
     gate.until_begun(2)
-    # One of the two that run fails; nobody else has passed the gate.
+    # One of the two that run fails; no other has passed the gate.
     gate.failing.add(256)
     gate.open(1)
     worker.submit_load(2, range(2), range(2))

@@ -1,4 +1,4 @@
-"""What a worker refuses, before it copies anything."""
+"""A worker refuses a bad geometry or job before it copies anything."""
 
 from __future__ import annotations
 
