@@ -12,15 +12,13 @@ DEMO_VENV := .venv-demo
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
-# Tests run side by side, file by file, one more than there are cores: many of them only wait.
+# Tests run side by side, one more than there are cores: many of them only wait. A worker that has
+# none left takes some of another's.
 WORKERS ?= $(shell expr $$(nproc) + 1)
-SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations 12
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 12
 
 SEEDS ?= 1000
 SEED ?=
-# What failed beside other tests has to pass alone. Both runs are printed: a test that needs the
-# second one is unsteady, and worth a look.
-ALONE := --last-failed --last-failed-no-failures none
 
 REQUESTS ?= 4000
 
@@ -29,7 +27,7 @@ REQUESTS ?= 4000
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
-	@echo "make test [WORKERS=N]         run every test, N files at once"
+	@echo "make test [WORKERS=N]         run every test, N at once"
 	@echo "make search                   property tests with ten times as many examples, new ones each time"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
@@ -63,7 +61,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 	@touch $@
 
 test: setup redis-server
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) || $(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 search: setup redis-server
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
@@ -116,7 +114,7 @@ setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
 test-vllm: setup-vllm redis-server
-	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm || $(VLLM_VENV)/bin/python -m pytest tests/engines/vllm $(ALONE)
+	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
 
 test-vllm-next: setup-vllm
 	$(PYTHON) scripts/vllm_next.py $(VLLM_VENV)

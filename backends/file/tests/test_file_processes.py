@@ -16,6 +16,8 @@ from kvtier_file.shared_header import HeaderFile
 from kvtier_sdk import TierCapacityError, Usage
 
 HERE = Path(__file__).parent
+#: For processes that use what the tests use.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "tests")}
 KEYS = [index.to_bytes(20, "big") for index in range(40)]
 WORK = {"keys": 40, "batches": 300, "capacity_chunks": 16, "chunk_bytes": 7 * 4096}
 
@@ -27,6 +29,7 @@ def worker(root, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=ENVIRONMENT,
     )
     try:
         yield process
@@ -188,7 +191,7 @@ async def test_a_forked_child_holds_neither_the_lock_nor_the_lease(bench):
     """Drop ``register_at_fork``: the next process waits for a lock that the child holds."""
     script = [sys.executable, "-c", FORKING, bench.root, HERE]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(script, **pipes) as process:
+    with subprocess.Popen(script, env=ENVIRONMENT, **pipes) as process:
         assert next(process.stdout) == "forked\n"
         assert process.wait() == -signal.SIGKILL
         with open(bench.root / ".shared" / "header") as header:
@@ -200,6 +203,8 @@ async def test_a_forked_child_holds_neither_the_lock_nor_the_lease(bench):
 def test_a_kill_at_any_call_leaves_the_count_right(tmp_path):
     """Drop ``mark_dirty`` in ``ChunkStore._make_room``: chunks stay counted that are gone."""
     script = [sys.executable, HERE / "crash_everywhere.py", tmp_path / "kv"]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        script, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 50

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -126,8 +127,12 @@ async def test_only_temporaries_of_dead_processes_are_swept(bench):
 
 async def test_a_writer_killed_at_work(bench):
     conftest = os.path.join(os.path.dirname(__file__), "conftest.py")
+    tests = Path(__file__).parents[3] / "tests"
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(bench.root), conftest], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(bench.root), conftest],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tests)},
     )
     assert writer.stdout is not None
     with writer, writer.stdout as lines:

@@ -46,7 +46,7 @@ async def test_a_stored_chunk_is_loaded_unchanged(bench, direct_io, chunk_bytes)
     assert await bench.put(tier, *KEYS[:10]) == [None] * 10
     assert await bench.has(tier, *KEYS) == [True] * 10 + [False] * 10
     assert await bench.loads(tier, *reversed(KEYS[:10]))
-    assert bench.file(KEYS[0]).read_bytes() == b"".join(bench.content(KEYS[0]))
+    assert bench.file(KEYS[0]).read_bytes() == bench.content(KEYS[0])
     assert bench.temporaries() == []
 
 
@@ -233,7 +233,7 @@ async def test_short_writes_and_reads_are_continued(bench, monkeypatch, direct_i
     monkeypatch.setattr(os, "pwritev", short(os.pwritev))
     monkeypatch.setattr(os, "preadv", short(os.preadv))
     assert await bench.put(tier, KEYS[0]) == [None]
-    assert bench.file(KEYS[0]).read_bytes() == b"".join(bench.content(KEYS[0]))
+    assert bench.file(KEYS[0]).read_bytes() == bench.content(KEYS[0])
     assert await bench.loads(tier, KEYS[0])
 
 
