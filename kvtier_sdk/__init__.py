@@ -6,7 +6,8 @@ Everything public is here; the modules behind it are not part of the interface.
 from kvtier_sdk.blocking import run_blocking
 from kvtier_sdk.clock import Clock, SystemClock
 from kvtier_sdk.config import RunnerOptions, TierConfig, TierURL
-from kvtier_sdk.connections import Connection, ConnectionPool
+from kvtier_sdk.connection import Connection
+from kvtier_sdk.connection_pool import ConnectionPool
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
     ChunkTierManager,

@@ -94,7 +94,7 @@ _OTHER_NAME = (62, 64)
 _THEIRS = (theirs.RedisError, theirs.RedisClusterException, OSError)
 
 
-def answer_error(answer: str) -> TierError:
+def reply_error(answer: str) -> TierError:
     """What an error answer of the server means.
 
     Args:
@@ -136,12 +136,12 @@ def client_error(error: Exception) -> TierError:
         if isinstance(reason, _THEIRS):
             return client_error(reason)
     if isinstance(error, theirs.AskError):  # MOVED too
-        return answer_error("MOVED")
+        return reply_error("MOVED")
     for kinds, ours in _CLASSES:
         if isinstance(error, kinds):
             return ours(str(error) or type(error).__name__)
     if isinstance(error, theirs.ResponseError):
-        return answer_error(str(error))
+        return reply_error(str(error))
     return TierError(str(error) or type(error).__name__)
 
 
@@ -177,3 +177,12 @@ def translated() -> Iterator[None]:
         raise
     except _THEIRS as error:
         raise client_error(error) from error
+
+
+def detached(error: TierError) -> TierError:
+    """An error that is kept as a verdict, without the frames it was raised in.
+
+    Those hold the buffers of the request.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from kvtier_redis.config import RedisTierConfig
-from kvtier_redis.dialling import Address
+from kvtier_redis.connector import Address
 from kvtier_redis.faults import SettingError, client_error, translated
 from kvtier_sdk import Clock, TierAuthError, TierError, TierUnavailableError
 

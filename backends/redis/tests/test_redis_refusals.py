@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtier_redis.faults import SettingError, answer_error
+from kvtier_redis.faults import SettingError, reply_error
 from kvtier_sdk import (
     ConfigError,
     CorruptChunkError,
@@ -174,7 +174,7 @@ async def test_a_node_of_a_cluster_without_the_option(bench, make_server):
     ],
 )
 def test_every_answer_has_its_error(answer, kind, retryable):
-    error = answer_error(answer)
+    error = reply_error(answer)
     assert type(error) is kind
     assert error.retryable is retryable
     assert answer in str(error) or "option 'cluster'" in str(error)

@@ -11,7 +11,7 @@ from typing import Any
 
 from botocore import exceptions as theirs
 
-from kvtier_s3.answers import Answer
+from kvtier_s3.http import Response
 from kvtier_sdk import (
     ConfigError,
     TierAuthError,
@@ -178,22 +178,22 @@ _OF_CREDENTIALS = (
 _OF_ANSWERS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def refusal_of(answer: Answer) -> Refusal:
+def refusal_of(response: Response) -> Refusal:
     """Read what an answer says that is none of a success.
 
     Args:
-        answer: the answer.
+        response: the response.
 
     Returns:
         What it says.
     """
-    text = answer.body.decode(errors="replace")
+    text = response.body.decode(errors="replace")
     return Refusal(
-        answer.status,
-        _code(_element(text, "Code"), answer.status),
+        response.status,
+        _code(_element(text, "Code"), response.status),
         _element(text, "Message"),
-        _element(text, "Region") or answer.headers.get("x-amz-bucket-region", ""),
-        answer.headers.get("date", ""),
+        _element(text, "Region") or response.headers.get("x-amz-bucket-region", ""),
+        response.headers.get("date", ""),
     )
 
 
