@@ -183,7 +183,7 @@ class Connection:
         self._is_cut_short = bool(rest)
         if not rest:
             # The loop reports the reply. A reset would have failed the send.
-            self._is_drained = True
+            self._is_drained = not self._stream.has_pending()
         return rest
 
     async def receive(self, buffers: Sequence[memoryview]) -> None:
@@ -305,8 +305,7 @@ class Connection:
         self._rooms = rooms
         self._takes_some = some
         try:
-            is_reported = self._is_drained and not self._stream.has_pending()
-            if not is_reported and self._read():
+            if not self._is_drained and self._read():
                 if self._error is not None:
                     raise self._lost()
                 return self._rooms
@@ -366,6 +365,7 @@ class Connection:
         # No call asked for it. Keep a first piece, and leave the rest until it is asked for.
         if not self._unread:
             count_bytes = self._read_into([self._text])
+            self._is_drained = False
             self._unread = bytes(self._text[:count_bytes])
             if count_bytes:
                 # A send under way may have been refused: it is up to the reply.
@@ -391,10 +391,10 @@ class Connection:
             if not count_bytes:
                 return self._error is not None
             self._rooms = _rest_of(self._rooms, count_bytes)
+            self._is_drained = bool(self._rooms) and self._stream.is_drained()
             if self._takes_some:
                 break
-            if self._rooms and self._stream.is_drained():
-                self._is_drained = True
+            if self._is_drained:
                 return False
         return True
 
@@ -410,7 +410,6 @@ class Connection:
             return 0
         if count_bytes:
             self._has_moved = True
-            self._is_drained = False
         else:
             self.close("closed by the server")
         return count_bytes
@@ -451,7 +450,7 @@ class _Stream:
 
     def is_drained(self) -> bool:
         """Whether the loop will report what comes next, after a read that left room."""
-        # uvloop reports a reset once, together with the bytes before it.
+        # uvloop reports a reset once, together with the bytes before it, and reading takes those.
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def read(self, rooms: Sequence[Any]) -> int:

@@ -142,10 +142,9 @@ async def run_some(connection: Connection, queue: deque[Exchange], most: int) ->
     """
     while queue and most:
         batch = [queue.popleft()]
-        while queue and len(batch) < min(most, _MOST_AT_ONCE):
-            if batch[0].target or queue[0].target:
-                break
-            batch.append(queue.popleft())
+        if not batch[0].target:
+            while queue and not queue[0].target and len(batch) < min(most, _MOST_AT_ONCE):
+                batch.append(queue.popleft())
         most -= len(batch)
         try:
             await _run(connection, batch)
@@ -160,8 +159,9 @@ async def run_some(connection: Connection, queue: deque[Exchange], most: int) ->
 
 async def _run(connection: Connection, batch: Sequence[Exchange]) -> None:
     """Make requests together; the outcomes come in the same order."""
-    unsent = await connection.send([part for exchange in batch for part in exchange.parts])
-    later_parts = sum(len(exchange.parts) for exchange in batch)
+    parts = [part for exchange in batch for part in exchange.parts]
+    unsent = await connection.send(parts)
+    later_parts = len(parts)
     for exchange in batch:
         if exchange.target:
             reply, expected = await _receive_value(connection, exchange.target), _TO_LOADS
@@ -205,7 +205,8 @@ async def _receive_value(connection: Connection, target: Sequence[memoryview]) -
     rooms = [start, *target, end]
     rest = await connection.receive_some(rooms)
     if start == line:
-        await connection.receive(rest)
+        if rest:
+            await connection.receive(rest)
     else:
         count_bytes = len(line) + value_bytes + len(_END) - sum(map(len, rest))
         connection.unread(_beginning(rooms, min(count_bytes, _LINE_LIMIT_BYTES)))
