@@ -22,6 +22,15 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+@pytest.fixture(autouse=True)
+async def bounded() -> AsyncIterator[None]:
+    """Cancel a test that hangs."""
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(60.0, lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+    yield
+    timer.cancel()
+
+
 @dataclass
 class Network:
     """A way to a server that can be held, cut or reset.
