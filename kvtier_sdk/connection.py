@@ -142,7 +142,7 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a request can be sent, and the next bytes received will be its reply.
+        """True if a request can be sent and the next bytes received will be its reply.
 
         The connection is open, no call is under way, the last request was sent in full, and
         everything that the server has sent was received.
@@ -152,7 +152,7 @@ class Connection:
 
     @property
     def has_unread(self) -> bool:
-        """Whether the server is known to have sent more than was received."""
+        """True if the server is known to have sent more than was received."""
         return bool(self._unread) or (self._error is None and self._stream.has_pending())
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
@@ -445,11 +445,11 @@ class _Stream:
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Whether bytes were taken from the system and not read yet."""
+        """Tell if bytes were taken from the system and not read yet."""
         return False
 
     def is_drained(self) -> bool:
-        """Whether the loop will report what comes next, after a read that left room."""
+        """Tell, after a read that left room, if the loop will report the next bytes."""
         # uvloop reports a reset once, together with the bytes before it, and reading takes those.
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
@@ -482,7 +482,7 @@ class _TLSStream(_Stream):
 
 
 def _rest_of(views: Sequence[Any], count_bytes: int) -> Sequence[Any]:
-    """What remains of a vector of buffers, none of them empty, after so many bytes."""
+    """The part of a vector of buffers that is left after so many bytes."""
     for index, view in enumerate(views):
         if count_bytes < len(view):
             return [view[count_bytes:], *views[index + 1 :]]

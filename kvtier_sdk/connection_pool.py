@@ -11,17 +11,17 @@ _CLOSED = "the tier was closed"
 
 
 class _Poolable(Protocol):
-    """What a pool has to know of a connection, which need not be a :class:`Connection`."""
+    """The interface of a pool's connections, which need not be :class:`Connection` objects."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be lent."""
+        """True if it can be lent."""
 
     def close(self, reason: str, /) -> None:
         """Close it, at once; harmless if it is closed.
 
         Args:
-            reason: what a call that is under way on it raises.
+            reason: raised by a call that is under way on it.
         """
 
 

@@ -1,4 +1,4 @@
-"""Requests that carry a chunk, sent to the server that holds it, wherever that is now."""
+"""Dispatch of requests that carry a chunk to the server that holds it now."""
 
 from __future__ import annotations
 

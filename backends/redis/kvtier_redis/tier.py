@@ -39,7 +39,7 @@ _SCAN_BATCH = 500
 class RedisTier(SecondaryTierManager):
     """Chunks as values of a Redis or Valkey server, a master behind Sentinel, or a Cluster.
 
-    A chunk's header and payload are one value, so that what the server evicts is always whole.
+    A chunk's header and payload are one value, so that the server evicts whole chunks.
     """
 
     config_model = RedisTierConfig
@@ -49,7 +49,7 @@ class RedisTier(SecondaryTierManager):
     contract_version: ClassVar[int] = 1
     config: RedisTierConfig
 
-    # Made by open(), on the loop they belong to.
+    # Made by open(), on their loop.
     _route: Route
     _dispatcher: Dispatcher
 
@@ -149,15 +149,15 @@ class RedisTier(SecondaryTierManager):
 
     async def _entries(self, keys: Sequence[OffloadKey]) -> list[Entry]:
         lengths = await self._run(keys, "STRLEN")
-        # One that is gone meanwhile has no length.
+        # A key that is gone by now has no length.
         return [Entry(key, length) for key, length in zip(keys, lengths, strict=True) if length]
 
     async def _check_servers(self) -> None:
-        """Complain about what can be seen to go wrong later."""
+        """Report settings of the servers that will cause errors later."""
         try:
             facts = await self._route.facts()
         except TierAuthError:
-            return  # an ACL may forbid to look; nothing else needs it
+            return  # an ACL may forbid INFO, which nothing else needs
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
         if any(
@@ -173,7 +173,7 @@ class RedisTier(SecondaryTierManager):
         try:
             await self._route.run(("SET", self._names.manifest, manifest))
         except TierCapacityError as error:
-            # What is stored can be loaded all the same.
+            # Chunks that are there can be loaded all the same.
             self.context.logger.warning("the manifest was not written: %s", error)
 
 
@@ -182,7 +182,7 @@ def _error(outcome: Reply | TierError | None) -> TierError | None:
 
 
 def _not_loaded(outcome: Reply | TierError | None, object_bytes: int) -> TierError | None:
-    """Why a value did not come."""
+    """The verdict of a load; ``None`` if the value is in its buffers."""
     if not isinstance(outcome, Reply):
         return outcome
     if outcome.kind is Kind.FILLED:

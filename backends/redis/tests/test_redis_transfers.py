@@ -63,7 +63,7 @@ async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
     assert all(map(bench.holds, batch))
-    # Every byte of header and payload moved between the wire and its own place, once.
+    # Every byte of header and payload moved between the socket and its own place, once.
     assert ledger.direct_bytes == 8 * bench.object_bytes
     assert ledger.other_bytes < 8 * 200
     assert peak.allocated_bytes < 256 * 1024
@@ -90,7 +90,7 @@ async def test_after_cancelled_stores_no_chunk_is_a_mixture(bench, server, proxy
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100])
-async def test_stores_under_way_together_have_each_its_own_answer(piece_bytes):
+async def test_stores_sent_together_get_each_its_own_reply(piece_bytes):
     said = [b"+OK", b"-OOM command not allowed", b"+OK", b"-MOVED 7 h:1", b"+OK"]
     requests = [Exchange(b"%d" % number, [b"<", b"payload", b">"]) for number in range(5)]
 
@@ -111,7 +111,7 @@ async def test_stores_under_way_together_have_each_its_own_answer(piece_bytes):
         assert connection.is_usable
 
 
-async def test_of_stores_under_way_together_only_those_answered_are_known(bench, server, proxy):
+async def test_of_stores_sent_together_those_with_a_reply_are_stored(bench, server, proxy):
     tier = await bench.open(await proxy.start(), connections=1)
     await bench.put(tier, KEYS[0])
     proxy.limit("client", 3 * len(b"+OK\r\n"), "cut")
@@ -185,7 +185,7 @@ async def test_killed_and_restarted_in_the_middle_of_transfers(bench, server):
     assert await bench.loads(tier, *KEYS)
 
 
-async def test_nobody_there(bench, make_server):
+async def test_no_server(bench, make_server):
     server = make_server()
     with pytest.raises(TierUnavailableError):
         await bench.open(server.url)

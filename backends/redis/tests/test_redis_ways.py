@@ -67,7 +67,7 @@ async def test_tls_with_a_private_ca(bench, start_tls, papers, chunk_bytes):
     assert server.ask("GET", bench.name(KEYS[0])) == bench.content(KEYS[0])
 
 
-async def test_tls_to_somebody_the_system_does_not_know(bench, start_tls):
+async def test_tls_with_a_certificate_that_is_not_trusted(bench, start_tls):
     server = start_tls()
     url = f"rediss://127.0.0.1:{server.port}"
     with pytest.raises(TierUnavailableError, match=r"not trusted: .* option 'tls_ca'") as caught:
@@ -476,7 +476,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
         await eventually(at_the_heir, heir)
 
 
-async def test_a_node_that_hangs_is_waited_for_by_nobody_else(bench, start_cluster, monkeypatch):
+async def test_a_node_that_hangs_delays_no_other(bench, start_cluster, monkeypatch):
     servers = start_cluster(3)
     hung = servers[0]
     # It is the first to be asked for the map, and as patiently as can be.

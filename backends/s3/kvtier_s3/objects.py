@@ -1,4 +1,4 @@
-"""Objects in and out of a bucket, over connections of our own."""
+"""Reading and writing objects of a bucket, over connections of our own."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Objects:
     """Reads and writes objects, each in one request.
 
     Args:
-        bucket: an open bucket: where, and who.
+        bucket: an open bucket: its place and credentials.
         config: the options.
         clock: time and timers.
-        logger: for what an operator should know.
+        logger: for messages to operators.
 
     Raises:
         ConfigError: the TLS options cannot work.
@@ -57,17 +57,17 @@ class Objects:
         self._is_conditional = config.conditional_put
 
     def close(self) -> None:
-        """Cut all connections."""
+        """Close all connections."""
         self._connections.close()
 
     async def check(self, start: str) -> None:
-        """See whether the bucket is there and can be read.
+        """Check that the bucket is there and can be read.
 
         Args:
-            start: what the names begin with that matter.
+            start: the beginning of the names to read.
 
         Raises:
-            TierError: it is not.
+            TierError: it cannot.
         """
         query = f"list-type=2&max-keys=1&prefix={quote(start, safe='')}"
         response = await self._ask("GET", self._path.removesuffix("/") or "/", {}, query=query)
@@ -75,16 +75,16 @@ class Objects:
             raise self._refused(response)
 
     async def has(self, name: str) -> bool:
-        """Whether an object is there.
+        """Look an object up.
 
         Args:
-            name: its.
+            name: its name.
 
         Returns:
-            Whether it is.
+            Whether it is there.
 
         Raises:
-            TierError: the question could not be responseed.
+            TierError: that could not be found out.
         """
         response = await self._ask("HEAD", self._at(name), self._read_headers)
         if response.status == 404:
@@ -97,8 +97,8 @@ class Objects:
         """Fill buffers from an object.
 
         Args:
-            name: its.
-            target: as long as the object, together.
+            name: its name.
+            target: together as long as the object.
 
         Raises:
             ChunkNotFoundError: there is no such object.
@@ -115,7 +115,7 @@ class Objects:
         if response.status != 200:
             raise self._refused(response)
         if response.length_bytes is None:
-            # Says nothing about the object, which may be whole.
+            # No damage: the object may be whole.
             raise TierError(
                 "the server, or a proxy before it, does not say how long an object is "
                 "(its response has no Content-Length)"
@@ -125,14 +125,14 @@ class Objects:
         )
 
     async def write(self, name: str, buffers: Buffers) -> None:
-        """Make an object of buffers, over one that may be there.
+        """Write an object, over one that may be there.
 
         Args:
-            name: its.
+            name: its name.
             buffers: its content, one after the other.
 
         Raises:
-            TierError: it was not written; what was there stays.
+            TierError: it was not written; an object that was there stays.
 
         After a cancellation nothing touches the buffers.
         """
@@ -141,7 +141,7 @@ class Objects:
             raise self._refused(response)
 
     async def add(self, name: str, buffers: Buffers) -> None:
-        """Make an object of buffers, unless there is one; else as :meth:`write`."""
+        """Write an object unless it is there; otherwise like :meth:`write`."""
         if not self._is_conditional:
             await self.write(name, buffers)
             return

@@ -93,7 +93,7 @@ def test_what_is_no_whole_value_touches_nothing(other, is_load, pieces):
 
 
 @given(PIECES)
-def test_an_answer_to_head_has_no_body(pieces):
+def test_a_response_to_head_has_no_body(pieces):
     response, _ = receive(head(200, "Content-Length: 43"), pieces, has_body=False)
     assert (response.status, response.length_bytes) == (200, 43)
 

@@ -24,9 +24,7 @@ CHUNK_BYTES = 4 * 2**20
 
 
 @pytest.mark.parametrize("operation", ["store", "load"])
-async def test_a_payload_moves_between_the_wire_and_its_slot_and_nowhere_else(
-    bench, monkeypatch, operation
-):
+async def test_no_payload_is_copied(bench, monkeypatch, operation):
     bench.chunk_bytes = CHUNK_BYTES
     ledger = ByteLedger(monkeypatch, "readv", "writev")
     tier = await bench.open(bench.url, conditional_put=False)
@@ -37,7 +35,7 @@ async def test_a_payload_moves_between_the_wire_and_its_slot_and_nowhere_else(
     with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
     assert all(map(bench.holds, batch))
-    # All moved once, to or from its own place, but what came in one piece with an answer's head.
+    # Every byte moved once, to or from its own place, but those received with a response's head.
     heads_bytes = 8 * 3072
     assert 0 <= 8 * bench.object_bytes - ledger.direct_bytes < heads_bytes
     assert ledger.other_bytes < heads_bytes
@@ -127,7 +125,7 @@ async def test_killed_and_restarted_in_the_middle_of_transfers(bench, tmp_path):
         await bench.close()
 
 
-async def test_nobody_there(bench, tmp_path):
+async def test_no_server(bench, tmp_path):
     with pytest.raises(TierUnavailableError, match="no connection to 127.0.0.1:"):
         await bench.open(S3Server(tmp_path).url)
 
@@ -146,7 +144,7 @@ async def test_a_server_that_falls_silent_in_mid_body(bench, proxy):
 
 @asynccontextmanager
 async def peer_that_says(answer: bytes):
-    """A connection to somebody who says this once, reads nothing, and waits."""
+    """A connection to a server that says this once, reads nothing, and waits."""
     leave = asyncio.Event()
 
     async def serve(reader, writer):
@@ -172,14 +170,14 @@ async def peer_that_says(answer: bytes):
         (b"HTTP/1.1 500 No\r\n\r\n", 0),
     ],
 )
-async def test_a_connection_on_which_nothing_can_follow_is_of_no_more_use(answer, target):
+async def test_a_connection_on_which_no_response_can_follow_is_closed(answer, target):
     async with peer_that_says(answer) as connection:
         await request(connection, [b"GET / HTTP/1.1\r\n\r\n"], [memoryview(bytearray(target))])
-        # At once: a request that was made before the rest arrives would take it for its answer.
+        # At once: the next request would take the rest for its response.
         assert not connection.is_usable
 
 
-async def test_nothing_is_sent_to_somebody_who_has_answered_already():
+async def test_nothing_is_sent_after_the_response():
     content = memoryview(bytearray(64 * 2**20))  # more than the sockets between hold
     answer = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
     async with peer_that_says(answer) as connection, asyncio.timeout(30):
