@@ -82,8 +82,8 @@ class Connection:
         # Received before a call asked for it.
         self._unread = b""
         self._text = memoryview(bytearray(_TEXT_BYTES))
-        # The call under way; its result is what is left to send or to fill.
-        self._waiter: asyncio.Future[Sequence[Any]] | None = None
+        # The call under way. Its result is what is left to send or to fill; None if it failed.
+        self._waiter: asyncio.Future[Sequence[Any] | None] | None = None
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
@@ -276,7 +276,7 @@ class Connection:
         self._rooms = self._unsent = ()
         self._unread = b""
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(self._lost())
+            self._waiter.set_result(None)
 
     def _lost(self) -> TierError:
         assert self._error is not None
@@ -332,7 +332,7 @@ class Connection:
         if self._stall_timeout_s is not None:
             self._watch_for_stall(self._stall_timeout_s)
         try:
-            return await self._waiter
+            rest = await self._waiter
         except BaseException:
             self.close("a call on it was cancelled")
             raise
@@ -340,6 +340,9 @@ class Connection:
             self._waiter = None
             if self._stall_timer is not None:
                 self._stall_timer.cancel()
+        if rest is None:
+            raise self._lost()
+        return rest
 
     def _watch_for_stall(self, timeout_s: float) -> None:
         self._has_moved = False
