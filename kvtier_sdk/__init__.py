@@ -5,7 +5,8 @@ Everything public is here; the modules behind it are not part of the interface.
 
 from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.aio.clock import Clock, SystemClock
-from kvtier_sdk.aio.connections import Connection, ConnectionPool
+from kvtier_sdk.aio.connection import Connection
+from kvtier_sdk.aio.connection_pool import ConnectionPool
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,

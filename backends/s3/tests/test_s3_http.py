@@ -1,4 +1,4 @@
-"""HTTP, whatever the pieces it comes in, and whatever else may come."""
+"""HTTP, in pieces of any length, and with anything else in its place."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.peer import converse
 
-from kvtier_s3.answers import Answer, AnswerReader, ProtocolError, request_head
+from kvtier_s3.http import request, request_head
+from kvtier_sdk import TierError, TierUnavailableError
 
 LENGTHS = (3, 40)
 VALUE = bytes(range(43))
 
 
 class Slot:
-    """Two buffers between guards, which nothing may touch."""
+    """Two buffers between guards, which must stay untouched."""
 
     def __init__(self) -> None:
         self.memory = bytearray(b"g" * 10 + b"\0" * sum(LENGTHS) + b"g" * 10)
@@ -34,33 +36,31 @@ def head(status: int = 200, *headers: str) -> bytes:
     return "\r\n".join([f"HTTP/1.1 {status} Word", *headers, "", ""]).encode()
 
 
-def feed(reader: AnswerReader, text: bytes, pieces: list[int]) -> tuple[Answer | None, bytes]:
-    """Put text into the reader, at most so much at a time; its answer, and what it did not take."""
-    sizes = iter(pieces)
-    while text:
-        room = reader.room()
-        assert len(room) > 0
-        count = min(len(room), len(text), next(sizes, len(text)))
-        room[:count] = text[:count]
-        text = text[count:]
-        answer = reader.took(count)
-        if answer is not None:
-            return answer, text
-    return None, b""
+def receive(text: bytes, pieces=(), slot: Slot | None = None, *, has_body: bool = True):
+    """Send a request to a server that sends this text.
+
+    Returns:
+        The response, and whether the connection was usable afterwards.
+    """
+
+    async def talk(connection):
+        target = () if slot is None else slot.buffers
+        response = await request(connection, [b"GET"], target, has_body=has_body)
+        return response, connection.is_usable
+
+    return converse(talk, text, pieces)
 
 
-PIECES = st.lists(st.integers(1, 12), max_size=60)
+PIECES = st.lists(st.integers(1, 12), max_size=20)
 FULL = head(200, "Content-Length: 43", "ETag: x") + VALUE
 
 
 @given(PIECES, st.booleans())
 def test_a_body_lands_in_its_buffers(pieces, is_announced):
     slot = Slot()
-    reader = AnswerReader(slot.buffers)
     text = head(100) + FULL if is_announced else FULL
-    answer, rest = feed(reader, text, pieces)
-    assert (answer.status, answer.is_filled, answer.headers["etag"]) == (200, True, "x")
-    assert (rest, reader.is_last) == (b"", False)
+    response, _ = receive(text, pieces, slot)
+    assert (response.status, response.is_filled, response.headers["etag"]) == (200, True, "x")
     assert slot.value == VALUE
     assert slot.is_guarded()
 
@@ -86,25 +86,23 @@ OTHERS = [
 def test_what_is_no_whole_value_touches_nothing(other, is_load, pieces):
     text, body, may_go_on = other
     slot = Slot()
-    reader = AnswerReader(slot.buffers if is_load else ())
-    answer, rest = feed(reader, text, pieces)
-    assert (answer.body, answer.is_filled, rest) == (body, False, b"")
-    assert reader.is_last is not may_go_on
+    response, is_usable = receive(text, pieces, slot if is_load else None)
+    assert (response.body, response.is_filled) == (body, False)
+    assert may_go_on or not is_usable
     assert slot.value == b"\0" * 43
 
 
 @given(PIECES)
-def test_an_answer_to_head_has_no_body(pieces):
-    reader = AnswerReader(has_body=False)
-    answer, _ = feed(reader, head(200, "Content-Length: 43"), pieces)
-    assert (answer.status, answer.length_bytes, reader.is_last) == (200, 43, False)
+def test_a_response_to_head_has_no_body(pieces):
+    response, _ = receive(head(200, "Content-Length: 43"), pieces, has_body=False)
+    assert (response.status, response.length_bytes) == (200, 43)
 
 
 @given(st.binary(max_size=60) | st.sampled_from([FULL, FULL[:-1]]), st.binary(), PIECES)
-def test_whatever_comes_nothing_is_overrun(start, rest, pieces):
+def test_nothing_is_overrun(start, rest, pieces):
     slot = Slot()
-    with contextlib.suppress(ProtocolError):
-        feed(AnswerReader(slot.buffers), start + rest, pieces)
+    with contextlib.suppress(TierError):
+        receive(start + rest, pieces, slot)
     assert slot.is_guarded()
 
 
@@ -133,18 +131,18 @@ def test_whatever_comes_nothing_is_overrun(start, rest, pieces):
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 40_000,
     ],
 )
-def test_what_is_no_answer(text):
+def test_what_is_no_response(text):
     slot = Slot()
-    with pytest.raises(ProtocolError):
-        feed(AnswerReader(slot.buffers), text, [])
+    with pytest.raises(TierUnavailableError):
+        receive(text, slot=slot)
     assert slot.is_guarded()
 
 
-def test_a_body_in_chunks_without_an_end():
+def test_a_body_in_pieces_without_an_end():
     piece = b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"
-    reader = AnswerReader()
-    answer, _ = feed(reader, head(500, "Transfer-Encoding: chunked") + piece * 5, [])
-    assert (answer.status, answer.body, reader.is_last) == (500, b"", True)
+    text = head(500, "Transfer-Encoding: chunked") + piece * 5
+    response, is_usable = receive(text)
+    assert (response.status, response.body, is_usable) == (500, b"", False)
 
 
 def test_requests():

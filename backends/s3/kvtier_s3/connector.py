@@ -1,21 +1,18 @@
-"""Connections to the server, in the clear or through TLS."""
+"""Connections to the server, plain or through TLS."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import ssl
 
 from kvtier_s3.config import S3TierConfig
-from kvtier_s3.wire import Wire
-from kvtier_sdk import Clock, ConfigError, TierTimeoutError, TierUnavailableError
+from kvtier_sdk import Clock, ConfigError, Connection, TierUnavailableError
 
 # OpenSSL's codes for a certificate without the name, or the address, that was asked for.
 _OTHER_NAME = (62, 64)
 
 
 def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
-    """What the options say about TLS.
+    """Make the TLS context that the options describe.
 
     Args:
         config: the options.
@@ -38,8 +35,8 @@ def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
     return context
 
 
-def _without_tls(peer: str, error: ssl.SSLError) -> TierUnavailableError:
-    """Why TLS was not agreed on. What the options would have to mend is not tried again."""
+def _tls_error(peer: str, error: ssl.SSLError) -> TierUnavailableError:
+    """Explain a failed handshake. One that only an option can mend is not tried again."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _OTHER_NAME:
             text = (
@@ -59,7 +56,7 @@ def _without_tls(peer: str, error: ssl.SSLError) -> TierUnavailableError:
     return TierUnavailableError(text, retryable=False)
 
 
-class Dialler:
+class Connector:
     """Makes connections to one server.
 
     Args:
@@ -73,13 +70,12 @@ class Dialler:
     def __init__(
         self, host: str, port: int, tls: ssl.SSLContext | None, config: S3TierConfig, clock: Clock
     ) -> None:
-        self._host = host
-        self._port = port
+        self._address = (host, port)
         self._tls = tls
         self._config = config
         self._clock = clock
 
-    async def dial(self) -> Wire:
+    async def connect(self) -> Connection:
         """Connect.
 
         Returns:
@@ -88,29 +84,14 @@ class Dialler:
         Raises:
             TierError: the server cannot be reached in time.
         """
-        timeout_s = self._config.connect_timeout_s
-        peer = f"{self._host}:{self._port}"
-        wire = Wire(peer, self._clock, self._config.read_timeout_s)
         try:
-            async with self._clock.timeout(timeout_s):
-                transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: wire, self._host, self._port, ssl=self._tls
-                )
-        except TimeoutError:
-            wire.close("it took too long to be made")
-            raise TierTimeoutError(f"no connection to {peer} within {timeout_s:g} s") from None
+            return await Connection.connect(
+                self._address,
+                clock=self._clock,
+                timeout_s=self._config.connect_timeout_s,
+                tls=self._tls,
+                stall_timeout_s=self._config.read_timeout_s,
+            )
         except ssl.SSLError as error:
-            wire.close("it could not be made")
-            raise _without_tls(peer, error) from None
-        except OSError as error:
-            wire.close("it could not be made")
-            raise TierUnavailableError(
-                f"no connection to {peer}: {error.strerror or error}"
-            ) from None
-        except BaseException:
-            wire.close("it could not be made")
-            raise
-        # A peer that is gone without a word is noticed, if late.
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return wire
+            host, port = self._address
+            raise _tls_error(f"{host}:{port}", error) from None

@@ -114,7 +114,32 @@ async def test_a_borrower_that_is_cancelled_keeps_nobody_out(server: Server) -> 
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     async with pool.borrow() as line:
-        assert line is server.lines[0]
+        assert line.is_usable
+
+
+@pytest.mark.parametrize("failure", [ValueError, asyncio.CancelledError])
+async def test_one_whose_borrower_failed_is_not_lent(
+    server: Server, failure: type[BaseException]
+) -> None:
+    pool = ConnectionPool(server.dial, 1)
+    with pytest.raises(failure):
+        async with pool.borrow():
+            raise failure
+    assert server.lines[0].closed_for == "its borrower failed"
+    async with pool.borrow() as line:
+        assert line is server.lines[1]
+
+
+async def test_one_that_is_not_usable_is_closed(server: Server) -> None:
+    pool = ConnectionPool(server.dial, 1)
+    async with pool.borrow() as line:
+        line.is_usable = False
+    assert line.closed_for is not None
+    async with pool.borrow() as line:
+        pass
+    line.is_usable = False
+    async with pool.borrow():
+        assert line.closed_for is not None
 
 
 class Borrowers:
