@@ -116,7 +116,7 @@ def _scheme(name: str) -> str:
 
 
 def _words(name: str) -> Mapping[str, str]:
-    """What stands in a template between two ``@``, to what is put there."""
+    """Return the replacements for the names between two ``@`` in a template."""
     scheme = _scheme(name)
     return {
         "NAME": name,

@@ -1,4 +1,4 @@
-"""How a replay shows on a terminal."""
+"""Prints a replay's report on a terminal."""
 
 from __future__ import annotations
 

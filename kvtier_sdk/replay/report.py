@@ -1,4 +1,4 @@
-"""What a replay found out."""
+"""The result of a replay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A tier's circuit breakers, one a direction: when it is not worth asking, and when it is again.
+"""A tier's circuit breakers, one a direction: they say when the tier is not worth asking.
 
-Pure state: whoever holds a breaker says what time it is and makes the probes.
+Pure state: the holder of a breaker tells it the time and makes the probes.
 
 ::
 
@@ -25,13 +25,13 @@ from kvtier_sdk.errors import (
     TierError,
 )
 
-#: By how much jitter shortens a pause at most. It never lengthens one, so that a breaker closes
-#: within one probe interval of the tier's recovery.
+#: The largest share by which jitter shortens a pause. It never lengthens one, so that a breaker
+#: closes within one probe interval of the tier's recovery.
 _JITTER = 0.1
 
 
 class Direction(Enum):
-    """Which calls of a tier a breaker guards: a full disk must stop stores and not loads."""
+    """The calls that a breaker guards: a full disk must stop stores and not loads."""
 
     #: Lookups and loads.
     READ = "read"
@@ -40,31 +40,31 @@ class Direction(Enum):
 
 
 class BreakerState(Enum):
-    """Whether a tier is asked."""
+    """The state of a breaker."""
 
-    #: It is.
+    #: The tier is asked.
     CLOSED = "closed"
-    #: It is not; a probe follows after a pause.
+    #: The tier is not asked; a probe follows after a pause.
     OPEN = "open"
-    #: A probe is under way; nobody else asks yet.
+    #: A probe is under way; no other call is made yet.
     HALF_OPEN = "half_open"
 
 
 class Outcome(Enum):
-    """What one call of a tier says about its health."""
+    """The meaning of one call for a tier's health."""
 
-    #: The tier did its work, be it that it said no.
+    #: The tier did its work, even if its answer was no.
     ANSWERED = "answered"
-    #: It was too slow. Load does that too, to a healthy tier, so it neither lengthens nor ends a
-    #: row of failures; it is a failure among the last calls only.
+    #: The call was too slow. Load slows a healthy tier too, so a late call neither lengthens nor
+    #: ends a row of failures; it is a failure among the last calls only.
     LATE = "late"
-    #: It did not do its work.
+    #: The tier did not do its work.
     FAILED = "failed"
-    #: It could not be made: calls that hang leave no room for it, nor for any other.
+    #: The call could not be made: calls that hang leave no room for it, nor for any other.
     BLOCKED = "blocked"
 
 
-# What a healthy tier says too. Room is a matter of stores: a full disk can be read.
+# Errors of a healthy tier. Room is a matter of stores: a full disk can be read.
 _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
     Direction.READ: (ChunkNotFoundError, CorruptChunkError, TierCapacityError),
     Direction.WRITE: (ChunkNotFoundError, CorruptChunkError),
@@ -72,7 +72,7 @@ _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
 
 
 def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outcome:
-    """Judge one call by what it returned.
+    """Judge one call by its verdicts.
 
     Args:
         direction: of the call.
@@ -92,7 +92,7 @@ class Breaker:
     """The breaker of one tier and direction.
 
     Attributes:
-        state: whether the tier is asked.
+        state: the state.
         pause_s: length of the pause before the next probe, before jitter.
 
     Args:
@@ -125,7 +125,7 @@ class Breaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the tier is asked."""
+        """True if the tier is asked."""
         return self.state is BreakerState.CLOSED
 
     def note(self, outcome: Outcome, now_s: float) -> bool:
@@ -136,7 +136,7 @@ class Breaker:
             now_s: the time.
 
         Returns:
-            Whether the breaker has opened because of it.
+            True if the breaker has opened because of it.
         """
         if not self.is_closed:
             return False
@@ -152,18 +152,18 @@ class Breaker:
         return True
 
     def wait_s(self, now_s: float) -> float:
-        """How long the pause before the next probe lasts from now on; meant for ``OPEN``."""
+        """Return how long the pause before the next probe goes on; meant for ``OPEN``."""
         return max(0.0, self._probe_at_s - now_s)
 
     def begin_probe(self) -> None:
-        """The pause is over: from ``OPEN`` to ``HALF_OPEN``."""
+        """Go from ``OPEN`` to ``HALF_OPEN``: the pause is over."""
         self.state = BreakerState.HALF_OPEN
 
     def end_probe(self, succeeded: bool, now_s: float) -> None:
-        """From ``HALF_OPEN`` to ``CLOSED``, or back to ``OPEN`` for twice the pause.
+        """Go from ``HALF_OPEN`` to ``CLOSED``, or back to ``OPEN`` for twice the pause.
 
         Args:
-            succeeded: whether the tier did what the probe asked.
+            succeeded: true if the tier did what the probe asked.
             now_s: the time.
         """
         if succeeded:

@@ -1,4 +1,4 @@
-"""Calls into a tier, holding it to the contract."""
+"""Calls into a tier, held to the contract."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DELETE_CHUNKS = 256
 
 
 class TierCaller:
-    """Turns whatever a tier does into results of the right shape or a :class:`TierError`.
+    """Turns everything that a tier does into results of the right shape or a :class:`TierError`.
 
     A tier that returns a wrong number of results, or something else than results, cannot be
-    believed about any of them: it is quarantined, and every later call fails with the same
-    message. An exception that is no :class:`TierError` fails its call only.
+    believed: it is in quarantine, and every later call fails with the same message. An exception
+    that is no :class:`TierError` fails its call only.
 
     Attributes:
-        quarantine: why no further call is made, once that is so.
+        quarantine: the error of every further call, once the tier has broken the contract.
     """
 
     def __init__(self, tier: SecondaryTierManager) -> None:
@@ -35,7 +35,7 @@ class TierCaller:
         self.quarantine: TierContractError | None = None
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        """As the tier's; raises only :class:`TierError`."""
+        """Call the tier's; raises only :class:`TierError`."""
         return await self._batched(
             Operation.LOOKUP.value, len(keys), lambda: self._tier.lookup(keys, request)
         )
@@ -43,7 +43,7 @@ class TierCaller:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
-        """The tier's ``load`` or ``store``; an error of the whole batch becomes one for each."""
+        """Call ``load`` or ``store``; an error of the whole batch becomes one for each chunk."""
         method = self._tier.load if operation is Operation.LOAD else self._tier.store
         try:
             results = await self._batched(operation.value, len(batch), lambda: method(batch))
@@ -59,11 +59,11 @@ class TierCaller:
         return results
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """As the tier's; raises only :class:`TierError`."""
+        """Call the tier's; raises only :class:`TierError`."""
         await self._guarded("touch", lambda: self._tier.touch(keys))
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """As the tier's; raises only :class:`TierError`."""
+        """Call the tier's; raises only :class:`TierError`."""
         await self._guarded("delete", lambda: self._tier.delete(keys))
 
     async def delete_all(self) -> None:
@@ -75,7 +75,7 @@ class TierCaller:
         async def list_keys() -> list[OffloadKey]:
             return [entry.key async for entry in self._tier.scan()]
 
-        # Listed first: a listing may miss chunks where they are deleted under way.
+        # List first: a listing may miss chunks if others are deleted meanwhile.
         keys = await self._guarded("scan", list_keys)
         for start in range(0, len(keys), _DELETE_CHUNKS):
             await self.delete(keys[start : start + _DELETE_CHUNKS])
@@ -94,7 +94,7 @@ class TierCaller:
         return results
 
     def _end(self, what: str, operation: str) -> TierContractError:
-        """Put the tier into quarantine because of what it returned."""
+        """Put the tier into quarantine for its answer."""
         error = TierContractError(f"returned {what}; the tier is not used any more")
         self.quarantine = self._sign(error, operation)
         return error
@@ -116,8 +116,8 @@ class TierCaller:
         except (KeyboardInterrupt, GeneratorExit):  # not the tier's
             raise
         except BaseException as error:
-            # A SystemExit would end the tier's thread, not the process. What a client in Rust
-            # raises when it panics is no Exception either.
+            # A SystemExit would end the tier's thread, not the process. A client in Rust that
+            # panics raises no Exception either.
             raise self._sign(
                 TierContractError(f"raised {type(error).__name__}: {error}"), operation
             ) from error

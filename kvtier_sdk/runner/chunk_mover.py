@@ -1,4 +1,4 @@
-"""Chunks between slots and a tier: headers lent and filled, payloads verified."""
+"""Moves chunks between slots and a tier: lends and fills headers, verifies payloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtier_sdk.types import Transfer
 
 
 class ChunkMover:
-    """Moves batches of chunks. Nothing here outlives a batch but the headers' memory.
+    """Moves batches of chunks. Only the headers' memory outlives a batch.
 
     Args:
         call: the tier.
@@ -24,7 +24,7 @@ class ChunkMover:
         header: seals and checks.
         memory: the slots.
         alignment: the tier's.
-        can_delete: whether the tier can.
+        can_delete: true if the tier can delete.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ChunkMover:
         self._alignment = alignment
         self._can_delete = can_delete
         self._headers = HeaderPool(context.header_bytes)
-        # As whom each operation takes views of slots.
+        # The names under which the pool notes views of slots.
         self._holders = {
             operation: f"{context.name} {operation.value}"
             for operation in (Operation.LOAD, Operation.STORE)
@@ -59,8 +59,7 @@ class ChunkMover:
             batch: indices into its keys.
 
         Yields:
-            Index to transfer. The headers are taken back at the end: by then, nothing may touch
-            them.
+            Index to transfer. The headers are taken back at the end: nothing may touch them then.
         """
         headers = self._headers.take(len(batch))
         holder = self._holders[job.operation]
@@ -84,7 +83,7 @@ class ChunkMover:
     async def move(
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
-        """Call the tier once and check what it brought; what is damaged is deleted there.
+        """Call the tier once and verify what arrived; a damaged chunk is deleted there.
 
         Args:
             operation: load or store.

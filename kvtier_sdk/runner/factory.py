@@ -1,4 +1,4 @@
-"""Which runner a tier gets: a thread, or a process of its own."""
+"""Chooses and makes a tier's runner: a thread, or a process of its own."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Whether a tier is to run in a process of its own, if that can be.
+    """Return true if a tier is to run in a process of its own, where that is possible.
 
     ``auto`` chooses one for a tier that keeps its chunks outside of this machine's memory: each
     wake-up of a thread that reads from a network or a disk waits for the interpreter lock, and
-    then the engine for the thread.
+    then the engine waits for the thread.
     """
     option = spec.runner.runner
     tier_class = spec.tier_class
@@ -49,9 +49,8 @@ def make_runner(
         pool: the slots.
         namespace: of the chunks.
         clock: time and tasks.
-        notify: called on a thread of the tier's when there is something to poll; nobody where
-            absent.
-        verify: whether digests are checked.
+        notify: called in a thread of the tier's when there is something to poll; must not block.
+        verify: false switches digests off, for measurements and tests only.
 
     Returns:
         The runner, not started.

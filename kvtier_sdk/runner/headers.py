@@ -1,4 +1,4 @@
-"""Memory for the headers of the chunks that are under way."""
+"""Memory for the headers of chunks under way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mmap
 
 
 class HeaderPool:
-    """Header buffers, lent and taken back; grows to the most that were ever lent at once.
+    """Header buffers, lent and taken back. It grows to the most that were ever lent at once.
 
     Args:
         header_bytes: length of each; a multiple of the tier's alignment, so that buffers that
@@ -20,7 +20,7 @@ class HeaderPool:
         self._free: list[memoryview] = []
 
     def take(self, count: int) -> list[memoryview]:
-        """Borrow ``count`` buffers; their content is whatever was there before."""
+        """Lend ``count`` buffers, with old content."""
         while len(self._free) < count:
             memory = memoryview(mmap.mmap(-1, self._PER_MAPPING * self._header_bytes))
             self._free += [
@@ -32,5 +32,5 @@ class HeaderPool:
         return taken
 
     def give_back(self, headers: list[memoryview]) -> None:
-        """Return buffers that nothing touches any more."""
+        """Take buffers back; nothing may touch them now."""
         self._free += headers

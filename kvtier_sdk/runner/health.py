@@ -1,4 +1,4 @@
-"""The gate in front of a tier: its circuit breakers, and the probes that close them again."""
+"""A tier's health: its circuit breakers, and the probes that close them again."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import BreakerMoved
 from kvtier_sdk.runner.log import TierLog
 
-#: For so long a call that was cancelled may go on before it is believed to never end: longer than
-#: most clients wait for a server of their own accord. Added up of the pauses between probes, so
-#: that a machine which was suspended adds nothing.
+#: How long a cancelled call may go on before it is taken to never end: longer than most clients
+#: wait for a server by themselves. Added up of the pauses between probes, so that a machine that
+#: was suspended adds nothing.
 _HANG_S = 60.0
 
 _NO_ROOM = "calls that hang leave no room for another"
 
 
 class TierHealth:
-    """Says whether a tier is asked, and finds out in the background when it can be asked again.
+    """Says whether a tier is asked, and probes in the background when it can be asked again.
 
-    A tier that has broken the contract is past this: no call reaches it any more, each fails with
-    the reason, and nothing is probed.
+    A tier that has broken the contract is in quarantine: no call reaches it, each fails with the
+    reason, and nothing is probed.
 
     Args:
         call: the tier.
         options: the tier's.
         clock: time and tasks.
         rng: jitters the probes.
-        report: told of each change of a breaker.
-        try_out: makes a tier do what requests ask of it in one direction, and raises where it
-            does not.
-        is_blocked: whether calls that hang, of jobs that were over at a time, leave no room for
-            another in a direction.
-        give_up: called when nothing but the end of the process will free a direction of calls that
-            hang; without it they stay.
+        report: takes each change of a breaker.
+        try_out: makes a tier do what requests ask of it in one direction; raises if it does not.
+        is_blocked: returns true if calls that hang, of jobs that were over at a time, leave no room
+            for another in a direction.
+        give_up: called when only the end of the process will free a direction of calls that hang;
+            without it they stay.
         log: the tier's.
     """
 
@@ -76,7 +75,7 @@ class TierHealth:
         }
         # A probe has as long as the pause before it, but no longer than a request would have: a
         # short one finds a quick recovery, a long one gives a slow tier its chance.
-        self._patience_s = {
+        self._timeout_s = {
             Direction.READ: options.load_deadline_s,
             Direction.WRITE: options.store_deadline_s,
         }
@@ -86,7 +85,7 @@ class TierHealth:
         self._hindered_s = dict.fromkeys(Direction, 0.0)
 
     def admits(self, direction: Direction) -> bool:
-        """Whether calls are made."""
+        """Return true if calls are made."""
         return self._breakers[direction].is_closed or self._is_over
 
     def note(self, direction: Direction, errors: Sequence[TierError | None]) -> bool:
@@ -97,7 +96,7 @@ class TierHealth:
             errors: a verdict a chunk; one for a call that failed as a whole.
 
         Returns:
-            Whether the tier is not asked any more because of it.
+            True if a breaker has opened because of it.
         """
         reason = next((str(error) for error in errors if error is not None), "")
         return self._note(direction, outcome_of(direction, errors), reason)
@@ -107,7 +106,7 @@ class TierHealth:
 
         Args:
             direction: of the call.
-            outcome: how grave that is.
+            outcome: its weight.
 
         Returns:
             As :meth:`note`.
@@ -115,7 +114,7 @@ class TierHealth:
         return self._note(direction, outcome, "no answer by the deadline")
 
     def note_blocked(self, direction: Direction) -> bool:
-        """Take it that calls which hang leave no room for another.
+        """Note that calls that hang leave no room for another.
 
         Args:
             direction: of the calls that cannot be made.
@@ -125,21 +124,21 @@ class TierHealth:
         """
         return self._note(direction, Outcome.BLOCKED, _NO_ROOM)
 
-    async def stop(self, patience_s: float) -> None:
-        """Probe no more, and wait for what runs.
+    async def stop(self, timeout_s: float) -> None:
+        """Stop probing, and wait for probes that run.
 
         Args:
-            patience_s: for how long.
+            timeout_s: how long to wait.
         """
         for prober in self._probers:
             prober.cancel()
         tasks = [*self._probers, *self._attempts.values()]
         if tasks:
             try:
-                async with self._clock.timeout(patience_s):
+                async with self._clock.timeout(timeout_s):
                     await asyncio.wait(tasks)
             except TimeoutError:
-                self._log.warning("a probe did not end within %g s", patience_s)
+                self._log.warning("a probe did not end within %g s", timeout_s)
 
     @property
     def _is_over(self) -> bool:
@@ -180,7 +179,7 @@ class TierHealth:
         self._log.info("%ss are taken again", direction.value)
 
     async def _succeeds(self, direction: Direction) -> bool:
-        """Make a probe, unless calls that hang are in its way."""
+        """Make a probe, unless calls that hang are in its way; return true if it succeeded."""
         hindrance = self._hindrance(direction)
         if hindrance is not None:
             self._note_hindered(direction, hindrance)
@@ -188,15 +187,15 @@ class TierHealth:
         self._hindered_s[direction] = 0.0
         attempt = self._clock.spawn(self._attempt(direction), name=f"{direction.value} probe")
         self._attempts[direction] = attempt
-        patience_s = min(self._breakers[direction].pause_s, self._patience_s[direction])
+        timeout_s = min(self._breakers[direction].pause_s, self._timeout_s[direction])
         try:
-            return await self._within(attempt, patience_s)
+            return await self._within(attempt, timeout_s)
         finally:
-            # One that hangs is over for the breaker; none is made beside it.
+            # A probe that hangs is over for the breaker; no other is made beside it.
             attempt.cancel()
 
     def _hindrance(self, direction: Direction) -> str | None:
-        """What keeps a probe from being made. It needs no room among the calls; requests do."""
+        """Return why no probe can be made. A probe needs no room among the calls; requests do."""
         before = self._attempts.get(direction)
         if before is not None and not before.done():
             return "a probe hangs"
@@ -224,10 +223,10 @@ class TierHealth:
             return False
         return True
 
-    async def _within(self, attempt: asyncio.Task[bool], patience_s: float) -> bool:
-        """Whether an attempt succeeds in time. It is left running where it does not."""
+    async def _within(self, attempt: asyncio.Task[bool], timeout_s: float) -> bool:
+        """Return true if an attempt succeeds in time; one that does not is left running."""
         try:
-            async with self._clock.timeout(patience_s):
+            async with self._clock.timeout(timeout_s):
                 await asyncio.wait([attempt])
         except TimeoutError:
             return False

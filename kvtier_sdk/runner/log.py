@@ -1,4 +1,4 @@
-"""A tier's log: every line names the tier, and nothing is said a thousand times."""
+"""A tier's log: every line names the tier, and repeated messages are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 
-#: How long a message that may come often is only counted after it was logged.
+#: How long after a message others of its kind are only counted.
 QUIET_S = 10.0
 
 
@@ -24,7 +24,7 @@ class _Topic:
 
 
 class TierLog(logging.LoggerAdapter[logging.Logger]):
-    """Puts the tier's name in front of each message, and counts what repeats itself.
+    """Puts the tier's name in front of each message, and counts repetitions.
 
     Attributes:
         tier: the tier's name.
@@ -43,15 +43,15 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Name the tier."""
+        """Put the tier's name in front."""
         return f"{self.tier}: {msg}", kwargs
 
     def often(self, level: int, topic: str, message: str) -> None:
-        """Log what may come often: at once, and then with how many like it came meanwhile.
+        """Log a message that may repeat: the first at once, later ones with their number.
 
         Args:
             level: of :mod:`logging`.
-            topic: what counts as alike.
+            topic: the kind of message; those of one kind are counted together.
             message: names the tier itself, as errors of tiers do.
         """
         now_s = self._clock.now_s()
@@ -67,7 +67,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
             known.logged_s = now_s
 
     def catch_up(self) -> None:
-        """Log what was only counted; for the end."""
+        """Log what was only counted; called at the end."""
         for topic in self._topics.values():
             if topic.unsaid:
                 self._catch_up(topic)

@@ -53,7 +53,7 @@ _CALLS_END_S = 1.0
 
 _MOVES = (Operation.LOAD, Operation.STORE)
 
-#: Which breaker refuses what. A touch follows reads; what becomes of it says nothing about them.
+#: The breaker that refuses each operation. A touch follows reads; its outcome moves no breaker.
 _DIRECTIONS = {
     Operation.LOOKUP: Direction.READ,
     Operation.LOAD: Direction.READ,
@@ -87,7 +87,7 @@ class _Run:
 
     @property
     def is_queued(self) -> bool:
-        """Whether calls of it are still to be made."""
+        """True if calls of it are still to be made."""
         return self.open_batches > len(self.tasks)
 
 
@@ -108,9 +108,9 @@ class TierLoop:
         namespace: of its chunks.
         memory: the slots.
         clock: time and tasks.
-        report: takes each report, on this loop or, for removed chunks, on any thread.
+        report: takes each report, in this loop or, for removed chunks, in any thread.
         give_up: called when calls that hang have kept a direction from being probed for long, so
-            that nothing but the end of the process will free it.
+            that only the end of the process will free it.
         verify: ``False`` switches digests off, for measurements and tests only.
         rng: jitters the pauses before retries and probes.
     """
@@ -178,7 +178,7 @@ class TierLoop:
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
         self._running: Counter[Operation] = Counter()
-        # A write direction that hangs shall not take the loads with it.
+        # Stores that hang must leave some calls to loads.
         self._max_stores = max(1, self._options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
@@ -219,7 +219,7 @@ class TierLoop:
             timeout_s: how long to wait before what runs is cancelled, and again after that.
 
         Returns:
-            Whether everything has ended; if not, some I/O hangs.
+            True if everything has ended; otherwise some I/O hangs.
         """
         self._drop_queued(Verdict.CANCELLED, list(Direction))
         if not await self._idle_within(timeout_s):
@@ -228,16 +228,16 @@ class TierLoop:
         return True
 
     async def close(self) -> None:
-        """Close the tier; drain first. What is under way is cancelled, what comes later too."""
+        """Close the tier; drain first. Jobs under way are cancelled, and later ones too."""
         self.abandon()
-        # A tier is closed under a call that hangs only.
+        # Close the tier under a call only if that call hangs.
         await self._idle_within(_CALLS_END_S)
         await self._health.stop(_CALLS_END_S)
         await self._tier.close()
         self._log.catch_up()
 
     def abandon(self) -> None:
-        """Conclude every job as cancelled, and each that is handed over later."""
+        """Conclude every job as cancelled, and every later one."""
         self._closed = True
         self._conclude_all()
         self._queue.clear()
@@ -286,7 +286,7 @@ class TierLoop:
         """Start queued batches while there is room for them."""
         while self._queue and self._running.total() < self._options.concurrency:
             _, batch, run = self._queue[0]
-            # Loads come first in the queue: behind a store that must wait there is none.
+            # Loads come first in the queue: behind a store that must wait there is no load.
             stores = run.job.operation is Operation.STORE
             if stores and self._running[Operation.STORE] >= self._max_stores:
                 return
@@ -296,7 +296,7 @@ class TierLoop:
                 self._spawn(run, batch)
 
     def _drop_queued(self, verdict: Verdict, directions: Container[Direction]) -> None:
-        """Take the batches of some directions out of the queue, with one verdict for all."""
+        """Take the batches of some directions out of the queue, all with the same verdict."""
         kept: list[_Queued] = []
         dropped: list[_Queued] = []
         for item in self._queue:
@@ -320,14 +320,14 @@ class TierLoop:
         task.add_done_callback(lambda task: self._ended(run, batch, task))
 
     def _ended(self, run: _Run, batch: range, task: asyncio.Task[None]) -> None:
-        """A batch's task is over, however: no task dies unseen."""
+        """Take the end of a batch's task, whatever it was: no task dies unseen."""
         run.tasks.discard(task)
         if run.job.operation in _MOVES:
             self._running[run.job.operation] -= 1
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._log.error("a batch failed inside the SDK", exc_info=failure)
-        # What has a verdict keeps it.
+        # A chunk that has a verdict keeps it.
         self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
         if run.concluded and not run.tasks and run in self._runs:
             self._runs.discard(run)
@@ -336,7 +336,7 @@ class TierLoop:
         self._fill()
 
     def _end_batch(self, run: _Run, batch: range, verdict: Verdict) -> None:
-        """No more verdicts will come for a batch; its chunks that have none get this one."""
+        """Give this verdict to the chunks of a batch that have none; no other will come."""
         run.open_batches -= 1
         if run.concluded:
             return
@@ -346,7 +346,7 @@ class TierLoop:
             self._conclude(run)
 
     def _expire(self, run: _Run) -> None:
-        # A late lookup is a miss like others, and counted; a load or a store is lost work.
+        # A late lookup is a miss, and counted; a late load or store is lost work.
         level = logging.DEBUG if run.job.operation is Operation.LOOKUP else logging.WARNING
         operation = run.job.operation.value
         self._log.often(
@@ -356,23 +356,23 @@ class TierLoop:
             "the deadline",
         )
         self._conclude(run, Verdict.TIMEOUT)
-        # A lookup's deadline is short, and missed under load by a tier that is well.
+        # A lookup's deadline is short, and a healthy tier misses it under load.
         outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
         direction = _DIRECTIONS[run.job.operation]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
-            # A call that was begun late was kept from its end by the queue, not by the tier.
+            # A call that began late was late because of the queue, not of the tier.
             if started_s <= halfway_s and self._health.note_overdue(direction, outcome):
                 self._drop_queued(Verdict.UNAVAILABLE, [direction])
         if run.is_queued:
             self._queue = [item for item in self._queue if item[2] is not run]
             heapq.heapify(self._queue)
-            # Calls that were cancelled just now may end at once; these had half its time to.
+            # Calls that were cancelled just now may end at once; these had half of its time to.
             if self._is_blocked(direction, halfway_s) and self._health.note_blocked(direction):
                 self._drop_queued(Verdict.UNAVAILABLE, [direction])
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Whether calls that hang leave no room for another: of jobs that were over by then."""
+        """Return true if calls that hang, of jobs over by then, leave no room for another."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -382,7 +382,7 @@ class TierLoop:
         return hung.total() >= self._options.concurrency
 
     def _note(self, run: _Run, errors: Sequence[TierError | None]) -> None:
-        """Tell the breaker what a call returned, unless the job's end has told it already."""
+        """Tell the breaker a call's verdicts, unless the job's end has told it already."""
         direction = _DIRECTIONS[run.job.operation]
         if not run.concluded and self._health.note(direction, errors):
             self._drop_queued(Verdict.UNAVAILABLE, [direction])
@@ -433,7 +433,7 @@ class TierLoop:
         if run.concluded:
             return
         run.verdicts[index] = verdict_of(error)
-        # That a chunk has left since it was looked up is nothing to speak of.
+        # Evicted since the lookup: an expected miss, not logged.
         if error is not None and run.error is None and not isinstance(error, ChunkNotFoundError):
             run.error = str(error)
 
@@ -470,7 +470,7 @@ class TierLoop:
         await self._settle_all(run, batch, self._call.delete_all())
 
     async def _settle_all(self, run: _Run, batch: range, call: Awaitable[None]) -> None:
-        """Await a call that answers for all its chunks in one."""
+        """Await a call that has one outcome for all of its chunks."""
         error: TierError | None = None
         try:
             await call
@@ -498,7 +498,7 @@ class TierLoop:
                 self._settle(run, index, error)
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
-        """Wait before a retry; false where there is none: too many, too late, or refused."""
+        """Wait before a retry; return false if there is none: too many, too late, or refused."""
         direction = _DIRECTIONS[run.job.operation]
         if attempt >= self._options.retries or run.concluded or not self._health.admits(direction):
             return False
@@ -512,10 +512,10 @@ class TierLoop:
         return True
 
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
-        """On any thread. What probes leave behind and take away is nobody's chunk."""
+        """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""
         removed = [key for key in keys if key != CANARY_KEY]
         for key in removed:
-            # Said here, where its author sees it; behind the report are other jobs' results.
+            # Raised here, where the author sees it; other jobs' results follow the report.
             if not isinstance(key, bytes):
                 raise TierContractError(
                     f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"

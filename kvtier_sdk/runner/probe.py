@@ -1,4 +1,4 @@
-"""Trying a tier out with a chunk that belongs to nobody."""
+"""Tries a tier with a chunk that belongs to no engine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Canary:
         call: the tier.
         context: the tier's.
         header: seals what is stored.
-        can_delete: whether the tier can.
-        lookup_deadline_s: within which a lookup is of use.
+        can_delete: true if the tier can delete.
+        lookup_deadline_s: the time after which a lookup is of no use.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class Canary:
             return
         await self._move(Operation.STORE, direction)
         if self._can_delete:
-            # Stores work, whatever becomes of this.
+            # Stores work, even if this fails.
             with contextlib.suppress(TierError):
                 await self._call.delete([CANARY_KEY])
 
     async def _look(self, clock: Clock) -> None:
         asked_s = clock.now_s()
         await self._call.lookup([CANARY_KEY], _PROBER)
-        # The first call may have had to connect anew, which must not be cut short; the next one
-        # need not, and has to be as quick as those of requests.
+        # The first call may have had to connect again, which must not be cut short. The next one
+        # does not, and has to be as quick as those of requests.
         if clock.now_s() - asked_s > self._lookup_deadline_s:
             async with clock.timeout(self._lookup_deadline_s):
                 await self._call.lookup([CANARY_KEY], _PROBER)
 
     async def _move(self, operation: Operation, direction: Direction) -> None:
-        # A chunk that is not there or not right is an answer too: a load needs no stored canary.
+        # An absent or damaged chunk is an answer too: a load needs no stored canary.
         transfer = self._transfer()
         if operation is Operation.STORE:
             self._header.seal(CANARY_KEY, transfer.header, transfer.payload)
@@ -87,7 +87,7 @@ class Canary:
                 raise error
 
     def _transfer(self) -> Transfer:
-        """A transfer with page-aligned memory that lives as long as anybody uses it."""
+        """Return a transfer whose page-aligned memory lives as long as it is used."""
         split = self._context.header_bytes
         memory = memoryview(mmap.mmap(-1, self._context.object_bytes))
         return Transfer(CANARY_KEY, _PROBER, memory[:split], memory[split:])

@@ -1,4 +1,4 @@
-"""What runs on the engine's thread: the tiering manager, and the client of a single tier."""
+"""The engine's thread: the tiering manager, and the client of a single tier."""
 
 from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.tiering.assembly import open_manager, open_pool, open_tier

@@ -1,4 +1,4 @@
-"""Putting a manager together from a configuration, a pool and a namespace."""
+"""Opens pools, managers and single tiers from a configuration."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from kvtier_sdk.tiering.tier_listener import TierListener
 
 @contextmanager
 def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
-    """Make the host pool that is configured, and close it at the end.
+    """Make the configured host pool, and close it at the end.
 
-    It can be shared with other processes where a tier is to run in one.
+    It can be shared with other processes if a tier is to run in one.
 
     Args:
         config: says how big it is.
@@ -35,7 +35,7 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
         The pool.
 
     Raises:
-        ConfigError: nobody says how big a chunk is, the engine and the configuration contradict
+        ConfigError: the size of a chunk is missing, the engine and the configuration contradict
             each other, not one chunk fits, or the memory is not there.
     """
     size_bytes = config.chunk_bytes if chunk_bytes is None else chunk_bytes
@@ -56,12 +56,12 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
 def check_pool(
     config: TieringConfig, *, chunk_bytes: int, directory: str | None = None
 ) -> PoolLayout:
-    """Say whether there is room for the host pool that is configured, without making it.
+    """Check that there is room for the configured host pool, without making it.
 
     Args:
         config: says how big it is.
         chunk_bytes: payload of a chunk.
-        directory: where an engine shares it under a name, ``/dev/shm``; ``None`` where none does.
+        directory: ``/dev/shm``, if an engine shares the pool there under a name; else ``None``.
 
     Returns:
         Its layout.

@@ -1,4 +1,4 @@
-"""What the manager hands back to the engine."""
+"""The values that the manager returns to the engine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kvtier_sdk.types import OffloadKey
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """Where the chunks of a load lie.
+    """The slots of the chunks of a load.
 
     Attributes:
         slots: a slot index a key, in the order of the keys.
-        sources: where each chunk came from for this request: the index of the tier that it was
+        sources: the origin of each chunk for this request: the index of the tier that it was
             promoted from, -1 for one that was in the primary tier.
     """
 
@@ -24,7 +24,7 @@ class LoadSpec:
 
 @dataclass(frozen=True, slots=True)
 class PrepareStoreOutput:
-    """What is to be stored, and where.
+    """The chunks to store, and their slots.
 
     Attributes:
         keys_to_store: the keys that are new and got a slot, in the order given.
@@ -40,16 +40,16 @@ class PrepareStoreOutput:
 
 
 class ResetScope(Enum):
-    """How far a reset goes."""
+    """The extent of a reset."""
 
-    #: The primary tier; what the secondary tiers hold is found again.
+    #: The primary tier; chunks in the secondary tiers are found again.
     PRIMARY = "primary"
-    #: The secondary tiers too: nothing that was stored before is found again.
+    #: The secondary tiers too: no chunk that was stored before is found again.
     ALL = "all"
 
 
 class MissReason(Enum):
-    """Why a lookup was answered ``MISS``; the values are the reasons that are counted."""
+    """The reason of a ``MISS``; the values are the reasons that are counted."""
 
     #: No tier has the chunk.
     ABSENT = "absent"

@@ -61,17 +61,17 @@ _RESULTS = {
     LookupResult.HIT_PENDING: EngineLookupResult.HIT_PENDING,
     LookupResult.RETRY: EngineLookupResult.RETRY,
 }
-#: How often the slots of the host pool are counted.
+#: Interval at which the slots of the host pool are counted.
 _USAGE_INTERVAL_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """What is kept with vLLM's own record of a request.
+    """Our state of a request, kept with vLLM's own record of it.
 
     Attributes:
         context: as our manager knows it.
-        sources: of chunks that were prepared for loading, the index of the tier they came from.
+        sources: the tier's index of each chunk that was prepared for loading.
     """
 
     context: RequestContext
@@ -113,8 +113,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._sources = [cache_hit_source(tier.tier_class.medium) for tier in tiers]
         self._feed = StatsFeed()
         self._usage_due_s = 0.0
-        # Steps after which the copies of before a reset have surely ended; 0 when none is waited
-        # for.
+        # Steps until copies from before a reset have surely ended; 0 if no reset waits.
         self._reset_steps = 0
         self._on_shutdown = on_shutdown
         self._stack = ExitStack()
@@ -223,11 +222,11 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         return self._manager.stats
 
     def usage(self) -> PoolUsage:
-        """How the host pool is used right now."""
+        """Return how the host pool is used right now."""
         return self._manager.usage()
 
     def left_over(self) -> dict[str, int]:
-        """What is held right now; with nothing under way, all are 0."""
+        """Count what is held right now; with nothing under way, all are 0."""
         return self._manager.left_over()
 
     def shutdown(self) -> None:
