@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -55,10 +54,14 @@ def open_file(name: str, flags: int, directory_fd: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, _FILE_MODE, dir_fd=directory_fd)
 
 
-@contextmanager
-def closing_fd(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end of the block."""
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+class ClosingFd:
+    """Closes a descriptor at the end of a ``with`` block."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)

@@ -12,7 +12,7 @@ import os
 import re
 from contextlib import suppress
 
-from kvtier_file.directories import closing_fd, open_file
+from kvtier_file.directories import ClosingFd, open_file
 
 _LEASE = re.compile(r"[0-9a-f]{16}")
 
@@ -53,7 +53,7 @@ class Leases:
     def is_held(self, name: str) -> bool:
         """Return true if the lease's process lives; it may be this one."""
         try:
-            with closing_fd(open_file(name, os.O_RDWR, self._directory_fd)) as fd:
+            with ClosingFd(open_file(name, os.O_RDWR, self._directory_fd)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False

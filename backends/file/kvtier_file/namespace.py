@@ -16,11 +16,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
-from kvtier_file.directories import closing_fd, open_directory, open_file
+from kvtier_file.directories import ClosingFd, open_directory, open_file
 from kvtier_file.errors import ABSENT, FOREIGN
 from kvtier_file.file_io import read_buffers, request_direct_io
 from kvtier_file.temporaries import Temporaries, TemporaryNames
@@ -97,7 +97,7 @@ class NamespaceDirectory:
             with (
                 self._shard(key) as shard_fd,
                 # O_NONBLOCK, so that a pipe in the file's place does not block.
-                closing_fd(open_file(_file_name(key), os.O_RDONLY | os.O_NONBLOCK, shard_fd)) as fd,
+                ClosingFd(open_file(_file_name(key), os.O_RDONLY | os.O_NONBLOCK, shard_fd)) as fd,
             ):
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
@@ -217,7 +217,7 @@ class NamespaceDirectory:
         chunks = []
         try:
             with (
-                closing_fd(open_directory(shard, self._fd)) as shard_fd,
+                ClosingFd(open_directory(shard, self._fd)) as shard_fd,
                 os.scandir(shard_fd) as entries,
             ):
                 for entry in entries:
@@ -247,15 +247,11 @@ class NamespaceDirectory:
             if self._sync:
                 os.fsync(self._fd)
 
-    @contextmanager
-    def _shard(self, key: OffloadKey, *, create: bool = False) -> Iterator[int]:
+    def _shard(self, key: OffloadKey, *, create: bool = False) -> ClosingFd:
         shard = shard_of(key)
         fd = open_directory(shard, self._fd, create=create, sync=self._sync)
-        try:
-            self._shards.add(shard)
-            yield fd
-        finally:
-            os.close(fd)
+        self._shards.add(shard)
+        return ClosingFd(fd)
 
     def _stored(self, key: OffloadKey, status: os.stat_result) -> StoredChunk | None:
         if not stat.S_ISREG(status.st_mode):

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
 from kvtier_file.config import FileTierConfig
-from kvtier_file.directories import closing_fd, open_directory
+from kvtier_file.directories import ClosingFd, open_directory
 from kvtier_file.errors import FULL
 from kvtier_file.namespace import SHARDS, NamespaceDirectory
 from kvtier_file.temporaries import TemporaryNames
@@ -85,7 +85,7 @@ class Root:
         """
         fingerprint = fingerprint or self._fingerprint
         sync = self._config.fsync
-        with closing_fd(open_directory(fingerprint, self.fd, create=create, sync=sync)) as fd:
+        with ClosingFd(open_directory(fingerprint, self.fd, create=create, sync=sync)) as fd:
             directory = NamespaceDirectory(
                 fingerprint, fd, self._names, direct=self._direct, sync=sync
             )

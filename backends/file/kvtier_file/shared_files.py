@@ -13,7 +13,7 @@ import os
 from contextlib import suppress
 from weakref import WeakSet
 
-from kvtier_file.directories import closing_fd, open_directory, open_file
+from kvtier_file.directories import ClosingFd, open_directory, open_file
 from kvtier_file.leases import Leases
 from kvtier_file.ledger import Ledger
 from kvtier_file.shared_header import HeaderFile
@@ -45,7 +45,7 @@ class SharedFiles:
     def __init__(self, root_fd: int) -> None:
         self._fds: list[int] = []
         try:
-            with closing_fd(open_directory(_SHARED, root_fd, create=True)) as shared_fd:
+            with ClosingFd(open_directory(_SHARED, root_fd, create=True)) as shared_fd:
                 flags = os.O_RDWR | os.O_CREAT
                 self._fds.append(open_file(_HEADER, flags, shared_fd))
                 self._fds.append(open_file(_LEDGER, flags, shared_fd))

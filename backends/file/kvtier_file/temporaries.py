@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from kvtier_file.directories import closing_fd, open_directory, open_file
+from kvtier_file.directories import ClosingFd, open_directory, open_file
 from kvtier_file.file_io import has_direct_io, read_buffers, request_direct_io, write_buffers
 
 _DIRECTORY = "tmp"
@@ -74,7 +74,7 @@ class Temporaries:
         name = self._names.new()
         directory_fd = self._open()
         try:
-            with closing_fd(open_file(name, _NEW_FILE, directory_fd)) as fd:
+            with ClosingFd(open_file(name, _NEW_FILE, directory_fd)) as fd:
                 if direct:
                     request_direct_io(fd)
                 write_buffers(fd, buffers)
@@ -137,7 +137,7 @@ class Temporaries:
         with mmap.mmap(-1, _PROBE_BYTES) as written, mmap.mmap(-1, _PROBE_BYTES) as read:
             written[:] = os.urandom(_PROBE_BYTES)
             try:
-                with closing_fd(open_file(name, _NEW_FILE, directory_fd)) as fd:
+                with ClosingFd(open_file(name, _NEW_FILE, directory_fd)) as fd:
                     if direct:
                         request_direct_io(fd)
                     with memoryview(written) as source, memoryview(read) as target:
