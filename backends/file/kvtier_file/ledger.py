@@ -50,7 +50,14 @@ class Ledger:
         Raises:
             LedgerDamagedError: the file does not hold them.
         """
-        content = _read(self._fd, start, end)
+        parts = []
+        while start < end:
+            part = os.pread(self._fd, end - start, start)
+            if not part:
+                raise LedgerDamagedError
+            parts.append(part)
+            start += len(part)
+        content = b"".join(parts)
         at = 0
         while at < len(content):
             try:
@@ -69,9 +76,12 @@ class Ledger:
         Returns:
             The new end.
         """
-        content = b"".join(map(_record, changes))
-        _write(self._fd, content, at)
-        return at + len(content)
+        rest = memoryview(b"".join(map(_record, changes)))
+        while rest:
+            written_bytes = os.pwrite(self._fd, rest, at)
+            at += written_bytes
+            rest = rest[written_bytes:]
+        return at
 
     def compact(self, chunks: Iterable[StoredChunk]) -> int:
         """Replace the content with the chunks that are stored now.
@@ -90,22 +100,3 @@ def _record(change: Change) -> bytes:
     size_bytes, used_ns = (stored.size_bytes, stored.used_ns) if stored else (_REMOVED, 0)
     fingerprint = bytes.fromhex(chunk_id.fingerprint)
     return _RECORD.pack(fingerprint, size_bytes, used_ns, len(chunk_id.key)) + chunk_id.key
-
-
-def _read(fd: int, start: int, end: int) -> bytes:
-    parts = []
-    while start < end:
-        part = os.pread(fd, end - start, start)
-        if not part:
-            raise LedgerDamagedError
-        parts.append(part)
-        start += len(part)
-    return b"".join(parts)
-
-
-def _write(fd: int, content: bytes, at: int) -> None:
-    rest = memoryview(content)
-    while rest:
-        written_bytes = os.pwrite(fd, rest, at)
-        at += written_bytes
-        rest = rest[written_bytes:]

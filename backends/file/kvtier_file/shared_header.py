@@ -112,18 +112,9 @@ def _encode(header: SharedHeader) -> bytes:
         _LEASE.pack(bytes.fromhex(lease), bytes.fromhex(fingerprint), reserved_bytes)
         for lease, (fingerprint, reserved_bytes) in header.reservations.items()
     ]
+    lengths = header.ledger_bytes, header.compacted_bytes, header.used_bytes, header.chunks
     content = bytearray(
-        _HEADER.pack(
-            _MAGIC,
-            header.clean,
-            0,
-            header.generation,
-            header.ledger_bytes,
-            header.compacted_bytes,
-            header.used_bytes,
-            header.chunks,
-            len(rows),
-        )
+        _HEADER.pack(_MAGIC, header.clean, 0, header.generation, *lengths, len(rows))
     )
     content += b"".join(rows)
     checksum = zlib.crc32(memoryview(content)[_CHECKED_FROM:])

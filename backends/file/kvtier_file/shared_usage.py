@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
@@ -15,7 +15,7 @@ from kvtier_file.root import Root
 from kvtier_file.shared_files import SharedFiles
 from kvtier_file.shared_header import Reservation, SharedHeader
 from kvtier_file.usage_replica import UsageReplica
-from kvtier_sdk import OffloadKey
+from kvtier_sdk import OffloadKey, TierContext
 
 
 class SharedUsage:
@@ -30,25 +30,18 @@ class SharedUsage:
     Args:
         root: the root; must be open.
         lease: the own lease's name, from :func:`~kvtier_file.leases.new_lease`.
-        fingerprint: the tier's namespace.
         capacity_bytes: of the root, or ``None``.
-        report_removed: called without the lock with the namespace's chunks that any process
-            removed.
+        context: the tier's context; it receives the removals of any process, without the lock.
     """
 
     def __init__(
-        self,
-        root: Root,
-        lease: str,
-        fingerprint: str,
-        capacity_bytes: int | None,
-        report_removed: Callable[[Sequence[OffloadKey]], None],
+        self, root: Root, lease: str, capacity_bytes: int | None, context: TierContext
     ) -> None:
         self._root = root
         self._lease = lease
-        self._fingerprint = fingerprint
-        self._report_removed = report_removed
-        self._replica = UsageReplica(capacity_bytes, fingerprint)
+        self._fingerprint = context.namespace.fingerprint
+        self._report_removed = context.report_removed
+        self._replica = UsageReplica(capacity_bytes, self._fingerprint)
         self._budget = self._replica.budget
         self._reserved_bytes = 0
         self._opened: SharedFiles | None = None

@@ -56,9 +56,7 @@ class ChunkStore:
         self._pins = Pins()
         lease = new_lease()
         self._root = Root(config, context, TemporaryNames(lease))
-        self._usage = SharedUsage(
-            self._root, lease, self._fingerprint, config.capacity_bytes, context.report_removed
-        )
+        self._usage = SharedUsage(self._root, lease, config.capacity_bytes, context)
         self._clock = RecencyClock(context.clock, self._usage.latest_ns)
 
     def open(self) -> None:
