@@ -23,7 +23,7 @@ from kvtier_sdk.testing.conformance.suite import run_check
 
 #: How long a broken tier is waited for where its fault is that it never ends. A tier that is well
 #: never takes so long, however busy the machine.
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 _ENDLESS = {
     "check_a_cancelled_call_ends",
     "check_a_tier_comes_back_after_an_outage",
@@ -47,9 +47,9 @@ def test_the_tier_that_the_others_are_made_from_is_well(check: Check) -> None:
 
 @pytest.mark.parametrize("tier", BROKEN_TIERS, ids=lambda tier: tier.__name__)
 def test_a_broken_tier_fails_its_own_check_and_no_other(tier: type[BrokenTier]) -> None:
-    patience = {"patience_s": _PATIENCE_S} if tier.fails in _ENDLESS else {}
+    timeout = {"timeout_s": _TIMEOUT_S} if tier.fails in _ENDLESS else {}
     outcomes = {
-        name: outcome(check, shelf_subject(tier, **patience)) for name, check in CHECKS.items()
+        name: outcome(check, shelf_subject(tier, **timeout)) for name, check in CHECKS.items()
     }
     failed = {name: str(error) for name, error in outcomes.items() if error is not None}
     assert list(failed) == [tier.fails], failed
@@ -98,8 +98,8 @@ INCIDENTS = {
 @pytest.mark.parametrize("incident", INCIDENTS)
 def test_a_tier_with_the_bug_of_an_incident_fails_the_kit(incident: str) -> None:
     tier = INCIDENTS[incident]
-    patience = {"patience_s": _PATIENCE_S} if tier.fails in _ENDLESS else {}
-    error = outcome(CHECKS[tier.fails], shelf_subject(tier, **patience))
+    timeout = {"timeout_s": _TIMEOUT_S} if tier.fails in _ENDLESS else {}
+    error = outcome(CHECKS[tier.fails], shelf_subject(tier, **timeout))
     assert isinstance(error, ConformanceError)
 
 

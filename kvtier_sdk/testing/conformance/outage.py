@@ -1,11 +1,11 @@
-"""Checks of what a tier says while its store cannot be reached, and afterwards."""
+"""Checks of a tier whose store is unreachable, during the outage and after it."""
 
 from __future__ import annotations
 
 import contextlib
 
 from kvtier_sdk.errors import TierError, TierUnavailableError
-from kvtier_sdk.testing.conformance.probe import Probe, told
+from kvtier_sdk.testing.conformance.probe import Probe, describe
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 
@@ -14,7 +14,7 @@ _OUTAGE = "An outage is a TierUnavailableError, never False from lookup."
 
 @check(Hook.BREAK_CONNECTION, says=_OUTAGE)
 async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
-    """While the store cannot be reached, lookup, store and load say TierUnavailableError."""
+    """While the store is unreachable, lookup, store and load give a TierUnavailableError."""
     async with subject.opened() as probe:
         stored = await probe.put_one()
         (absent,) = subject.new_keys(1)
@@ -32,7 +32,7 @@ async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
     says="whether the same call may succeed in a moment",
 )
 async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
-    """When the store can be reached again, so can the tier, without being opened anew."""
+    """After an outage the tier works again, without being reopened."""
     async with subject.opened() as probe:
         await probe.put_one()
         await subject.call(Hook.BREAK_CONNECTION)
@@ -41,11 +41,11 @@ async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
                 await probe.lookup(subject.new_keys(1))
         finally:
             await _restore(subject)
-        said = await _said_until_well(probe)
-        if said is not None:
+        error = await _wait_for_recovery(probe)
+        if error is not None:
             raise Breach(
-                f"{subject.patience_s:g} s after the store could be reached again, lookup still "
-                f"says {told(said)}"
+                f"{subject.timeout_s:g} s after the end of the outage, lookup still gives "
+                f"{describe(error)}"
             )
         if (key := await probe.put_one()) is not None:
             await probe.expect(key, 0)
@@ -60,9 +60,9 @@ async def _check_lookup(probe: Probe, *keys: bytes | None) -> None:
         except TierUnavailableError:
             continue
         except TierError as error:
-            raise Breach(f"the store cannot be reached, and lookup says {told(error)}") from error
+            raise Breach(f"the store is unreachable, and lookup gave {describe(error)}") from error
         if not answer:
-            raise Breach("the store cannot be reached, and lookup says False")
+            raise Breach("the store is unreachable, and lookup returned False")
 
 
 async def _check_transfers(probe: Probe, absent: bytes, stored: bytes | None) -> None:
@@ -72,11 +72,11 @@ async def _check_transfers(probe: Probe, absent: bytes, stored: bytes | None) ->
             lent = probe.empty(key)
             verdicts += await probe.load([lent])
             if verdicts[-1] is None:
-                # A tier may have it in a cache, but then whole.
-                probe.judge(key, lent.content, [0])
+                # A tier may have the chunk in a cache, but then whole.
+                probe.check_content(key, lent.content, [0])
     for verdict in verdicts:
         if verdict is not None and not isinstance(verdict, TierUnavailableError):
-            raise Breach(f"the store cannot be reached, and the tier says {told(verdict)}")
+            raise Breach(f"the store is unreachable, and the tier gave {describe(verdict)}")
 
 
 async def _restore(subject: TierSubject) -> None:
@@ -84,10 +84,10 @@ async def _restore(subject: TierSubject) -> None:
         await subject.call(Hook.RESTORE_CONNECTION)
 
 
-async def _said_until_well(probe: Probe) -> TierError | None:
-    """Ask until the tier answers; its last complaint where it does not."""
+async def _wait_for_recovery(probe: Probe) -> TierError | None:
+    """Look up until the tier answers; return its last error if it never does."""
     subject = probe.subject
-    end_s = subject.clock.now_s() + subject.patience_s
+    end_s = subject.clock.now_s() + subject.timeout_s
     while True:
         try:
             await probe.lookup(subject.new_keys(1))

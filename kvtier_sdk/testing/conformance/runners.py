@@ -1,4 +1,4 @@
-"""Checks that drive a tier as an engine does: through a runner, from the slots of a pool."""
+"""Checks that use a tier as an engine does: through a runner, with the slots of a pool."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _BUILT = "A tier is built from its options alone, in this process or in one of i
 
 @check(says=_BUILT)
 async def check_it_runs_in_a_thread(subject: TierSubject) -> None:
-    """Chunks go from a pool's slots into the tier and back, its loop in a thread."""
+    """Chunks travel from a pool's slots to the tier and back, with the tier in a thread."""
     await _check_runner(subject, "thread")
 
 
 @check(says=_BUILT)
 async def check_it_runs_in_a_process(subject: TierSubject) -> None:
-    """Chunks go from a pool's slots into the tier and back, the tier in a process of its own."""
+    """Chunks travel from a pool's slots to the tier and back, with the tier in a child process."""
     await _check_runner(subject, "process")
 
 
 class _Engine:
-    """Hands jobs to a runner and waits for what becomes of them."""
+    """An engine that hands jobs to a runner and waits for their results."""
 
     def __init__(self, subject: TierSubject, runner: TierRunner) -> None:
         self._subject = subject
@@ -46,21 +46,21 @@ class _Engine:
     async def do(
         self, operation: Operation, keys: Sequence[OffloadKey], slots: Sequence[int] = ()
     ) -> list[Verdict]:
-        clock, patience_s = self._subject.clock, self._subject.patience_s
-        end_s = clock.now_s() + 2 * patience_s
+        clock, timeout_s = self._subject.clock, self._subject.timeout_s
+        end_s = clock.now_s() + 2 * timeout_s
         number = next(self._ids)
-        deadline_s = clock.now_s() + patience_s
+        deadline_s = clock.now_s() + timeout_s
         self._runner.submit([Job(number, operation, keys, slots, REQUEST, deadline_s)])
         while clock.now_s() < end_s:
             for report in self._runner.poll():
                 if isinstance(report, JobResult) and report.job_id == number:
                     return report.verdicts
             await clock.sleep(0.002)
-        raise Breach(f"a {operation.value} through the runner never ended")
+        raise Breach(f"a {operation.value} job of the runner never ended")
 
 
 async def _check_runner(subject: TierSubject, kind: str) -> None:
-    options = dict.fromkeys(_DEADLINES, subject.patience_s)
+    options = dict.fromkeys(_DEADLINES, subject.timeout_s)
     spec = replace(
         subject.spec, runner=subject.spec.runner.model_copy(update={"runner": kind, **options})
     )
@@ -78,7 +78,7 @@ async def _check_runner(subject: TierSubject, kind: str) -> None:
         try:
             await _move_chunks(subject, pool, _Engine(subject, runner))
         finally:
-            await run_blocking(runner.close, subject.patience_s)
+            await run_blocking(runner.close, subject.timeout_s)
     except KVTierError as error:
         raise Breach(f"with runner {kind!r}: {type(error).__name__}: {error}") from error
     finally:
@@ -94,16 +94,16 @@ async def _move_chunks(subject: TierSubject, pool: HostPool, engine: _Engine) ->
     if not subject.keeps_chunks and set(stored) == {Verdict.CAPACITY}:
         return
     if set(stored) != {Verdict.OK}:
-        raise Breach(f"storing {_CHUNKS} chunks: {[verdict.value for verdict in stored]}")
+        raise Breach(f"storing {_CHUNKS} chunks gave {[verdict.value for verdict in stored]}")
     found = await engine.do(Operation.LOOKUP, keys)
     if set(found) != {Verdict.OK}:
-        raise Breach(f"looking the same chunks up: {[verdict.value for verdict in found]}")
+        raise Breach(f"looking up the same chunks gave {[verdict.value for verdict in found]}")
     loaded = await engine.do(Operation.LOAD, keys, range(_CHUNKS, _SLOTS))
     for slot, content, verdict in zip(range(_CHUNKS, _SLOTS), contents, loaded, strict=True):
         if verdict is not Verdict.OK:
-            raise Breach(f"loading the same chunks: {[verdict.value for verdict in loaded]}")
+            raise Breach(f"loading the same chunks gave {[verdict.value for verdict in loaded]}")
         if bytes(pool.view(slot)[: subject.chunk_bytes]) != content:
-            raise Breach("a chunk that was loaded holds something else")
+            raise Breach("a loaded chunk holds other bytes than the stored one")
     absent = await engine.do(Operation.LOAD, subject.new_keys(1), [0])
     if absent != [Verdict.NOT_FOUND]:
-        raise Breach(f"loading a chunk that was never stored: {absent[0].value}")
+        raise Breach(f"loading a chunk that was never stored gave {absent[0].value}")
