@@ -224,7 +224,7 @@ class SecondaryTierManager(ABC):
         Raises:
             TierError: some could not be deleted.
         """
-        raise TierContractError("capability DELETE is announced but delete() is not implemented")
+        raise TierContractError("capability DELETE is declared but delete() is not implemented")
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Mark chunks as just used; unknown ones are ignored. (:attr:`Capability.TOUCH`)
@@ -235,7 +235,7 @@ class SecondaryTierManager(ABC):
         Raises:
             TierError: the use could not be recorded.
         """
-        raise TierContractError("capability TOUCH is announced but touch() is not implemented")
+        raise TierContractError("capability TOUCH is declared but touch() is not implemented")
 
     def scan(self) -> AsyncIterator[Entry]:
         """Iterate over the stored chunks of this namespace. (:attr:`Capability.SCAN`)
@@ -246,7 +246,7 @@ class SecondaryTierManager(ABC):
         Raises:
             TierError: raised by the iteration, if the store cannot be read.
         """
-        raise TierContractError("capability SCAN is announced but scan() is not implemented")
+        raise TierContractError("capability SCAN is declared but scan() is not implemented")
 
     async def usage(self) -> Usage:
         """Return how full the tier is. (:attr:`Capability.USAGE`)
@@ -257,7 +257,7 @@ class SecondaryTierManager(ABC):
         Raises:
             TierError: the usage cannot be read.
         """
-        raise TierContractError("capability USAGE is announced but usage() is not implemented")
+        raise TierContractError("capability USAGE is declared but usage() is not implemented")
 
 
 class ChunkTierManager(SecondaryTierManager):

@@ -120,7 +120,7 @@ MISTAKES = [
         [[tiers]]
         type = "nfs"
         """,
-        "kv.toml: option 'tiers[0].type': no backend 'nfs'; install the package that brings it; "
+        "kv.toml: option 'tiers[0].type': no backend 'nfs'; install the package that provides it; "
         "installed: {installed}",
     ),
     (
