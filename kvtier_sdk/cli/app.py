@@ -1,4 +1,4 @@
-"""The command's options, and what becomes of its errors."""
+"""The command line: its options, and the exit statuses of its errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    # Its boxes show local variables, in some releases by default: passwords are among them.
+    # Its boxes show local variables, by default in some releases, and so may show passwords.
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )
@@ -44,7 +44,7 @@ def _show_version(wanted: bool) -> None:
 def _root(
     show_version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     logging.basicConfig(level=logging.ERROR)
@@ -58,9 +58,9 @@ app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
 
 
-#: In the environment, has what nobody expected shown whole.
+#: The environment variable that shows unexpected errors with their traceback.
 _TRACEBACK = "KVTIER_TRACEBACK"
-#: What a replay takes where neither the command line nor the file says anything.
+#: The values of a replay that neither the command line nor the file sets.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
 
 
@@ -96,9 +96,8 @@ def replay_command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Host pool, policies and tiers, in TOML, JSON or YAML. The options below that "
-            "are given beside it win over what it says: --slots also over its 'pool_bytes', and "
-            "all --tier together over all its tiers.",
+            help="Host pool, policies and tiers, in TOML, JSON or YAML. The options below override "
+            "the file: --slots also its 'pool_bytes', and all --tier together all its tiers.",
         ),
     ] = None,
     slots: Annotated[
@@ -120,14 +119,14 @@ def replay_command(
         typer.Option(
             metavar="URL",
             help="A secondary tier, for example 'file:///data/kv?capacity=1GiB' or 'memory:'; "
-            "repeat it for more, asked in this order.",
+            "repeat it for more tiers, which are searched in this order.",
         ),
     ] = None,
     concurrency: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Requests that overlap. 1 waits where an engine would skip: nothing is dropped "
+            help="Requests that overlap. 1 waits where an engine would skip, so nothing is dropped "
             "and the hit rate is exact.",
         ),
     ] = 1,
@@ -136,7 +135,7 @@ def replay_command(
         typer.Option(
             "--verify/--no-verify",
             show_default="verify",
-            help="Check digests; switch off for measurements and tests only.",
+            help="Check digests; switch this off for measurements and tests only.",
         ),
     ] = None,
     as_json: Annotated[
@@ -145,9 +144,9 @@ def replay_command(
 ) -> None:
     """Play a workload through the tiers, without an engine but with real bytes.
 
-    Each chunk's content is a function of its key and is compared whenever it comes back. The
-    exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
-    configuration, an option or the trace is wrong, 3 if something fails that nobody expected.
+    Each chunk's content is a function of its key and is compared after every load. The exit
+    status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
+    configuration, an option or the trace is wrong, 3 after an unexpected error.
     """
     played = _workload(trace, workload, requests, seed)
     flags = {
@@ -178,13 +177,13 @@ def _workload(
         return chat_workload(requests or 500, seed or 0)
     for flag, value in (("--workload", name), ("--seed", seed)):
         if value is not None:
-            raise ConfigError(f"{flag} {value}: nothing is generated where --trace is given")
+            raise ConfigError(f"{flag} {value}: cannot be combined with --trace")
     return read_trace(trace)[:requests]
 
 
 def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig:
-    """What the file says, but for what the flags say."""
-    # By themselves first, so that a mistake in a flag is not put down to the file.
+    """Build the configuration from the file, with the flags on top."""
+    # The flags alone first, so that a mistake in a flag is not blamed on the file.
     alone = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
     if file is None:
         return alone
@@ -201,8 +200,8 @@ def run() -> int:
     """Run the command line.
 
     Returns:
-        The exit status, where it is not 0 with a line on stderr: 1 for a tier that does not work,
-        2 for what is written wrong, 3 for what nobody expected.
+        The exit status, with a line on stderr unless it is 0: 1 for a tier that does not work,
+        2 for a wrong option or file, 3 for an unexpected error.
     """
     try:
         app(standalone_mode=True)
@@ -219,8 +218,8 @@ def run() -> int:
         if os.environ.get(_TRACEBACK):
             raise
         print(
-            f"kvtier: unexpected {type(error).__name__}: {without_password(str(error))}; with "
-            f"{_TRACEBACK}=1 in the environment, a traceback is shown",
+            f"kvtier: unexpected {type(error).__name__}: {without_password(str(error))}; set "
+            f"{_TRACEBACK}=1 in the environment to see a traceback",
             file=sys.stderr,
         )
         return 3

@@ -1,4 +1,4 @@
-"""``kvtier backends``: what is installed, and what it can be told."""
+"""``kvtier backends``: the installed backends and their options."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from kvtier_sdk.types import Capability
 def backends_command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Show these; all that are installed by default."),
+        typer.Argument(metavar="[NAME]...", help="Show these; all installed ones by default."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
     ] = False,
 ) -> None:
-    """List the installed backends: whose they are, what they can do, and their options.
+    """List the installed backends with their packages, capabilities and options.
 
     A backend that cannot be loaded is listed with the reason, and the exit status is 1.
     """
@@ -68,7 +68,7 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
 
 
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """One backend as plain data; the part that needs its class is left out where it is none."""
+    """Describe a backend as plain data, without the part of its class if that cannot be loaded."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)
@@ -100,7 +100,7 @@ def _show(described: Sequence[Mapping[str, Any]]) -> None:
         if backend["fault"]:
             console.print(f"  cannot be used: {backend['fault']}\n")
             continue
-        capabilities = ", ".join(backend["capabilities"]) or "nothing beyond the contract"
+        capabilities = ", ".join(backend["capabilities"]) or "no optional capability"
         schemes = ", ".join(f"{scheme}:" for scheme in backend["url_schemes"])
         console.print(f"  {backend['summary']}")
         console.print(
@@ -127,7 +127,7 @@ def _show_options(console: Console, options: Sequence[OptionInfo]) -> None:
 
 
 def written_default(option: OptionInfo) -> str:
-    """An option's default with its unit, for people."""
+    """Format an option's default with its unit, for people."""
     if option.required:
         return "needed"
     if option.default is None:

@@ -131,7 +131,7 @@ MISTAKES = [
         type = "broken"
         """,
         "kv.toml: option 'tiers[0].type': backend 'broken' of kvtier-faulty 0.0.7 cannot be "
-        "imported: RuntimeError: no such driver; install what it lacks, or another release of "
+        "imported: RuntimeError: no such driver; install what it needs, or another release of "
         "kvtier-faulty",
     ),
 ]
