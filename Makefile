@@ -1,4 +1,4 @@
-# Everything happens in .venv; a fresh machine needs Python 3.11+ and make.
+# A fresh machine needs Python 3.11+ and make. What follows happens in .venv, unless it says otherwise.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,27 +6,28 @@ TRACE ?=
 # The CPU build, where the index has no other; of another one say which: make setup TORCH=...
 TORCH ?= torch==2.13.0
 
+# The demonstration has an environment of its own, with no more than it runs: no torch, no tests.
+DEMO_VENV := .venv-demo
+
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
-# Tests run side by side, file by file, one more than there are cores: many of them only wait.
+# Tests run side by side, one more than there are cores: many of them only wait. A worker that has
+# none left takes some of another's.
 WORKERS ?= $(shell expr $$(nproc) + 1)
-SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations 12
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 12
 
 SEEDS ?= 1000
 SEED ?=
-# What failed beside other tests has to pass alone. Both runs are printed: a test that needs the
-# second one is unsteady, and worth a look.
-ALONE := --last-failed --last-failed-no-failures none
 
 REQUESTS ?= 4000
 
 .PHONY: help setup redis-server test search test-trace test-wheels check format demo bench bench-backends \
-	bench-interference bench-worker soak clean setup-vllm test-vllm test-vllm-next demo-vllm
+	bench-interference bench-worker gpu-bundle soak clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
-	@echo "make demo [TRACE=file.jsonl]  play a workload through host pool and file tier, twice"
-	@echo "make test [WORKERS=N]         run every test, N files at once"
+	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
+	@echo "make test [WORKERS=N]         run every test, N at once"
 	@echo "make search                   property tests with ten times as many examples, new ones each time"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
@@ -36,6 +37,7 @@ help:
 	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
 	@echo "make bench-interference       an engine's steps beside each tier at work"
 	@echo "make bench-worker             GB/s between device blocks and slots"
+	@echo "make gpu-bundle [BUNDLE=dir]  one folder that checks the worker on a GPU without a network"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
 	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
@@ -59,7 +61,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 	@touch $@
 
 test: setup redis-server
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) || $(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 search: setup redis-server
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
@@ -82,8 +84,16 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: setup
-	$(BIN)/python examples/demo.py $(TRACE)
+$(DEMO_VENV)/.setup: pyproject.toml backends/file/pyproject.toml
+	@echo "Making an environment in $(DEMO_VENV)"
+	@$(PYTHON) -m venv $(DEMO_VENV)
+	@echo "Installing kvtier-sdk, kvtier-file and what they need into it: about 25 MB, no torch"
+	@$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		-e '.[cli]' -e backends/file
+	@touch $@
+
+demo: $(DEMO_VENV)/.setup
+	@$(DEMO_VENV)/bin/python examples/demo.py $(TRACE)
 
 bench: setup
 	$(BIN)/python benchmarks/scheduler.py $(TRACE)
@@ -97,11 +107,14 @@ bench-interference: setup redis-server
 bench-worker: setup
 	$(BIN)/python benchmarks/worker.py $(BENCH)
 
+gpu-bundle: setup
+	$(BIN)/python scripts/gpu_bundle.py $(BUNDLE)
+
 setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
 test-vllm: setup-vllm redis-server
-	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm || $(VLLM_VENV)/bin/python -m pytest tests/engines/vllm $(ALONE)
+	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
 
 test-vllm-next: setup-vllm
 	$(PYTHON) scripts/vllm_next.py $(VLLM_VENV)
@@ -113,4 +126,4 @@ soak: setup
 	PYTHONPATH=tests $(BIN)/python -m support.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,11 +1,16 @@
-"""Hypothesis, for the tests of every package.
+"""Rules for the tests of every package: Hypothesis's examples, and a checkout that stays clean.
 
-That a machine is busy is no failure. The examples are the same each time, so that what fails was
-changed; ``make search`` looks for new ones.
+A busy machine is no reason to fail. Examples are the same in each run, so that a new failure comes
+from a change; ``make search`` looks for new ones.
 """
 
-import os
+from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -15,3 +20,38 @@ settings.register_profile(
     "search", settings.get_profile("steady"), derandomize=False, max_examples=1000, print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+#: Caches of tools, and environments: they may appear while tests run.
+_CACHES = re.compile(r"\.git$|\.venv|\.\w+_cache$|\.hypothesis$|__pycache__$")
+_BEFORE = pytest.StashKey[set[str]]()
+_LEFT = pytest.StashKey[list[str]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[_BEFORE] = _names(session.config.rootpath)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test has left a file or a directory, which git does not show if it is empty."""
+    if (before := session.config.stash.get(_BEFORE, None)) is not None:
+        left = sorted(_names(session.config.rootpath) - before)
+        session.config.stash[_LEFT] = left
+        if left and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for name in config.stash.get(_LEFT, []):
+        terminalreporter.write_line(f"left behind in the checkout: {name}", red=True)
+
+
+def _names(root: Path) -> set[str]:
+    """All that lies in the checkout, by its path."""
+    found = set()
+    for place, directories, files in os.walk(root):
+        directories[:] = [name for name in directories if not _CACHES.match(name)]
+        found |= {os.path.relpath(os.path.join(place, name), root) for name in directories + files}
+    return found

@@ -1,22 +1,26 @@
-"""What handing jobs to a thread runner and polling its reports costs the engine's thread.
+"""What handing jobs to a tier's client and polling it costs the engine's thread.
 
 Usage: python benchmarks/handover.py [--steps N] [--submits N ...]
 
-Each step submits a few jobs, polls once, and then leaves the processor, as an engine does that
-waits for its device; CPU time of the calling thread only. To compare two versions, run the script
-in turns with PYTHONPATH at one and at the other.
+Each step hands over a few lookups, each in a hop of its own, polls once, and then leaves the
+processor, as an engine does that waits for its device; CPU time of the calling thread only. To
+compare two versions, run the script in turns with PYTHONPATH at one and at the other.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import time
 
-from kvtier_sdk import HostPool, Namespace, RequestContext, SystemClock, TierSpec, make_offload_key
-from kvtier_sdk.runner import ThreadRunner, TierLoop
-from kvtier_sdk.runner.jobs import Job, Operation
+from kvtier_sdk import (
+    HostPool,
+    Namespace,
+    RequestContext,
+    TierListener,
+    make_offload_key,
+    open_tier,
+)
 
 _AWAY_S = 0.0005
 _KEYS = [make_offload_key(bytes([n]) * 32) for n in range(4)]
@@ -40,33 +44,18 @@ def main() -> None:
 def measure(submits: int, steps: int) -> list[float]:
     """CPU microseconds of each step."""
     pool = HostPool(1, 4096)
-    clock = SystemClock()
-    spec = TierSpec.from_url("memory:?lookup_deadline=60s")
-    runner = ThreadRunner(
-        spec.name,
-        lambda report: TierLoop(
-            spec, namespace=Namespace({}), memory=pool, clock=clock, report=report
-        ),
-        clock,
-    )
-    runner.start()
-    job_ids = itertools.count()
     spent_us = []
     try:
-        for _ in range(steps):
-            deadline_s = clock.now_s() + 60
-            hops = [
-                [Job(next(job_ids), Operation.LOOKUP, _KEYS, (), _REQUEST, deadline_s)]
-                for _ in range(submits)
-            ]
-            started_ns = time.thread_time_ns()
-            for jobs in hops:
-                runner.submit(jobs)
-            runner.poll()
-            spent_us.append((time.thread_time_ns() - started_ns) / 1e3)
-            time.sleep(_AWAY_S)
+        with open_tier("memory:?lookup_deadline=60s", pool, Namespace({}), TierListener()) as tier:
+            for _ in range(steps):
+                started_ns = time.thread_time_ns()
+                for _ in range(submits):
+                    tier.lookup(_KEYS, _REQUEST)
+                    tier.flush()
+                tier.poll()
+                spent_us.append((time.thread_time_ns() - started_ns) / 1e3)
+                time.sleep(_AWAY_S)
     finally:
-        runner.close(5.0)
         pool.close()
     return spent_us
 

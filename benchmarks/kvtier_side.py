@@ -112,9 +112,9 @@ class _CountingRunner(ThreadRunner):
         self._submitted = 0
         self._reported = 0
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         self._submitted += len(jobs)
-        super().submit(jobs)
+        return super().submit(jobs)
 
     def all_reported(self) -> bool:
         return self._reported == self._submitted

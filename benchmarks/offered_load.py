@@ -13,22 +13,30 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
-from kvtier_sdk import HostPool, Namespace, RequestContext, SystemClock, TierSpec, make_offload_key
-from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.runner import TierRunner
-from kvtier_sdk.runner.factory import make_runner
-from kvtier_sdk.runner.jobs import IoEnded, Job, JobResult, JobTable, Operation, Verdict
+from kvtier_sdk import (
+    HostPool,
+    Job,
+    Namespace,
+    Operation,
+    PoolLayout,
+    RequestContext,
+    TierClient,
+    TierListener,
+    TierSpec,
+    Verdict,
+    make_offload_key,
+    open_tier,
+)
 
 CHUNK_BYTES = 2 * 2**20
 _SLOTS = 64
 _FIRST_CHUNKS = 16
 _TURN_S = 0.005
-_DEADLINE_S = 30.0
 _REQUEST = RequestContext("bench")
 
 
@@ -49,81 +57,88 @@ class Load(Protocol):
         """
 
 
-class OfferedLoad:
+class OfferedLoad(TierListener):
     """Hands over as many chunks at each turn as the rate says, stores and loads in turns.
 
-    What finds no free slot is not made up for: the tier moves less than it is offered.
+    A chunk that finds no free slot is not made up for: the tier moves less than it is offered.
 
     Args:
-        runner: the tier's, started.
+        url: the tier.
+        runner: ``thread`` or ``process``.
+        pool: its slots.
         mb_per_s: offered, in millions of bytes of payload a second.
     """
 
-    def __init__(self, runner: TierRunner, mb_per_s: float) -> None:
-        self._runner = runner
+    def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
-        self._job_ids = itertools.count()
         # No two runs of the benchmark store the same chunk: a tier may skip what it has.
         self._new_keys = map(make_offload_key, _numbers(time.time_ns()))
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
         self._free = list(range(_SLOTS))
-        self._jobs = JobTable()
         self._next = itertools.cycle((Operation.STORE, Operation.LOAD))
         self._begun_s = self._due_since_s = 0.0
-        # What is loaded first.
-        runner.submit([self._job(Operation.STORE) for _ in range(_FIRST_CHUNKS)])
+        spec = TierSpec.from_url(url, runner=runner, max_queue=_SLOTS * CHUNK_BYTES)
+        self._opening = open_tier(spec, pool, Namespace({"bench": "interference"}), self)
+        self._tier = self._opening.__enter__()
+
+    def fill(self) -> None:
+        """Store what is loaded first."""
+        for _ in range(_FIRST_CHUNKS):
+            self._offer(Operation.STORE)
+        self._tier.flush()
         self.rest()
+
+    def close(self) -> None:
+        """Close the tier."""
+        self._opening.__exit__(None, None, None)
 
     def begin(self) -> None:
         self._moved_bytes = 0
         self._begun_s = self._due_since_s = time.perf_counter()
 
     def turn(self) -> None:
-        self._collect()
+        self._tier.poll()
         now_s = time.perf_counter()
         due = int((now_s - self._due_since_s) * self._bytes_per_s / CHUNK_BYTES)
         self._due_since_s += due * CHUNK_BYTES / self._bytes_per_s
-        jobs = [self._job(next(self._next)) for _ in range(min(due, len(self._free)))]
-        if jobs:
-            self._runner.submit(jobs)
+        for _ in range(min(due, len(self._free))):
+            self._offer(next(self._next))
+        self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
-        while self._jobs.unreleased:
+        while self._tier.jobs.unreleased:
             time.sleep(0.001)
-            self._collect()
+            self._tier.poll()
         return moved_bytes, spent_s
 
-    def _job(self, operation: Operation) -> Job:
+    def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        self._note(job)
+        self._stored.append(job.keys[0])
+
+    def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        self._note(job)
+
+    def released(self, tier: TierClient, job: Job) -> None:
+        self._free += job.slots
+
+    def _offer(self, operation: Operation) -> None:
+        slot = [self._free.pop()]
         if operation is Operation.STORE:
-            key = next(self._new_keys)
+            job = self._tier.store([next(self._new_keys)], slot, _REQUEST)
         else:
-            key = self._stored[0]
+            # Loads of one request in one turn would be one job; each chunk is one here.
+            job = self._tier.load([self._stored[0]], slot, _REQUEST, tag=slot)
             self._stored.rotate(-1)
-        slots = [self._free.pop()]
-        deadline_s = time.monotonic() + _DEADLINE_S
-        job = Job(next(self._job_ids), operation, [key], slots, _REQUEST, deadline_s)
-        self._jobs.add(job)
-        return job
+        if job is None:
+            sys.exit(f"a {operation.value} was refused: {dict(self._tier.stats.dropped)}")
 
-    def _collect(self) -> None:
-        for report in self._runner.poll():
-            if isinstance(report, JobResult):
-                job = self._jobs.conclude(report.job_id)
-                assert job is not None
-                self._note(job, report)
-            if isinstance(report, IoEnded) or (isinstance(report, JobResult) and report.released):
-                job = self._jobs.release(report.job_id)
-                assert job is not None
-                self._free += job.slots
-
-    def _note(self, job: Job, result: JobResult) -> None:
-        if result.error is not None:
-            sys.exit(f"a {job.operation.value} failed: {result.error}")
-        self._moved_bytes += result.moved_bytes
-        if job.operation is Operation.STORE and result.verdicts == [Verdict.OK]:
-            self._stored.append(job.keys[0])
+    def _note(self, job: Job) -> None:
+        assert job.result is not None
+        if job.result.verdicts != [Verdict.OK]:
+            sys.exit(f"a {job.operation.value} failed: {job.result.error}")
+        self._moved_bytes += job.result.moved_bytes
 
 
 def _numbers(start: int) -> Iterator[bytes]:
@@ -143,21 +158,13 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[Load]:
     Yields:
         The load, at rest.
     """
-    spec = TierSpec.from_url(url, runner=runner)
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
-    tier_runner = make_runner(
-        spec,
-        pool,
-        namespace=Namespace({"bench": "interference"}),
-        clock=SystemClock(),
-        notify=None,
-        verify=True,
-    )
+    load = OfferedLoad(url, runner, pool, mb_per_s)
     try:
-        tier_runner.start()
-        yield OfferedLoad(tier_runner, mb_per_s)
+        load.fill()
+        yield load
     finally:
-        tier_runner.close(5.0)
+        load.close()
         pool.close()
 
 

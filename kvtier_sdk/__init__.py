@@ -5,7 +5,8 @@ Everything public is here; the modules behind it are not part of the interface.
 
 from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.aio.clock import Clock, SystemClock
-from kvtier_sdk.aio.connections import Connection, ConnectionPool
+from kvtier_sdk.aio.connection import Connection
+from kvtier_sdk.aio.connection_pool import ConnectionPool
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
@@ -34,6 +35,7 @@ from kvtier_sdk.errors import (
     UnknownBackendError,
     map_exceptions,
 )
+from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import (
     METRICS,
     Metric,
@@ -58,15 +60,19 @@ from kvtier_sdk.registry import (
     load_policy,
     load_store_policy,
 )
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 from kvtier_sdk.tiering import (
     LoadSpec,
     MissReason,
     PrepareStoreOutput,
     ResetScope,
+    TierClient,
     TieringConfig,
     TieringManager,
+    TierListener,
     open_manager,
     open_pool,
+    open_tier,
 )
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import (
@@ -107,6 +113,8 @@ __all__ = [
     "EvictionPolicy",
     "Flag",
     "HostPool",
+    "Job",
+    "JobResult",
     "KVTierError",
     "LoadSpec",
     "Locality",
@@ -119,6 +127,8 @@ __all__ = [
     "MissReason",
     "Namespace",
     "OffloadKey",
+    "OffloadingEvent",
+    "Operation",
     "PoolLayout",
     "PoolUsage",
     "PrepareStoreOutput",
@@ -135,10 +145,12 @@ __all__ = [
     "SystemClock",
     "TierAuthError",
     "TierCapacityError",
+    "TierClient",
     "TierConfig",
     "TierContext",
     "TierContractError",
     "TierError",
+    "TierListener",
     "TierSpec",
     "TierStats",
     "TierTimeoutError",
@@ -149,6 +161,7 @@ __all__ = [
     "Transfer",
     "UnknownBackendError",
     "Usage",
+    "Verdict",
     "available_backends",
     "format_bytes",
     "load_backend",
@@ -159,6 +172,7 @@ __all__ = [
     "metric_samples",
     "open_manager",
     "open_pool",
+    "open_tier",
     "run_blocking",
     "split_offload_key",
 ]

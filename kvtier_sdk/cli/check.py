@@ -1,4 +1,4 @@
-"""``kvtier check``: is a configuration right, and do its tiers work?"""
+"""``kvtier check``: reads a configuration and tries its tiers out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import typer
 
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.integrations.vllm.options import in_vllms_names
-from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
+from kvtier_sdk.integrations.vllm.transfer_config import (
+    in_vllms_names,
+    is_transfer_config,
+    read_transfer_config,
+)
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.units import format_bytes, parse_bytes, parse_seconds
 from kvtier_sdk.tiering import TieringConfig
@@ -27,15 +30,15 @@ _DRY_RUN_FAILED, _MISTAKEN = 1, 2
 
 @dataclass(slots=True)
 class _Findings:
-    """All that there is to say about a file.
+    """The findings about a file.
 
     Attributes:
-        file: which.
-        mistakes: what is wrong with its text, a line each.
-        configuration: what is in effect, defaults included and secrets masked.
-        pool_fault: why the host pool cannot be made.
-        tiers: the dry run's.
-        remarks: what is worth knowing of the whole.
+        file: its path.
+        mistakes: in its text, a line each.
+        configuration: the options in effect, defaults included and secrets masked.
+        pool_fault: the reason why the host pool cannot be made, if any.
+        tiers: the results of the dry run.
+        remarks: about the whole.
     """
 
     file: str
@@ -59,16 +62,16 @@ def check_command(
         Path,
         typer.Argument(
             metavar="CONFIG",
-            help="A configuration in TOML, JSON or YAML, or a JSON file that holds what vLLM's "
-            "--kv-transfer-config is given.",
+            help="A configuration in TOML, JSON or YAML, or a JSON file with the value of vLLM's "
+            "--kv-transfer-config.",
         ),
     ],
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run/--no-dry-run",
-            help="Whether to look for room for the host pool, connect to each tier, and write, "
-            "find, read, compare and remove a chunk that belongs to nobody.",
+            help="Look for room for the host pool, connect to each tier, and write, find, read, "
+            "compare and remove a chunk of its own.",
         ),
     ] = True,
     chunk_bytes: Annotated[
@@ -76,21 +79,20 @@ def check_command(
         typer.Option(
             metavar="SIZE",
             show_default="the configured one, else 64KiB",
-            help="Size of that chunk; an engine knows its own.",
+            help="Size of that chunk.",
         ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="What each step with a tier may take.")
+        str, typer.Option(metavar="DURATION", help="Time limit of each step with a tier.")
     ] = "30s",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
     ] = False,
 ) -> None:
-    """Check a configuration, show what is in effect, and try its tiers out.
+    """Check a configuration, show the options in effect, and try its tiers out.
 
     No secret is shown. The exit status is 0 if all is well, 1 if a tier or the host pool does
-    not work, 2 if the configuration or an option is wrong, 3 if something fails that nobody
-    expected.
+    not work, 2 if the configuration or an option is wrong, 3 after an unexpected error.
     """
     size_bytes = None if chunk_bytes is None else _option("--chunk-bytes", parse_bytes, chunk_bytes)
     timeout_s = _option("--timeout", parse_seconds, timeout)
@@ -99,7 +101,7 @@ def check_command(
     findings = _Findings(str(config))
     for line in _check(config, findings, size_bytes, timeout_s if dry_run else None):
         if not as_json:
-            # Into a pipe too: the next line may take as long as a tier may.
+            # Flushed into a pipe too: the next line may take as long as a tier does.
             print(line, flush=True)
     if as_json:
         print(json.dumps({"ok": findings.status == 0, **asdict(findings)}))
@@ -116,7 +118,7 @@ def _option(flag: str, parse: Any, text: str) -> Any:
 def _check(
     file: Path, findings: _Findings, size_bytes: int | None, timeout_s: float | None
 ) -> Iterator[str]:
-    """Fill in the findings; yields each for people as soon as it is known."""
+    """Fill in the findings, and yield each as text as soon as it is known."""
     try:
         options = read_options(file)
         of_vllm = is_transfer_config(options)
@@ -163,7 +165,7 @@ _VERDICTS = {0: "ok", _DRY_RUN_FAILED: "does not work as it is", _MISTAKEN: "is 
 
 
 def _configuration_lines(configuration: Mapping[str, Any]) -> Iterator[str]:
-    """The options in effect, as TOML; those without a value are left out."""
+    """The options in effect as TOML, without those that have no value."""
     yield from _option_lines({name: of for name, of in configuration.items() if name != "tiers"})
     for tier in configuration.get("tiers", ()):
         yield "\n[[tiers]]"

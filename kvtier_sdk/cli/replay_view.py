@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -33,26 +35,29 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def print_json(report: ReplayReport) -> None:
-    """One object on stdout."""
-    print(json.dumps(report.as_json()))
+def print_json(report: ReplayReport, file: TextIO = sys.stdout) -> None:
+    """One object, on stdout or into a file."""
+    print(json.dumps(report.as_json()), file=file)
 
 
-def print_table(report: ReplayReport, *, chunk_bytes: int, overlapped: bool) -> None:
-    """The figures, and what there is to say about them."""
+def print_table(report: ReplayReport, *, overlapped: bool) -> None:
+    """Print the figures, and what there is to say about them."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"{report.requests:,} requests, {report.chunks:,} chunks of "
-        f"{format_bytes(chunk_bytes)}, {report.elapsed_s:.1f} s"
+        f"{format_bytes(report.chunk_bytes)}, {report.elapsed_s:.1f} s"
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("tier")
-    for title in ("hits", "hit rate", "stored", "GB/s", "loaded", "GB/s", "evicted"):
+    for title in ("hit chunks", "hit rate", "stored", "GB/s", "loaded", "GB/s", "evicted chunks"):
         table.add_column(title, justify="right")
     for tier in report.tiers:
-        table.add_row(tier.name, *_row(tier, report.chunks))
+        table.add_row(tier.name, *_row(tier, report))
     table.add_row("all", f"{report.hit_chunks:,}", f"{report.hit_rate:.2%}")
     console.print(table)
+    if len(report.tiers) > 1:
+        of_each = "; jobs that overlap count each" if overlapped else ""
+        console.print(f"GB/s: bytes over the time that store or load jobs were under way{of_each}")
     us = report.scheduler_us
     console.print(
         f"scheduler thread: {us['mean']:.1f} us of CPU per chunk; a request's mean per chunk: "
@@ -70,21 +75,25 @@ def print_table(report: ReplayReport, *, chunk_bytes: int, overlapped: bool) -> 
             "Requests that overlap do not wait for room: a chunk that was dropped on its way "
             "down is a miss the next time. --concurrency 1 waits, and drops nothing."
         )
-    console.print(f"dropped: {report.dropped:,} chunks; wrong bytes: {report.wrong_bytes:,}")
+    console.print(f"dropped: {report.dropped:,} chunks")
+    wrong = f"{report.wrong_bytes:,} of them wrong" if report.wrong_bytes else "all equal"
+    console.print(f"compared with what was stored: {report.compared_bytes:,} bytes, {wrong}")
 
 
-def _row(tier: TierStats, chunks: int) -> list[str]:
-    rate = tier.hit_chunks / chunks if chunks else 0.0
+def _row(tier: TierStats, report: ReplayReport) -> list[str]:
+    rate = tier.hit_chunks / report.chunks if report.chunks else 0.0
     return [
         f"{tier.hit_chunks:,}",
         f"{rate:.2%}",
         format_bytes(tier.stored_bytes),
-        _speed(tier.stored_bytes, tier.store_s),
+        _speed(tier.stored_bytes, tier.store_s, report.elapsed_s),
         format_bytes(tier.loaded_bytes),
-        _speed(tier.loaded_bytes, tier.load_s),
+        _speed(tier.loaded_bytes, tier.load_s, report.elapsed_s),
         f"{tier.evicted_chunks:,}",
     ]
 
 
-def _speed(size_bytes: int, duration_s: float) -> str:
+def _speed(size_bytes: int, jobs_s: float, elapsed_s: float) -> str:
+    # Jobs that overlap count each, so that their sum may be longer than the whole run.
+    duration_s = min(jobs_s, elapsed_s)
     return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"

@@ -1,15 +1,14 @@
-"""Trying tiers out without an engine: through the runners that an engine's tiers have."""
+"""Checks tiers without an engine, through the client that an engine's tiers have."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -22,15 +21,16 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.secrets import MASK, MaskingFormatter, without_password
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.runner.factory import make_runner
-from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict, verdict_of
+from kvtier_sdk.runner.jobs import Job, Operation, Verdict, verdict_of
 from kvtier_sdk.tiering import TieringConfig, open_pool
+from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, RequestContext, make_offload_key
 
 _SLOTS = 2
 _WRITTEN, _READ = range(_SLOTS)
-_TRIER = RequestContext("kvtier check")
+_REQUEST = RequestContext("kvtier check")
 #: How much longer than a job's deadline its result may take.
 _GRACE_S = 5.0
 #: What an operator can do about it.
@@ -44,21 +44,21 @@ _ADVICE: dict[Verdict, str] = {
     Verdict.CONTRACT: "a bug of the backend: use another release of it, and tell its author",
     Verdict.CORRUPT: "do not use this store: what comes back is not what was stored",
 }
-#: And where it is this module that waits no longer.
+#: Appended where it is the check that waits no longer.
 _WAIT_LONGER = "; --timeout makes the check wait longer"
-#: How long a tier may take to close when somebody has interrupted its trial.
+#: How long a tier may take to close when its check was interrupted.
 _INTERRUPTED_S = 0.5
-#: What a traceback has before each of its errors.
+#: The part of a traceback before each of its errors.
 _FRAMES = re.compile(r":?\n+Traceback \(most recent call last\):\n(?:  .*\n)+")
 
 
 def advice_on(verdict: Verdict) -> str | None:
-    """What an operator can do where a tier's call comes to a verdict; ``None`` if nobody knows."""
+    """Return what an operator can do about a verdict; ``None`` if nothing is known to help."""
     return _ADVICE.get(verdict)
 
 
 class _StepError(Exception):
-    """A step did not work; the verdict is the tier's."""
+    """A step failed; the verdict is the tier's."""
 
     def __init__(self, message: str, verdict: Verdict) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class _StepError(Exception):
 
 
 class _GaveUpError(_StepError):
-    """A step took longer than the trial waits."""
+    """A step took longer than the check waits."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, Verdict.TIMEOUT)
@@ -74,16 +74,16 @@ class _GaveUpError(_StepError):
 
 @dataclass(slots=True)
 class TierCheck:
-    """What became of one tier.
+    """The outcome for one tier.
 
     Attributes:
         name: the tier's.
         backend: its backend's.
-        steps_s: how long each step took that worked, in order: ``open``, ``store``, ``lookup``,
+        steps_s: seconds that each successful step took, in order: ``open``, ``store``, ``lookup``,
             ``load``, ``remove``.
-        fault: why the next step did not; secrets are masked.
+        fault: why the next step failed; secrets are masked.
         advice: what to do about it, where the fault does not say so itself.
-        remarks: what is worth knowing beside it, such as what the tier warned of.
+        remarks: what else is worth knowing, such as the tier's warnings.
     """
 
     name: str
@@ -97,19 +97,19 @@ class TierCheck:
 def check_tiers(
     config: TieringConfig, *, chunk_bytes: int, timeout_s: float = 30.0, clock: Clock | None = None
 ) -> Iterator[TierCheck]:
-    """Connect to each tier, and have it store, find, load and remove a chunk of nobody's.
+    """Connect to each tier, and have it store, find, load and remove a chunk.
 
-    It is stored in a namespace of its own and under a random key, so that neither chunks of
-    engines nor another trial of the same store are touched.
+    The chunk has a namespace of its own and a random key, so that it touches neither chunks of
+    engines nor another check of the same store.
 
     Args:
         config: the tiers.
         chunk_bytes: size of the chunk.
-        timeout_s: what each step may take.
+        timeout_s: time for each step.
         clock: time and tasks; the system's where absent.
 
     Yields:
-        One report a tier, when it is over.
+        The outcome for each tier, when it is known.
 
     Raises:
         ConfigError: there is no memory for two chunks.
@@ -117,11 +117,11 @@ def check_tiers(
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
         for spec in config.tiers:
-            yield _Trial(spec, pool, clock or SystemClock(), timeout_s).run()
+            yield _Check(spec, pool, clock or SystemClock(), timeout_s).run()
 
 
-class _Trial:
-    """One tier's trial."""
+class _Check:
+    """The check of one tier."""
 
     def __init__(self, spec: TierSpec, pool: HostPool, clock: Clock, timeout_s: float) -> None:
         self._spec = spec
@@ -129,51 +129,60 @@ class _Trial:
         self._clock = clock
         self._timeout_s = timeout_s
         self._reported = threading.Event()
-        self._job_ids = itertools.count()
         self._key = make_offload_key(os.urandom(32), 0xFFFF_FFFF)
-        self._trial = TierCheck(spec.name, spec.backend)
-        self._runner: TierRunner
+        self._outcome = TierCheck(spec.name, spec.backend)
+        self._tier: TierClient
 
     def run(self) -> TierCheck:
         with _warnings_of(self._spec.name) as warnings:
-            self._try_out()
+            self._check()
         prefix = f"{self._spec.name}: "
         said = [self._masked(text.removeprefix(prefix)) for text in dict.fromkeys(warnings)]
-        self._trial.remarks += [text for text in said if text != self._trial.fault]
-        return self._trial
+        self._outcome.remarks += [text for text in said if text != self._outcome.fault]
+        return self._outcome
 
-    def _try_out(self) -> None:
+    def _check(self) -> None:
         try:
-            self._runner = make_runner(
-                self._spec,
-                self._pool,
-                namespace=Namespace(
-                    {"engine": "kvtier check", "chunk_bytes": self._pool.chunk_bytes}
-                ),
-                clock=self._clock,
-                notify=self._reported.set,
-                verify=True,
-            )
+            self._tier = self._make_client()
             try:
                 self._take_steps()
             except KeyboardInterrupt:
                 # What does not end in time ends with the interpreter.
-                _ends_within(_INTERRUPTED_S, lambda: self._runner.close(_INTERRUPTED_S))
+                _ends_within(_INTERRUPTED_S, lambda: self._tier.close(_INTERRUPTED_S))
                 raise
             finally:
-                self._runner.close(self._timeout_s)
+                self._tier.close(self._timeout_s)
         except TierError as error:
             self._note_fault(error, verdict_of(error))
         except _StepError as error:
             self._note_fault(error, error.verdict)
             if isinstance(error, _GaveUpError):
-                self._trial.advice = f"{self._trial.advice}{_WAIT_LONGER}"
+                self._outcome.advice = f"{self._outcome.advice}{_WAIT_LONGER}"
         except (ConfigError, BackendError) as error:
             self._note_fault(error, None)
-        except Exception as error:  # whatever a stranger's tier does where it is made or opened
+        except Exception as error:  # of a backend's own, where it is made or opened
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
             raised.tier, raised.operation = self._spec.name, "open"
             self._note_fault(raised, Verdict.CONTRACT)
+
+    def _make_client(self) -> TierClient:
+        """Make a client whose jobs have as long as the check waits."""
+        runner = make_runner(
+            self._spec,
+            self._pool,
+            namespace=Namespace({"engine": "kvtier check", "chunk_bytes": self._pool.chunk_bytes}),
+            clock=self._clock,
+            notify=self._reported.set,
+            verify=True,
+        )
+        deadlines = dict.fromkeys(
+            ("lookup_deadline_s", "load_deadline_s", "store_deadline_s"), self._timeout_s
+        )
+        patient = replace(self._spec, runner=self._spec.runner.model_copy(update=deadlines))
+        chunk_bytes = self._pool.chunk_bytes
+        return TierClient(
+            patient, runner, TierListener(), clock=self._clock, chunk_bytes=chunk_bytes
+        )
 
     def _masked(self, text: str) -> str:
         config = self._spec.config
@@ -184,49 +193,50 @@ class _Trial:
         return text
 
     def _note_fault(self, error: Exception, verdict: Verdict | None) -> None:
-        self._trial.fault = self._masked(str(error))
-        self._trial.advice = None if verdict is None else advice_on(verdict)
+        self._outcome.fault = self._masked(str(error))
+        self._outcome.advice = None if verdict is None else advice_on(verdict)
 
     def _take_steps(self) -> None:
-        pool, options = self._pool, self._spec.runner
+        pool, options, tier = self._pool, self._spec.runner, self._tier
+        keys = [self._key]
         with self._step("open"):
             self._open()
         pool.view(_WRITTEN)[:] = os.urandom(pool.chunk_bytes)
         with self._step("store", options.store_deadline_s):
-            self._do(Operation.STORE, _WRITTEN)
+            self._expect(tier.store(keys, [_WRITTEN], _REQUEST, whole=True))
         with self._step("lookup", options.lookup_deadline_s):
-            self._do(Operation.LOOKUP)
+            self._expect(tier.lookup(keys, _REQUEST))
         with self._step("load", options.load_deadline_s):
-            self._do(Operation.LOAD, _READ)
+            self._expect(tier.load(keys, [_READ], _REQUEST, whole=True))
         if pool.view(_READ) != pool.view(_WRITTEN):
             raise self._error(Operation.LOAD, "another chunk came back", Verdict.CORRUPT)
         if Capability.DELETE not in self._spec.tier_class.capabilities:
-            self._trial.remarks.append(
+            self._outcome.remarks.append(
                 f"it cannot delete: a chunk of {pool.chunk_bytes} bytes stays in it"
             )
             return
         with self._step("remove"):
-            self._do(Operation.DELETE)
-            self._do(Operation.LOOKUP, expected=Verdict.NOT_FOUND)
+            self._expect(tier.delete(keys, _REQUEST))
+            self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
 
     @contextmanager
     def _step(self, name: str, deadline_s: float | None = None) -> Iterator[None]:
         started_s = self._clock.now_s()
         yield
         taken_s = self._clock.now_s() - started_s
-        self._trial.steps_s[name] = taken_s
+        self._outcome.steps_s[name] = taken_s
         if deadline_s is not None and taken_s > deadline_s:
-            self._trial.remarks.append(
+            self._outcome.remarks.append(
                 f"{name} took {taken_s:.3g} s and has {deadline_s:g} s ('{name}_deadline')"
             )
 
     def _open(self) -> None:
-        """Start the runner, which waits for the tier; not for ever."""
+        """Open the tier, within the time of a step."""
         raised: list[BaseException] = []
 
         def start() -> None:
             try:
-                self._runner.start()
+                self._tier.open()
             except BaseException as error:
                 raised.append(error)
 
@@ -237,23 +247,24 @@ class _Trial:
         for failure in raised:
             raise failure
 
-    def _do(self, operation: Operation, *slots: int, expected: Verdict = Verdict.OK) -> None:
-        """One job over the chunk, to its end; raises what it comes to otherwise."""
-        deadline_s = self._clock.now_s() + self._timeout_s
-        job = Job(next(self._job_ids), operation, [self._key], slots, _TRIER, deadline_s)
-        self._runner.submit([job])
-        result = self._result_of(job)
-        if result is None:
+    def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
+        """Hand a job over, wait for its end, and raise if it comes to another verdict."""
+        # An empty queue takes any chunk; only an open breaker refuses it.
+        if job is None:
+            raise _StepError(f"{self._spec.name}: its breaker is open", Verdict.UNAVAILABLE)
+        operation = job.operation
+        self._wait_for(job)
+        if job.result is None:
             raise _GaveUpError(f"{self._spec.name} {operation.value}: no answer")
-        (verdict,) = result.verdicts
+        (verdict,) = job.result.verdicts
         if verdict is expected:
             return
         if verdict is Verdict.OK:
             raise self._error(operation, "the chunk is there, although it was removed", verdict)
         if verdict is Verdict.NOT_FOUND:
             raise self._error(operation, "the chunk is not there, although it was stored", verdict)
-        if result.error is not None:
-            raise _StepError(result.error, verdict)
+        if job.result.error is not None:
+            raise _StepError(job.result.error, verdict)
         message = f"no answer within {self._timeout_s:g} s"
         if verdict is Verdict.TIMEOUT:
             raise _GaveUpError(f"{self._spec.name} {operation.value}: {message}")
@@ -262,18 +273,17 @@ class _Trial:
     def _error(self, operation: Operation, message: str, verdict: Verdict) -> _StepError:
         return _StepError(f"{self._spec.name} {operation.value}: {message}", verdict)
 
-    def _result_of(self, job: Job) -> JobResult | None:
-        while self._clock.now_s() < job.deadline_s + _GRACE_S:
+    def _wait_for(self, job: Job) -> None:
+        self._tier.flush()
+        while job.result is None and self._clock.now_s() < job.deadline_s + _GRACE_S:
             self._reported.clear()
-            for report in self._runner.poll():
-                if isinstance(report, JobResult) and report.job_id == job.job_id:
-                    return report
-            self._reported.wait(_GRACE_S)
-        return None
+            self._tier.poll()
+            if job.result is None:
+                self._reported.wait(_GRACE_S)
 
 
 def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
-    """Call it in a thread that nobody waits for longer; whether it has ended."""
+    """Call it in a thread of its own; return true if it has ended in time."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -281,7 +291,7 @@ def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
 
 
 class _Listener(logging.Handler):
-    """Writes down what is logged; of a traceback, as a tier's process sends one too, the errors."""
+    """Keeps what is logged; of a traceback, which a tier's process may send too, the errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -294,11 +304,11 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _warnings_of(tier: str) -> Iterator[list[str]]:
-    """What a tier warns of in the meantime; said here, it is not logged besides."""
+    """Collect a tier's warnings in the meantime; shown in the outcome, they are not logged."""
     logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(listener)
-    # The level is also what a process of the tier's own is told to send.
+    # A process of the tier's own is told to send lines of this level.
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:

@@ -6,53 +6,39 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.options.place import Place
 
 
-def location_conflicts(specs: Mapping[str, TierSpec]) -> Iterator[tuple[str, str]]:
-    """Find tiers that keep their chunks where another one does.
+def location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
+    """Complain about tiers that keep their chunks where another tier does.
 
-    One in the middle of another's place would be counted, or swept away, by it; two in one place
-    with different options would each follow its own. The same tier twice is no clash.
-
-    Args:
-        specs: path of each tier in its configuration to the tier.
-
-    Yields:
-        The path of the later tier of each pair, and what is wrong with it.
+    A tier inside another's location would have its chunks counted or swept away by the other. Two
+    tiers in one location with different options would each follow their own. The same tier twice
+    is no conflict.
     """
-    for (path, one), (later_path, later) in combinations(specs.items(), 2):
-        fault = _clash(one, path, later)
-        if fault is not None:
-            yield later_path, fault
+    for (one_place, one), (place, tier) in combinations(specs.items(), 2):
+        first, location = one.config.location(), tier.config.location()
+        if first is None or location is None:
+            continue
+        keeps = f"{place}: {tier.name!r} keeps its chunks in {location}"
+        other, apart = f"{one.name!r} ({one_place.path})", "give each a place of its own"
+        if location == first:
+            if different := _different_options(one, tier):
+                fault = f"and so does {other}, with other options ({different})"
+                yield f"{keeps}, {fault}: {apart}, or both the same options"
+        elif relation := _relation(location, first):
+            yield f"{keeps}, {relation} {first}, where {other} keeps its own: {apart}"
 
 
-def _clash(one: TierSpec, path: str, later: TierSpec) -> str | None:
-    place, later_place = one.config.location(), later.config.location()
-    if place is None or later_place is None:
-        return None
-    if place == later_place:
-        different = _different_options(one, later)
-        return different and (
-            f"keeps its chunks in {place}, and so does {one.name!r} ({path}), with other "
-            f"options ({different}): give each a place of its own, or both the same options"
-        )
-    if _is_inside(later_place, place):
-        relation = f"inside {place}, where {one.name!r} ({path}) keeps its own"
-    elif _is_inside(place, later_place):
-        relation = f"around {place}, where {one.name!r} ({path}) keeps its own"
-    else:
-        return None
-    return f"keeps its chunks in {later_place}, {relation}: give each a place of its own"
+def _relation(location: str, other: str) -> str:
+    if location.startswith(other.rstrip("/") + "/"):
+        return "inside"
+    return "around" if other.startswith(location.rstrip("/") + "/") else ""
 
 
-def _is_inside(place: str, outer: str) -> bool:
-    return place.startswith(outer.rstrip("/") + "/")
-
-
-def _different_options(one: TierSpec, other: TierSpec) -> str | None:
+def _different_options(one: TierSpec, other: TierSpec) -> str:
     if one.tier_class is not other.tier_class:
         return "another backend"
-    names = zip(one.config.option_names(), type(one.config).model_fields, strict=True)
     values = vars(one.config), vars(other.config)
-    different = [option for option, name in names if values[0][name] != values[1][name]]
-    return ", ".join(different) or None
+    names = zip(one.config.option_names(), type(one.config).model_fields, strict=True)
+    return ", ".join(option for option, name in names if values[0][name] != values[1][name])

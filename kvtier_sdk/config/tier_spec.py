@@ -1,4 +1,4 @@
-"""A tier as it is configured: which backend, under which name, with which options."""
+"""A tier as it is configured: its backend, its name and its options."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from kvtier_sdk.contract import SecondaryTierManager
-from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.model import (
-    closest,
-    nearest,
-    option_path,
-    validate_options,
-)
+from kvtier_sdk.errors import BackendError, ConfigError
+from kvtier_sdk.options.model import validate_options
+from kvtier_sdk.options.place import Place, closest
 from kvtier_sdk.options.secrets import hides_more_than_password, masked, url_without_password
-from kvtier_sdk.options.tier import (
-    RunnerOptions,
-    TierConfig,
-)
+from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.url import TierURL
-from kvtier_sdk.registry import backend_name, load_backend
+from kvtier_sdk.registry import backend_name, load_backend, load_store_policy
 
-# Keys of a tier entry that are neither the backend's nor the runner's.
-_ENTRY_KEYS = ("type", "backend", "name", "url")
+#: Options of a tier entry that are neither the backend's nor the runner's.
+_ENTRY_OPTIONS = ("type", "backend", "name", "url")
+#: Options that an entry of any backend can have.
+_COMMON = (*_ENTRY_OPTIONS, *RunnerOptions.option_names())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,7 @@ class TierSpec:
         Args:
             url: the scheme names the backend, the query its options and the runner's; ``name``
                 in the query names the tier.
-            overrides: options on top of the URL's.
+            overrides: options that the URL does not give.
 
         Returns:
             The validated entry.
@@ -69,77 +64,75 @@ class TierSpec:
         """Read a tier entry: ``type``, optional ``name``, ``url`` or flat options.
 
         Args:
-            entry: the options. ``type`` is the backend's name, or ``"kvtier"`` with ``backend``
-                naming it; ``url`` takes their place or completes them.
-            where: what the entry belongs to, with which each complaint begins.
-            path: of the entry inside of that, ``tiers[1]``; empty where it is all.
+            entry: the options. ``type`` is the backend's name, or ``"kvtier"`` beside a
+                ``backend`` that names it; ``url`` replaces them or adds to them.
+            where: the source of the entry; each complaint begins with it.
+            path: the entry's place in that source, ``tiers[1]``; empty if it is all of it.
 
         Returns:
             The validated entry.
 
         Raises:
-            ConfigError: an option is wrong, missing, or given both in the URL and beside it, or
-                the URL is another backend's.
+            ConfigError: an option is wrong, missing, or given both in the URL and beside it, the
+                URL is another backend's, or the store policy cannot be found or loaded.
             BackendError: the backend cannot be found or loaded.
         """
-        place = _Place(where, path)
-        _check_text(entry, place)
+        place = Place(where, path)
+        options = place.table(entry)
+        for name in _ENTRY_OPTIONS:
+            if not isinstance(options.get(name, ""), str):
+                given = masked(name, options[name])
+                raise ConfigError(f"{place.at(name)} is {given!r} but should be text")
         try:
-            return cls._read(entry, place)
+            return cls._read(options, place)
         except ConfigError:
-            # What is wrong may well be a piece of a password that was taken for an option.
-            if hides_more_than_password(entry.get("url", "")):
-                raise place.error(
-                    "url",
-                    "cannot be used: it is not clear where its password ends; in names, passwords "
-                    "and options write '@' as %40, ':' as %3A, '/' as %2F, '?' as %3F, '#' as %23, "
-                    "'%' as %25",
+            # A piece of a password that was taken for an option may be what is wrong.
+            if hides_more_than_password(options.get("url", "")):
+                raise ConfigError(
+                    f"{place.at('url')} cannot be used: it is not clear where its password ends; "
+                    "in names, passwords and options write '@' as %40, ':' as %3A, '/' as %2F, "
+                    "'?' as %3F, '#' as %23, '%' as %25"
                 ) from None
             raise
 
     @classmethod
-    def _read(cls, entry: Mapping[str, Any], place: _Place) -> Self:
-        url = _parse_url(entry, place)
-        backend = backend_name(_backend_given(entry, url, place))
-        tier_class = load_backend(backend)
-        options: dict[str, Any] = {
-            key: value for key, value in entry.items() if key not in ("type", "backend", "url")
-        }
+    def _read(cls, entry: Mapping[str, Any], place: Place) -> Self:
+        url = _parse_url(entry["url"], place) if "url" in entry else None
+        named_by, name_given = _backend_given(entry, url, place)
+        backend = backend_name(name_given)
+        try:
+            tier_class = load_backend(backend)
+        except BackendError as error:
+            raise type(error)(f"{place.at(named_by)}: {error}") from error
+        own = {key: of for key, of in entry.items() if key not in ("type", "backend", "url")}
         if url is not None:
             if backend_name(url.scheme) != backend:
-                raise place.error(
-                    "url",
-                    f"begins with '{url.scheme}:', which is not the backend {backend!r} that "
-                    f"{option_path(place.path, backend_option(entry))!r} names",
+                raise ConfigError(
+                    f"{place.at('url')} begins with '{url.scheme}:', which is not the backend "
+                    f"{backend!r} that {place.at(named_by).path!r} names"
                 )
-            given = _url_options(url, tier_class, place)
-            for key in sorted(given.keys() & options.keys()):
-                raise place.error(key, "is given in the URL and beside it")
-            options |= given
-        name = options.pop("name", backend)
+            given = _url_options(url, tier_class.config_model, place)
+            for key in sorted(given.keys() & own.keys()):
+                raise ConfigError(f"{place.at(key)} is given in the URL and beside it")
+            own |= given
+        name = own.pop("name", backend)
         if not name:
-            raise place.error("name", "is empty; leave it out, or give the tier a name")
-        own, common = _split_options(options)
-        return cls(
-            name=name,
-            backend=backend,
-            tier_class=tier_class,
-            config=validate_options(
-                tier_class.config_model,
-                own,
-                where=place.where,
-                path=place.path,
-                also_known=[*RunnerOptions.option_names(), *_ENTRY_KEYS],
-            ),
-            runner=validate_options(RunnerOptions, common, where=place.where, path=place.path),
-        )
+            raise ConfigError(f"{place.at('name')} is empty; leave it out, or give the tier a name")
+        common = RunnerOptions.take_from(own)
+        config = validate_options(tier_class.config_model, own, place, _COMMON)
+        runner = validate_options(RunnerOptions, common, place)
+        try:
+            load_store_policy(runner.store_policy)
+        except (BackendError, ConfigError) as error:
+            raise ConfigError(f"{place.at('store_policy')}: {error}") from error
+        return cls(name, backend, tier_class, config, runner)
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
-        """The entry as plain data that :meth:`from_options` reads.
+        """Write the entry down as plain data that :meth:`from_options` reads.
 
         Args:
-            secrets: whether to give them away; else they are ``"***"``.
-            defaults: whether to name those too that were not given.
+            secrets: write secrets in the clear instead of as ``"***"``.
+            defaults: include the options that were not given.
 
         Returns:
             ``type``, ``name`` and flat options, quantities in bytes and seconds.
@@ -149,83 +142,42 @@ class TierSpec:
         return {"type": self.backend, "name": self.name, **config, **runner}
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an entry stands, for complaints about it."""
-
-    where: str
-    path: str
-
-    def error(self, option: str, message: str) -> ConfigError:
-        """A complaint about one of the entry's options."""
-        return ConfigError(f"{self.where}: option {option_path(self.path, option)!r} {message}")
+def _parse_url(url: str, place: Place) -> TierURL:
+    try:
+        return TierURL.parse(url)
+    except ConfigError as error:
+        raise ConfigError(f"{place.at('url')} cannot be used: {error}") from None
 
 
-def backend_option(entry: Mapping[str, Any]) -> str:
-    """Which of a tier entry's options names the backend."""
+def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) -> tuple[str, str]:
+    """The option that names the backend, and the name, or a scheme that stands for it."""
     if entry.get("type", "kvtier") != "kvtier":
-        return "type"
-    return next((option for option in ("backend", "url") if option in entry), "type")
-
-
-def _check_text(entry: Mapping[str, Any], place: _Place) -> None:
-    for key in _ENTRY_KEYS:
-        if key in entry and not isinstance(entry[key], str):
-            raise place.error(key, f"is {masked(key, entry[key])!r} but should be text")
-
-
-def _parse_url(entry: Mapping[str, Any], place: _Place) -> TierURL | None:
-    if "url" not in entry:
-        return None
-    try:
-        return TierURL.parse(entry["url"])
-    except ConfigError as error:
-        raise place.error("url", f"cannot be used: {error}") from None
-
-
-def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: _Place) -> str:
-    """What names the backend: its name, or a URL's scheme."""
-    option = backend_option(entry)
-    if option == "url" and url is not None:
-        return url.scheme
-    name = entry.get(option, "kvtier")
-    if name == "kvtier":
-        raise _missing_backend(entry, place)
+        option, name = "type", entry["type"]
+    elif entry.get("backend", "kvtier") != "kvtier":
+        option, name = "backend", entry["backend"]
+    elif url is not None:
+        option, name = "url", url.scheme
+    else:
+        # A misspelt 'type' is an unknown option, not a missing one.
+        unknown = entry.keys() - set(_COMMON)
+        misspelt = {key: None for key in unknown if closest(key, _COMMON) in _ENTRY_OPTIONS}
+        validate_options(RunnerOptions, misspelt, place, _ENTRY_OPTIONS)
+        missing = "backend" if "type" in entry or "backend" in entry else "type"
+        raise ConfigError(f"{place.at(missing)} is missing; it names the backend")
     if entry.get("backend", name) != name:
-        raise place.error("backend", f"is {entry['backend']!r}, but 'type' is {name!r}")
-    return str(name)
+        raise ConfigError(
+            f"{place.at('backend')} is {entry['backend']!r}, but {option!r} is {name!r}"
+        )
+    return option, name
 
 
-def _missing_backend(entry: Mapping[str, Any], place: _Place) -> ConfigError:
-    # A misspelt 'type' is an unknown option, not a missing one.
-    known = [*_ENTRY_KEYS, *RunnerOptions.option_names()]
-    for key in sorted(entry.keys() - set(known)):
-        if closest(key, known) in _ENTRY_KEYS:
-            return ConfigError(
-                f"{place.where}: unknown option {option_path(place.path, key)!r}; "
-                f"{nearest(key, known, 'allowed')}"
-            )
-    missing = "backend" if "type" in entry or "backend" in entry else "type"
-    return place.error(missing, "is missing; it names the backend")
-
-
-def _url_options(
-    url: TierURL, tier_class: type[SecondaryTierManager], place: _Place
-) -> dict[str, Any]:
-    """All options that a URL gives: the backend's, the runner's, and ``name``."""
-    own, common = _split_options(url.options)
-    name = {"name": own.pop("name")} if "name" in own else {}
+def _url_options(url: TierURL, model: type[TierConfig], place: Place) -> dict[str, Any]:
+    """All options of a URL: the backend's, the runner's, and ``name``."""
+    own = dict(url.options)
+    common = RunnerOptions.take_from(own)
+    if "name" in own:
+        common["name"] = own.pop("name")
     try:
-        own = tier_class.config_model.options_from_url(replace(url, options=own))
+        return model.options_from_url(replace(url, options=own)) | common
     except ConfigError as error:
-        raise place.error("url", f"cannot be used: {error}") from None
-    return own | common | name
-
-
-def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The backend's options and the runner's."""
-    common = set(RunnerOptions.option_names())
-    return (
-        {key: value for key, value in options.items() if key not in common},
-        {key: value for key, value in options.items() if key in common},
-    )
+        raise ConfigError(f"{place.at('url')} cannot be used: {error}") from None

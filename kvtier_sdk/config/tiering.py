@@ -3,50 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from pydantic import Field, InstanceOf, field_validator, model_validator
 
 from kvtier_sdk.config.location_conflicts import location_conflicts
-from kvtier_sdk.config.tier_spec import TierSpec, backend_option
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.files import read_options
-from kvtier_sdk.options.model import (
-    StrictModel,
-    kind_of,
-    option_path,
-    validate_options,
-)
+from kvtier_sdk.options.model import StrictModel, validate_options
+from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.secrets import masked
 from kvtier_sdk.options.units import Bytes, BytesOrShare, Count, Flag, Seconds, Share
-from kvtier_sdk.registry import load_policy, load_store_policy
-
-T = TypeVar("T")
+from kvtier_sdk.registry import load_policy
 
 
 class TieringConfig(StrictModel):
-    """What a manager is made from: the host pool, how it is used, and the tiers behind it.
+    """The configuration of a manager: the host pool, how it is used, and the tiers behind it.
 
     Build one with :meth:`from_dict` or :meth:`from_file`; either ``slots`` or ``pool_bytes`` is
     needed.
 
     Attributes:
-        slots: how many chunks the host pool holds.
+        slots: chunks that the host pool holds.
         pool_bytes: instead of ``slots``: the host pool's size in bytes, or its share of the
             machine's memory: ``64GiB``, ``25%``.
-        chunk_bytes: payload of a chunk; an engine that knows it needs no such option.
-        policy: name of the host pool's eviction policy: ``lru``, ``arc``, ``fifo``, or one that
-            another package brings.
+        chunk_bytes: payload of a chunk; not needed where the engine knows it.
+        policy: the host pool's eviction policy: ``lru``, ``arc``, ``fifo``, or another package's.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
-            free where a tier is given what is evicted.
-        recompute_s: how long the engine takes to recompute a chunk: what a tier brings more
-            slowly than that is a miss; loads are not judged where absent.
+            free where a tier is given evicted chunks.
+        recompute_s: time in which the engine recomputes a chunk; a tier that is slower is a miss.
+            Loads are not judged where absent.
         verify: whether digests are checked; off for measurements and tests only.
-        shutdown_timeout_s: how long each tier may take to drain, and then to close.
+        shutdown_timeout_s: time that each tier has to drain, and again to close.
         namespace: further facts that must match for stored bytes to be reusable, name to plain
             value: ``{"model": "my-model", "revision": "v2"}``; an engine adds its own.
         tiers: the secondary tiers, in the order in which they are asked: a URL each, or a table
@@ -70,26 +64,27 @@ class TieringConfig(StrictModel):
 
         Args:
             options: option name to value; ``tiers`` is a list of URLs, tables and specs.
-            where: what the options belong to, with which each complaint begins.
+            where: the source of the options; each complaint begins with it.
 
         Returns:
-            The validated configuration. Every backend and policy in it has been imported.
+            The validated configuration. Every backend and policy that it names was imported.
 
         Raises:
             ConfigError: one line a mistake, with the path of its option: an unknown name, a
                 missing option, a wrong value, two tiers of one name, a backend or a policy that
                 is not installed or cannot be imported.
         """
-        _check_table(options, where, "")
-        mistakes = _Mistakes()
-        own = {name: value for name, value in options.items() if name != "tiers"}
-        config = mistakes.caught(lambda: validate_options(cls, own, where=where))
-        specs = _read_tiers(options.get("tiers", []), where, mistakes)
-        if config is not None:
-            mistakes.caught(lambda: load_policy(config.policy), f"{where}: option 'policy': ")
-        mistakes.tell()
-        assert config is not None, "else there was a mistake to tell"
-        return config.model_copy(update={"tiers": tuple(specs)})
+        place = Place(where)
+        own = place.table(options)
+        tiers = cls._option("tiers")
+        entries = own.pop(tiers, [])
+        mistakes: list[str] = []
+        with _noting(mistakes):
+            config = validate_options(cls, own, place)
+        with _noting(mistakes):
+            specs = read_tiers(place.at(tiers).entries(entries))
+        _tell(mistakes)
+        return config.model_copy(update={"tiers": tuple(specs.values())})
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -109,22 +104,19 @@ class TieringConfig(StrictModel):
         return cls.from_dict(read_options(Path(path)), where=str(path))
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
-        """The options that were given, as plain data that :meth:`from_dict` reads.
+        """Write the options down as plain data that :meth:`from_dict` reads.
 
         Args:
-            secrets: whether to give them away; else they are ``"***"``.
-            defaults: whether to name those too that were not given.
+            secrets: write secrets in the clear instead of as ``"***"``.
+            defaults: include the options that were not given.
 
         Returns:
             Option name to value, quantities in bytes and seconds.
         """
         plain = self.model_copy(update={"tiers": ()})
         given = super(TieringConfig, plain).to_dict(secrets=secrets, defaults=defaults)
-        if self.tiers:
-            given["tiers"] = [
-                spec.to_dict(secrets=secrets, defaults=defaults) for spec in self.tiers
-            ]
-        return given
+        tiers = [spec.to_dict(secrets=secrets, defaults=defaults) for spec in self.tiers]
+        return given | ({"tiers": tiers} if tiers else {})
 
     def bind(self, namespace: Namespace) -> Namespace:
         """Add the configured facts to those that an engine knows.
@@ -142,10 +134,19 @@ class TieringConfig(StrictModel):
             ours, theirs = self.namespace[name], namespace.facts[name]
             if ours != theirs:
                 raise ConfigError(
-                    f"option {option_path('namespace', name)!r} is {masked(name, ours)!r}, but "
-                    f"the engine says {masked(name, theirs)!r}; leave it out"
+                    f"option 'namespace.{name}' is {masked(name, ours)!r}, but the engine says "
+                    f"{masked(name, theirs)!r}; leave it out"
                 )
         return Namespace({**namespace.facts, **self.namespace})
+
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, policy: str) -> str:
+        try:
+            load_policy(policy)
+        except BackendError as error:
+            raise ValueError(str(error)) from None
+        return policy
 
     @field_validator("namespace")
     @classmethod
@@ -170,90 +171,52 @@ class TieringConfig(StrictModel):
         return self
 
 
-class _Mistakes:
-    """Collects complaints, so that all are told at once."""
+def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
+    """Read tier entries by their places, each a URL, a table or a spec.
 
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    def add(self, line: str) -> None:
-        self._lines.append(line)
-
-    def caught(self, call: Callable[[], T], prefix: str = "") -> T | None:
-        """What the call returns; where it raises a complaint, ``None``.
-
-        Args:
-            call: may raise a :class:`ConfigError` or a :class:`BackendError`.
-            prefix: what the complaint begins with.
-        """
-        try:
-            return call()
-        except (ConfigError, BackendError) as error:
-            self.add(f"{prefix}{error}")
-        return None
-
-    def tell(self) -> None:
-        """Raise what was collected, if anything was."""
-        if self._lines:
-            raise ConfigError("\n".join(self._lines))
-
-
-def _check_table(options: object, where: str, path: str) -> None:
-    at = f"option {path!r} " if path else ""
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"{where}: {at}should be a table of options, not {kind_of(options)}")
-    for name in options:
-        if not isinstance(name, str):
-            raise ConfigError(f"{where}: option {option_path(path, str(name))!r} is no text name")
-
-
-def _read_tiers(entries: object, where: str, mistakes: _Mistakes) -> list[TierSpec]:
-    if not isinstance(entries, list | tuple):
-        mistakes.add(f"{where}: option 'tiers' should be a list, not {kind_of(entries)}")
-        return []
+    Raises:
+        ConfigError: one line a mistake: as for :meth:`TierSpec.from_options`, two tiers of one
+            name, or a conflict of their locations.
+    """
+    mistakes: list[str] = []
     owners = {PRIMARY: "the host pool"}
-    specs: dict[str, TierSpec] = {}
-    for index, entry in enumerate(entries):
-        path = option_path("tiers", index)
-        spec = _read_tier(entry, where, path, mistakes)
-        if spec is None:
-            continue
-        if spec.name in owners:
-            mistakes.add(
-                f"{where}: option '{path}.name': two tiers are named {spec.name!r}, this one and "
-                f"{owners[spec.name]}; name one of them, for example '{spec.name}-2'"
-            )
-        owners.setdefault(spec.name, path)
-        specs[path] = spec
-    for path, fault in location_conflicts(specs):
-        mistakes.add(f"{where}: option {path!r}: {specs[path].name!r} {fault}")
-    return list(specs.values())
+    specs: dict[Place, TierSpec] = {}
+    for place, entry in entries.items():
+        with _noting(mistakes):
+            spec = specs[place] = _read_tier(entry, place)
+            owner = owners.setdefault(spec.name, place.path)
+            if owner != place.path:
+                raise ConfigError(
+                    f"{place.at('name')}: two tiers are named {spec.name!r}, this one and {owner}; "
+                    f"name one of them, for example '{spec.name}-2'"
+                )
+    mistakes += location_conflicts(specs)
+    _tell(mistakes)
+    return specs
 
 
-def _read_tier(entry: object, where: str, path: str, mistakes: _Mistakes) -> TierSpec | None:
-    spec: TierSpec | None
+def _read_tier(entry: object, place: Place) -> TierSpec:
     if isinstance(entry, TierSpec):
-        spec = entry
-    else:
-        options = {"url": entry} if isinstance(entry, str) else entry
-        spec = mistakes.caught(lambda: _read_entry(options, where, path))
-    if spec is not None:
-        policy = spec.runner.store_policy
-        option = option_path(path, "store_policy")
-        mistakes.caught(lambda: load_store_policy(policy), f"{where}: option {option!r}: ")
-    return spec
-
-
-def _read_entry(options: Any, where: str, path: str) -> TierSpec:
-    _check_table(options, where, path)
+        return entry
+    options = place.table({"url": entry} if isinstance(entry, str) else entry)
     if list(options.values()) == [None]:
         (scheme,) = options
         raise ConfigError(
-            f"{where}: option {path!r} is a table without a 'type'; if it is meant as a URL, in "
-            f"YAML write quotes: '{scheme}:'"
+            f"{place} is a table without a 'type'; if it is meant as a URL, in YAML write "
+            f"quotes: '{scheme}:'"
         )
+    return TierSpec.from_options(options, where=place.where, path=place.path)
+
+
+@contextmanager
+def _noting(mistakes: list[str]) -> Iterator[None]:
+    """Note a mistake and go on, so that all are told at once."""
     try:
-        return TierSpec.from_options(options, where=where, path=path)
-    except BackendError as error:
-        option = option_path(path, backend_option(options))
-        raise ConfigError(f"{where}: option {option!r}: {error}") from error
+        yield
+    except (BackendError, ConfigError) as error:
+        mistakes.append(str(error))
+
+
+def _tell(mistakes: list[str]) -> None:
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))

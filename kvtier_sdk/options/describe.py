@@ -1,4 +1,4 @@
-"""Options told to people: what kind of value each takes, its unit, default and meaning."""
+"""Options described for people: the kind of value of each, its unit, default and meaning."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BeforeValidator, SecretStr
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from kvtier_sdk.options import units
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.options.secrets import MASK
 
-#: What reads an option's value to how such values are called, and what they are counted in.
+#: An option's parser to the name of such values, and their unit.
 _PARSERS: Mapping[Callable[[object], Any], tuple[str, str | None]] = {
     units.parse_bytes: ("size", "bytes"),
     units.parse_bytes_or_share: ("size or share", "bytes, or a share from 0 to 1"),
@@ -26,16 +27,11 @@ _PARSERS: Mapping[Callable[[object], Any], tuple[str, str | None]] = {
     units.parse_flag: ("flag", None),
 }
 _TYPES = {
-    "Mapping": "table",
-    "Path": "text",
-    "SecretStr": "text",
     "bool": "flag",
-    "dict": "table",
-    "float": "number",
-    "int": "number",
-    "list": "list",
-    "str": "text",
-    "tuple": "list",
+    **dict.fromkeys(("Path", "SecretStr", "str"), "text"),
+    **dict.fromkeys(("float", "int"), "number"),
+    **dict.fromkeys(("Mapping", "dict"), "table"),
+    **dict.fromkeys(("list", "tuple"), "list"),
 }
 _ATTRIBUTES = re.compile(r"^Attributes:\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -46,13 +42,13 @@ class OptionInfo:
     """One option.
 
     Attributes:
-        name: under which it is given.
+        name: as it is written.
         kind: ``"size"``, ``"duration"``, ``"text"``, ``"choice"``, ...
-        unit: what its default is counted in, or ``None``.
-        choices: the values that a choice has.
-        required: whether it must be given.
+        unit: of its default, or ``None``.
+        choices: the values of a choice.
+        required: true if there is no default.
         default: as plain data; a secret's is ``"***"``.
-        secret: whether its value is never shown.
+        secret: true if its value is never shown.
         meaning: one sentence; empty where the author wrote none.
     """
 
@@ -67,41 +63,26 @@ class OptionInfo:
 
 
 def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
-    """Say what a model's options are.
+    """Describe a model's options, in the order of their declaration.
 
-    Args:
-        model: the class of the options.
-
-    Returns:
-        Its options, in the order of their declaration. Their meaning comes from the field's
-        ``description``, else from the section ``Attributes`` of the docstring.
+    An option's meaning is the field's ``description``, else its line in the section ``Attributes``
+    of the docstring.
     """
-    meanings = _meanings(model)
-    secrets = model.secret_names()
-    return [
-        _describe(option, field, meanings.get(name, ""), secret=option in secrets)
-        for option, (name, field) in zip(
-            model.option_names(), model.model_fields.items(), strict=True
-        )
-    ]
-
-
-def _describe(option: str, field: FieldInfo, meaning: str, *, secret: bool) -> OptionInfo:
-    kind, unit, choices = _kind_of(field.annotation, field.metadata)
-    return OptionInfo(
-        name=option,
-        kind=kind,
-        unit=unit,
-        choices=choices,
-        required=field.is_required(),
-        default=None if field.is_required() else _default_of(field, secret),
-        secret=secret,
-        meaning=field.description or meaning,
-    )
+    meanings, secrets = _meanings(model), model.secret_names()
+    described = []
+    for name, (attribute, field) in zip(
+        model.option_names(), model.model_fields.items(), strict=True
+    ):
+        meaning = field.description or meanings.get(attribute, "")
+        required, secret = field.is_required(), name in secrets
+        default = None if required else _default_of(field, secret)
+        kind, unit, choices = _kind_of(field.annotation, field.metadata)
+        described.append(OptionInfo(name, kind, unit, choices, required, default, secret, meaning))
+    return described
 
 
 def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None, Sequence[str]]:
-    """How values are called, their unit, and what there is to choose from."""
+    """The name of such values, their unit, and the choices."""
     for part in [*metadata, *getattr(annotation, "__metadata__", ())]:
         if isinstance(part, BeforeValidator) and part.func in _PARSERS:
             return (*_PARSERS[part.func], ())  # type: ignore[index]
@@ -112,26 +93,22 @@ def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None,
         return _kind_of(annotation.__origin__, ())
     if origin in (Union, UnionType):
         kinds = [_kind_of(one, ()) for one in get_args(annotation) if one is not NoneType]
-        return (
-            kinds[0] if len(kinds) == 1 else (" or ".join(kind for kind, _, _ in kinds), None, ())
-        )
+        if len(kinds) == 1:
+            return kinds[0]
+        return " or ".join(kind for kind, _, _ in kinds), None, ()
     name = getattr(origin or annotation, "__name__", str(annotation))
     return _TYPES.get(name, name), None, ()
 
 
 def _default_of(field: FieldInfo, secret: bool) -> Any:
     default = field.get_default(call_default_factory=True)
-    if default is None:
-        return None
-    if secret or isinstance(default, SecretStr):
+    if secret and default is not None:
         return MASK
-    if isinstance(default, tuple | set | frozenset):
-        return list(default)
-    return default if isinstance(default, bool | int | float | str | list | dict) else str(default)
+    return to_jsonable_python(default, fallback=str)
 
 
 def _meanings(model: type[StrictModel]) -> dict[str, str]:
-    """Attribute to the prose about it, a derived class's before its base's."""
+    """Attribute to the prose about it; a derived class's wins over its base's."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(vars(owner).get("__doc__") or ""))

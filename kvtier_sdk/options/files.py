@@ -9,24 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.model import (
-    kind_of,
-    nearest,
-)
+from kvtier_sdk.options.place import kind_of, nearest
 
 
 def read_options(path: Path) -> Mapping[str, Any]:
-    """Read a file of options.
-
-    Args:
-        path: its suffix says what it is: ``.toml``, ``.json``, ``.yaml`` or ``.yml``.
-
-    Returns:
-        The options, not yet validated.
+    """Read a file of options, which are not validated yet.
 
     Raises:
-        ConfigError: the suffix is another one, the file cannot be read or parsed, holds nothing,
-            or not a table of options; or it is YAML and PyYAML is missing.
+        ConfigError: the suffix is not ``.toml``, ``.json``, ``.yaml`` or ``.yml``; the file cannot
+            be read or parsed, is empty, or holds no table; or it is YAML and PyYAML is missing.
     """
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
@@ -34,38 +25,32 @@ def read_options(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path}: the suffix {path.suffix!r} says no known format; {kinds}")
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text") from None
-    try:
         options = parse(text) if text.strip() else None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except ValueError:
-        raise ConfigError(f"{path}: holds a number with too many digits") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: is nested too deeply") from None
-    if options is None or options == {}:
-        raise ConfigError(f"{path}: is empty; see docs/configuration.md for what it holds")
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"{path}: holds {kind_of(options)} but should hold a table of options")
-    return options
-
-
-def _toml(text: str) -> Any:
-    try:
-        return tomllib.loads(text)
+    except OSError as error:
+        fault = str(error.strerror)
+    except UnicodeDecodeError:
+        fault = "is not UTF-8 text"
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not TOML: {error}") from None
+        fault = f"not TOML: {error}"
+    except json.JSONDecodeError as error:
+        fault = f"not JSON: {error.msg} (at line {error.lineno}, column {error.colno})"
+    except ConfigError as error:
+        fault = str(error)
+    except ValueError:
+        fault = "holds a number with too many digits"
+    except RecursionError:
+        fault = "is nested too deeply"
+    else:
+        if options and isinstance(options, Mapping):
+            return options
+        fault = f"holds {kind_of(options)} but should hold a table of options"
+        if options is None or options == {}:
+            fault = "is empty; see docs/configuration.md for what it holds"
+    raise ConfigError(f"{path}: {fault}")
 
 
 def _json(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repetition)
-    except json.JSONDecodeError as error:
-        where = f"at line {error.lineno}, column {error.colno}"
-        raise ConfigError(f"not JSON: {error.msg} ({where})") from None
+    return json.loads(text, object_pairs_hook=_without_repetition)
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -99,7 +84,7 @@ def _yaml(text: str) -> Any:
     try:
         return yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
-        # Its own text quotes the line, and whatever secret is in it.
+        # Its own text quotes the line, with any secret in it.
         mark = error.problem_mark
         where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise ConfigError(f"not YAML: {error.problem}{where}") from None
@@ -109,7 +94,7 @@ def _yaml(text: str) -> Any:
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     ".json": _json,
-    ".toml": _toml,
+    ".toml": tomllib.loads,
     ".yaml": _yaml,
     ".yml": _yaml,
 }

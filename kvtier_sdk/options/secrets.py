@@ -1,4 +1,4 @@
-"""What of a configuration may be shown, and of a log: all but its secrets."""
+"""Hiding the secrets of a configuration, in messages and in logs."""
 
 from __future__ import annotations
 
@@ -8,60 +8,59 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: What stands in the place of a secret.
+#: Stands in the place of a secret.
 MASK = "***"
 
 _SECRET_WORDS = ("credentials", "passphrase", "passwd", "password", "secret", "token")
-# As far as the last '@': a password that was not percent-encoded may hold any character. In prose a
+# Up to the last '@': a password that is not percent-encoded may hold any character. In prose a
 # blank or a quote ends the URL; a URL by itself is masked by position only, with '//' or without.
 _IN_PROSE = re.compile(r"(//[^:\s'\"]*:)[^\s'\"]*@")
 _IN_URL = re.compile(r"\A((?:(?:[^:/?#@]*:)?//)?+[^:]*:).*@", re.DOTALL)
-# What has no '=' is the rest of the value before it, such as a password with an '&' in it.
+# A part without '=' belongs to the value before it, such as a password with an '&' in it.
 _QUERY_OPTION_IN_PROSE = re.compile(
     r"([?&])([^=&?#\s]*)=([^&#\s'\"]*(?:&[^=&#\s'\"]*(?![^&#\s'\"]))*)"
 )
 _QUERY_OPTION_IN_URL = re.compile(r"([?&])([^=&?]*)=([^&]*(?:&[^=&]*(?![^&]))*)")
-# The last '@' is the one at which every parser ends the user's name and password.
+# Every parser ends the user's name and password at the last '@'.
 _CLEAR_URL = re.compile(r"[^:/?#@]*://[^/?#]*@[^@]*\Z")
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option's name says that its value is a secret: ``auth_token``, ``password``."""
+    """Tell from an option's name that its value is a secret: ``auth_token``, ``password``."""
     return not set(_SECRET_WORDS).isdisjoint(_words(name))
 
 
 def without_password(text: str) -> str:
-    """Text as it may be shown: passwords and secret options of the URLs in it are ``***``.
+    """Mask passwords and secret options of the URLs in a text.
 
-    An option whose name is nearly that of a secret counts as one: it is where a misspelt name is
-    complained about that a URL is shown.
-
-    Whoever has the URL itself takes :func:`url_without_password`: where one ends is a guess here.
+    An option whose name is nearly a secret's is masked too: a complaint about a misspelt name
+    shows the URL. Where a URL ends is a guess here, so mask a URL by itself with
+    :func:`url_without_password`.
     """
     text = _IN_PROSE.sub(rf"\1{MASK}@", text)
     return _QUERY_OPTION_IN_PROSE.sub(_without_secret, text)
 
 
 def url_without_password(url: str) -> str:
-    """A URL as it may be shown, whatever characters its password has."""
+    """Mask the password and the secret options of a URL, with any characters in them."""
     url = _IN_URL.sub(rf"\1{MASK}@", url)
     return _QUERY_OPTION_IN_URL.sub(_without_secret, url)
 
 
 def hides_more_than_password(url: str) -> bool:
-    """Whether some of what is not shown of a URL is something else to a parser: a path, a name."""
+    """Tell that the masked part of a URL holds more than a password to a parser: a path, a name."""
     return _IN_URL.match(url) is not None and _CLEAR_URL.match(url) is None
 
 
 class MaskingFormatter(logging.Formatter):
-    """Lines of a log as they may be shown, tracebacks included.
+    """Masks passwords in the lines of a log, tracebacks included.
 
-    A library's call whose arguments do not fit its message is a line too; :mod:`logging` would
-    print them as they are.
+    A call whose arguments do not fit its message becomes a line too; :mod:`logging` would print
+    the arguments as they are.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's text without passwords."""
+        """Format the record without passwords."""
         try:
             record.getMessage()
         except Exception as error:
@@ -71,14 +70,11 @@ class MaskingFormatter(logging.Formatter):
 
 
 def masked(name: str, value: Any) -> Any:
-    """A value as it may be shown, whatever is nested in it.
+    """Replace each secret in an option's value, however deep, by ``***``.
 
     Args:
-        name: of the option that has it.
+        name: the option's name.
         value: plain data: text, numbers, lists and mappings.
-
-    Returns:
-        The same with each secret replaced by ``***``.
     """
     if is_secret(name):
         return MASK
@@ -92,7 +88,7 @@ def masked(name: str, value: Any) -> Any:
 
 
 def secrets_in(name: str, value: Any) -> Iterator[str]:
-    """Every text that :func:`masked` hides entirely."""
+    """Find every text that :func:`masked` hides entirely."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from secrets_in(name if is_secret(name) else str(key), inner)

@@ -13,14 +13,18 @@ from kvtier_sdk.options.url import TierURL
 
 
 class TierConfig(StrictModel):
-    """The base of every backend's options."""
+    """The base of every backend's options.
+
+    A tier in a process of its own is built there from its options as plain data. So an option's
+    type reads back what it is written down as: ``Bytes`` reads the ``4096`` that it made.
+    """
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Turn a URL's parts into options of this model.
 
-        The default takes the query and refuses a host or a path; a backend that gives them a
-        meaning overrides it.
+        The default takes the query and refuses a host or a path. Override it where these mean
+        something.
 
         Args:
             url: the parts.
@@ -38,43 +42,44 @@ class TierConfig(StrictModel):
         return dict(url.options)
 
     def location(self) -> str | None:
-        """Where the chunks are kept, as a URL whose path leads there: ``file:///data/kv``.
+        """The place of the chunks, as a URL whose path leads there: ``file:///data/kv``.
 
-        Tiers of one manager may not be inside each other's place, and two in one place must have
-        the same options.
+        Two tiers of one manager may share a place only with the same options, and neither may lie
+        inside the other's.
 
         Returns:
-            The place, as every tier that shares it would write it; ``None``, the default, where
-            a tier shares its place with none.
+            The place, written alike by all tiers that share it. ``None``, the default, for a tier
+            that shares its place with no other.
         """
         return None
 
 
 class RunnerOptions(StrictModel):
-    """Options that every tier has, whatever its backend: how the core treats it.
+    """Options of every tier, with any backend: how the core runs it.
 
     Attributes:
-        runner: what runs it: ``thread``, a thread of the engine's process; ``process``, a process
-            of its own; ``auto`` takes a thread for a tier that keeps its chunks in this machine's
-            memory, and a process for the others, if it can.
+        runner: ``thread`` runs the tier in a thread of the engine's process, ``process`` in a
+            process of its own. ``auto`` chooses a thread for a tier in this machine's memory, and
+            a process for the others where one is possible.
         store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
-            ``after_hits:2``, or one that another package brings.
-        offload_policy: ``chunk`` gives it what is new; ``request`` also the other chunks of each
-            request, those that are in the primary tier already.
+            ``after_hits:2``, or another package's.
+        offload_policy: ``chunk`` gives it new chunks; ``request`` also those chunks of a request
+            that are in the primary tier already.
         lookup_deadline_s: a lookup that takes longer is a miss.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a retryable failure is tried again, inside the deadline.
         retry_delay_s: mean pause before the first retry; it doubles, and is jittered.
         concurrency: calls of ``load`` and ``store`` that run at once.
-        max_batch_bytes: payload that one call carries at most (one chunk at the least).
-        max_queue_bytes: payload that may be under way in each direction; stores beyond it are
-            dropped, loads are misses.
-        breaker_failures: calls in a row that fail before the tier is not asked any more, reads
-            (lookups and loads) and writes counted apart.
-        breaker_window: the same happens when half of the last so many calls went wrong.
-        probe_interval_s: pause before a tier that is not asked is probed; it doubles with each
-            probe that fails.
+        max_batch_bytes: most payload of one call, at least one chunk.
+        max_queue_bytes: most payload under way in each direction; more is dropped if it is a
+            store, and a miss if it is a load.
+        breaker_failures: calls in a row that fail before the tier is no longer asked; reads
+            (lookups and loads) and writes count apart.
+        breaker_window: number of last calls of which half fail before the tier is no longer asked
+            either.
+        probe_interval_s: pause before a tier that is no longer asked is probed; it doubles with
+            each probe that fails.
         max_probe_interval_s: the longest such pause.
     """
 

@@ -1,4 +1,8 @@
-"""Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``."""
+"""Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``.
+
+Each parser takes an option's value, as text or as what it returns itself, and raises a
+:class:`ValueError` that says what to write.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_DECIMAL = ("KB", "MB", "GB", "TB", "PB", "EB")
 _BYTES = {
     "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-    "PIB": 2**50,
-    "EIB": 2**60,
-    "PB": 10**15,
-    "EB": 10**18,
+    **{unit.upper(): 1024**power for power, unit in enumerate(_BINARY)},
+    **{unit: 1000**power for power, unit in enumerate(_DECIMAL, 1)},
 }
 _SECONDS: dict[str, int | Fraction] = {
     "us": Fraction(1, 10**6),
@@ -44,7 +39,7 @@ def _split(value: object, example: str) -> tuple[Fraction, str]:
     return Fraction(match[1]), match[2]
 
 
-def _to_float(number: Fraction | float) -> float:
+def _to_float(number: Any) -> float:
     try:
         return float(number)
     except OverflowError:
@@ -52,17 +47,10 @@ def _to_float(number: Fraction | float) -> float:
 
 
 def parse_bytes(value: object) -> int:
-    """Read a size in bytes.
+    """Read a size in bytes: an ``int``, or text such as ``"64KiB"``, ``"4 GiB"``, ``"1.5GB"``.
 
-    Args:
-        value: an ``int`` (bytes) or a string such as ``"64KiB"``, ``"4 GiB"``, ``"1.5GB"``. The
-            units KiB, MiB, GiB, TiB, PiB, EiB are powers of 1,024; KB, MB, GB, TB, PB, EB of 1,000.
-
-    Returns:
-        The size in bytes.
-
-    Raises:
-        ValueError: it is no size, is negative, or is not a whole number of bytes.
+    KiB, MiB, GiB, TiB, PiB, EiB are powers of 1,024; KB, MB, GB, TB, PB, EB are powers of 1,000.
+    A size is a whole number of bytes and not negative.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
@@ -71,10 +59,8 @@ def parse_bytes(value: object) -> int:
     number, unit = _split(value, "'64KiB' or '4GiB'")
     factor = _BYTES.get(unit.upper())
     if factor is None:
-        raise ValueError(
-            f"{value!r}: unit {unit!r} is none of B, KiB, MiB, GiB, TiB, PiB, EiB, "
-            "KB, MB, GB, TB, PB, EB"
-        )
+        units = ", ".join((*_BINARY, *_DECIMAL))
+        raise ValueError(f"{value!r}: unit {unit!r} is none of {units}")
     size = number * factor
     if size != int(size):
         raise ValueError(f"{value!r} is not a whole number of bytes")
@@ -82,43 +68,25 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_seconds(value: object) -> float:
-    """Read a duration in seconds.
+    """Read a duration in seconds: a number, or text with a unit such as ``"250ms"``, ``"5s"``.
 
-    Args:
-        value: a number (seconds) or a string such as ``"250ms"``, ``"5s"``, ``"1h"``; the units
-            are us, ms, s, m, h, d.
-
-    Returns:
-        The duration in seconds.
-
-    Raises:
-        ValueError: it is no duration, is negative, or has no unit.
+    The units are us, ms, s, m, h, d. A duration is finite and not negative.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{value} is not a duration; write for example '250ms'")
         return _to_float(value)
     number, unit = _split(value, "'250ms' or '5s'")
-    factor = _SECONDS.get(unit.lower())
     if not unit:
         raise ValueError(f"{value!r} has no unit; write for example '250ms' or '5s'")
+    factor = _SECONDS.get(unit.lower())
     if factor is None:
-        raise ValueError(f"{value!r}: unit {unit!r} is none of us, ms, s, m, h, d")
+        raise ValueError(f"{value!r}: unit {unit!r} is none of {', '.join(_SECONDS)}")
     return _to_float(number * factor)
 
 
 def parse_share(value: object) -> float:
-    """Read a share of a whole.
-
-    Args:
-        value: a number from 0 to 1, or a string such as ``"5%"``.
-
-    Returns:
-        The share, from 0.0 to 1.0.
-
-    Raises:
-        ValueError: it is no share, or is outside 0 to 1.
-    """
+    """Read a share of a whole: a number from 0 to 1, or text such as ``"5%"``."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         share = _to_float(value)
     else:
@@ -132,37 +100,14 @@ def parse_share(value: object) -> float:
 
 
 def parse_bytes_or_share(value: object) -> int | float:
-    """Read a size (``int``, bytes) or a share of a whole (``float``, 0.0 to 1.0): ``"5%"``.
-
-    Args:
-        value: as for :func:`parse_bytes`; a string that ends in ``%`` as for :func:`parse_share`.
-
-    Returns:
-        An ``int`` for a size, a ``float`` for a share.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Read a size in bytes (an ``int``) or a share of a whole (a ``float``): ``"5%"``, ``0.05``."""
     if isinstance(value, float) or (isinstance(value, str) and value.strip().endswith("%")):
         return parse_share(value)
     return parse_bytes(value)
 
 
 def parse_flag(value: object) -> bool:
-    """Read a yes or no, which in a URL's query is text.
-
-    Args:
-        value: a ``bool`` or one of ``true``, ``false``, ``yes``, ``no``, ``on``, ``off``, ``1``,
-            ``0`` in any case.
-
-    Returns:
-        The truth value.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if isinstance(value, bool):
-        return value
+    """Read a yes or no: a ``bool``, or true, yes, on, 1, false, no, off, 0 in any case."""
     text = str(value).lower()
     if text in ("true", "yes", "on", "1"):
         return True
@@ -172,17 +117,7 @@ def parse_flag(value: object) -> bool:
 
 
 def parse_count(value: object) -> int:
-    """Read a whole number, which in a URL's query is text.
-
-    Args:
-        value: an ``int`` or its digits; ``True`` is none, though Python takes it for one.
-
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: it is no whole number.
-    """
+    """Read a whole number: an ``int``, or its digits, as in a URL's query."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and _WHOLE.fullmatch(value):
@@ -202,8 +137,8 @@ def format_bytes(size_bytes: float) -> str:
     if isinstance(size_bytes, float) and not math.isfinite(size_bytes):
         return f"{size_bytes} B"
     size = Fraction(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        # What would be written as 1024 belongs to the next unit.
+    for unit in _BINARY[:-1]:
+        # A size that would read 1024 belongs to the next unit.
         if abs(size) < Fraction("1023.5"):
             return f"{float(size):.4g} {unit}"
         size /= 1024

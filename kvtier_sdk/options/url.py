@@ -47,43 +47,38 @@ class TierURL:
             ConfigError: there is no scheme, the port is no number, there is a fragment, or an
                 option has no '=' or is given twice.
         """
-        shown = url_without_password(url)
-        # The messages of urllib quote parts of the URL, be they a password.
+
+        def fault(message: str) -> ConfigError:
+            return ConfigError(f"tier URL {url_without_password(url)!r}{message}")
+
+        # urllib's own messages quote parts of the URL, perhaps of a password.
         try:
             parts = urlsplit(url)
         except ValueError:
-            raise ConfigError(f"tier URL {shown!r}: the host cannot be read") from None
-        # First of all: what begins with it is taken from the host, the port or the query.
+            raise fault(": the host cannot be read") from None
+        # First of all: a fragment hides the rest of the host, the port or the query.
         if parts.fragment:
-            raise ConfigError(f"tier URL {shown!r}: write '#' as %23, also in a password")
+            raise fault(": write '#' as %23, also in a password")
         try:
             port = parts.port
         except ValueError:
-            raise ConfigError(
-                f"tier URL {shown!r}: the port should be a number up to 65535; in a password "
+            raise fault(
+                ": the port should be a number up to 65535; in a password "
                 "write ':' as %3A, '/' as %2F, '?' as %3F, '@' as %40, '%' as %25"
             ) from None
         scheme = url.partition(":")[0] if ":" in url else ""
         if "_" in scheme and scheme.replace("_", "").isalnum():
-            raise ConfigError(
-                f"tier URL {shown!r}: a URL's scheme cannot hold '_'; "
-                f"write '{scheme.replace('_', '-')}:'"
-            )
+            raise fault(f": a URL's scheme cannot hold '_'; write '{scheme.replace('_', '-')}:'")
         if not scheme or not parts.scheme:
-            raise ConfigError(
-                f"tier URL {shown!r} names no backend; write for example "
-                "'file:///data/kv' or 'memory:'"
-            )
-        # Not by name: it may be the rest of a password.
+            raise fault(" names no backend; write for example 'file:///data/kv' or 'memory:'")
+        # The option is not named: it may be the rest of a password.
         if parts.query and not all("=" in option for option in parts.query.split("&")):
-            raise ConfigError(
-                f"tier URL {shown!r}: an option has no '='; write '&' as %26, also in a password"
-            )
+            raise fault(": an option has no '='; write '&' as %26, also in a password")
         options: dict[str, str] = {}
-        # A '+' is a blank in what a browser's form sends, and a '+' in a base64 key.
+        # A browser's form sends a blank as '+'; here it stands in base64 keys.
         for name, value in parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True):
             if name in options:
-                raise ConfigError(f"tier URL {shown!r}: option {name!r} is given twice")
+                raise fault(f": option {name!r} is given twice")
             options[name] = value
         return cls(
             scheme=scheme,
@@ -96,10 +91,10 @@ class TierURL:
         )
 
     def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The query's options, and those that other parts of the URL stand for.
+        """Add options from other parts of the URL to those of the query.
 
         Args:
-            given: option name to value, ``None`` for what the URL does not say.
+            given: option name to value; ``None`` stands for a part that is absent.
 
         Returns:
             Options, not yet validated.
@@ -107,11 +102,7 @@ class TierURL:
         Raises:
             ConfigError: an option is in both.
         """
-        options: dict[str, Any] = dict(self.options)
-        for name, value in given.items():
-            if value is None:
-                continue
-            if name in options:
-                raise ConfigError(f"{self.scheme}: option {name!r} is given in the URL twice")
-            options[name] = value
-        return options
+        present = {name: value for name, value in given.items() if value is not None}
+        for name in sorted(present.keys() & self.options.keys()):
+            raise ConfigError(f"{self.scheme}: option {name!r} is given in the URL twice")
+        return {**self.options, **present}

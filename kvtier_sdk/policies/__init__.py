@@ -1,1 +1,1 @@
-"""Eviction policies of the primary tier, and store policies of the others."""
+"""Eviction policies for the primary tier, and store policies for the secondary tiers."""

@@ -1,4 +1,4 @@
-"""Adaptive replacement: recency and frequency, weighed by what was evicted too early.
+"""Adaptive replacement: recency and frequency, weighed by the mistakes of earlier evictions.
 
 After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
 """
@@ -19,15 +19,15 @@ _Order = OrderedDict[OffloadKey, None]
 class ARCPolicy(EvictionPolicy):
     """Evicts from the chunks used once or from those used again, whichever list is over its share.
 
-    The paper's four lists, least recent first: T1 holds what was inserted and not used since, T2
-    what was used again; B1 and B2 remember the keys of as many chunks evicted from each. A chunk
-    that comes back while B1 knows it shows that T1 is too small, one that B2 knows that T2 is.
-    Where the paper decides about a victim when it knows the newcomer, here the room is made
-    first; so the tie that it breaks by the newcomer is broken in favour of T1.
+    It keeps the paper's four lists, least recent first. T1 holds chunks not used since they were
+    inserted, T2 chunks that were used again. B1 and B2 hold the keys of chunks evicted from each.
+    A chunk that returns while B1 has its key shows that T1 is too small; B2 does the same for T2.
+    The paper chooses a victim when it knows the newcomer; here room is made before that. So a tie
+    that the paper breaks by the newcomer is broken in favour of T1.
 
-    A chunk that is promoted from a tier is inserted, and then used by the request that waited for
-    it: it moves on to T2. That is right, since whoever stored it was its first use. What is read
-    once, a scan, is only ever stored; it passes through T1 and leaves T2 alone.
+    A chunk promoted from a tier is inserted, and then used by the request that waits for it, so it
+    moves on to T2. That is right, because storing it was its first use. A chunk read only once, as
+    in a scan, is only inserted: it passes through T1 and leaves T2 alone.
     """
 
     uses_prefix = False
@@ -38,7 +38,7 @@ class ARCPolicy(EvictionPolicy):
         self._again: _Order = OrderedDict()  # T2
         self._once_ghosts: _Order = OrderedDict()  # B1
         self._again_ghosts: _Order = OrderedDict()  # B2
-        # The paper's p: how many slots T1 ought to have.
+        # The paper's p: the number of slots that T1 should have.
         self._target = 0.0
 
     def open(self, slots: int) -> None:
@@ -49,7 +49,7 @@ class ARCPolicy(EvictionPolicy):
     ) -> None:
         if not self._slots:
             raise KVTierError("policy arc: open() was not called, so it does not know the capacity")
-        # How far the target moves: the shorter of the two memories speaks the louder.
+        # The target moves further for a hit in the shorter of the two ghost lists.
         once, again = len(self._once_ghosts), len(self._again_ghosts)
         if key in self._once_ghosts:
             self._target = min(float(self._slots), self._target + max(1.0, again / once))
@@ -88,7 +88,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # All of that list is pinned or chosen: the rest has to come from the other.
+                # That list is all pinned or chosen: take the rest from the other.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over
@@ -98,7 +98,7 @@ class ARCPolicy(EvictionPolicy):
     def _forget_ghosts(self) -> None:
         """Keep T1 and B1 within the slots, and all four lists within twice as many.
 
-        Only a chunk that no list knew makes them longer.
+        Called for a chunk that was in no list, which alone makes them longer.
         """
         known_once = len(self._once) + len(self._once_ghosts)
         if known_once > self._slots:

@@ -1,4 +1,4 @@
-"""First in, first out: the baseline that a policy has to beat."""
+"""First in, first out: the baseline for other policies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class FIFOPolicy(EvictionPolicy):
-    """Evicts the chunk that has been here the longest, used or not."""
+    """Evicts the chunk that was inserted first, used since or not."""
 
     uses_prefix = False
 
     def __init__(self) -> None:
-        # Not a plain dict: that one walks over all that was deleted at its front.
+        # A plain dict would walk over all deleted entries at its front.
         self._order: OrderedDict[OffloadKey, None] = OrderedDict()
 
     def on_insert(

@@ -1,4 +1,4 @@
-"""Least recently used first."""
+"""Eviction of the least recently used chunk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvtier_sdk.types import OffloadKey
 
 
 class LRUPolicy(FIFOPolicy):
-    """Evicts the chunk whose last use is the longest ago: a queue whose used ones line up anew."""
+    """Evicts the least recently used chunk: a queue in which a used chunk moves to the end."""
 
     def on_access(self, key: OffloadKey) -> None:
         self._order.move_to_end(key)

@@ -1,4 +1,4 @@
-"""Which chunks a tier is given, and when: the store policies that come with the SDK."""
+"""The SDK's store policies: they choose which chunks a tier is given, and when."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class Through(StorePolicy):
-    """Every chunk, as soon as the device has written it."""
+    """Stores every chunk, as soon as the device has written it."""
 
     moment = StoreMoment.STORED
     filters = False
@@ -17,7 +17,7 @@ class Through(StorePolicy):
 
 
 class OnEvict(StorePolicy):
-    """Every chunk that leaves the primary tier, before it does: the tier takes what spills over."""
+    """Stores every chunk that the primary tier evicts, just before it does (spill)."""
 
     moment = StoreMoment.EVICTED
     filters = False
@@ -27,7 +27,7 @@ class OnEvict(StorePolicy):
 
 
 class AfterHits(StorePolicy):
-    """``after_hits:2``: a chunk that has come back from the primary tier that often."""
+    """Stores a chunk after a number of hits in the primary tier: ``after_hits:2``."""
 
     moment = StoreMoment.HIT
 

@@ -21,8 +21,9 @@ from kvtier_sdk.replay.workload import ReplayRequest
 from kvtier_sdk.tiering import TieringConfig, TieringManager, open_manager, open_pool
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# What a request waits for may need no report of a tier (another request's store): look again.
-_IDLE_WAIT_S = 0.01
+# How long a step lasts while a tier works, as an engine's would. What a request waits for may also
+# need no report of a tier (another request's store): then this is how often it looks.
+_STEP_S = 0.01
 # A closed loop waits where an engine would go on, so nothing may give up before it is done.
 _PATIENT_S = 600.0
 _CONTENT_VERSION = 1
@@ -76,6 +77,8 @@ def replay(
             requests=len(workload),
             chunks=sum(len(request.keys) for request in workload),
             hit_chunks=driver.hit_chunks,
+            chunk_bytes=pool.chunk_bytes,
+            compared_bytes=driver.compared_bytes,
             wrong_bytes=driver.wrong_bytes,
             elapsed_s=elapsed_s,
             scheduler_us=distribution(driver.us_per_chunk, driver.chunks),
@@ -123,6 +126,7 @@ class _Driver:
         # The ends of steps, charged to the request that finishes next.
         self._step_meter = _Meter()
         self.hit_chunks = 0
+        self.compared_bytes = 0
         self.wrong_bytes = 0
         self.us_per_chunk = array("d")
         self.chunks = array("q")
@@ -160,7 +164,22 @@ class _Driver:
             with self._step_meter:
                 self._manager.on_schedule_end()
             if not moved:
-                reported.wait(_IDLE_WAIT_S)
+                self._run_model(reported)
+
+    def _run_model(self, reported: threading.Event) -> None:
+        """Wait for the tiers, for as long as the model would run.
+
+        The closed loop waits until they have done all that they were given. A step for each report
+        would look up again what is still pending, and count as the scheduler's time: an engine does
+        neither.
+        """
+        while reported.wait(_STEP_S) and self._closed:
+            reported.clear()
+            # The reports are taken here, which an engine pays for too.
+            with self._step_meter:
+                busy = self._manager.has_pending_work()
+            if not busy:
+                return
 
     def _serve(self, request: ReplayRequest) -> Iterator[bool]:
         """One request. Yields at the end of each of its steps whether it got anywhere."""
@@ -173,7 +192,6 @@ class _Driver:
             found = yield from self._find(window, context, meter)
             self._load(window[:found], context, meter)
             if self._closed and self._spills:
-                # The slots that this took are made good at the end of a step.
                 yield from self._settle()
             hits += found
             if found < len(window):
@@ -221,6 +239,7 @@ class _Driver:
             spec = self._manager.prepare_load(keys, context)
         for key, slot in zip(keys, spec.slots, strict=True):
             self.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
+            self.compared_bytes += self._pool.chunk_bytes
         with meter:
             self._manager.complete_load(keys, context)
 
@@ -244,7 +263,9 @@ class _Driver:
 
     def _settle(self) -> Iterator[bool]:
         """Let the tiers finish what was begun."""
-        yield True
+        if self._spills:
+            # Slots that were taken are made good at the end of a step.
+            yield True
         while self._manager.has_pending_work():
             yield False
 

@@ -17,7 +17,9 @@ class ReplayReport:
         requests: played.
         chunks: named by them.
         hit_chunks: of these, those that did not have to be computed.
-        wrong_bytes: bytes that came back other than they were stored.
+        chunk_bytes: length of a chunk.
+        compared_bytes: bytes that came back, each of which was compared with what was stored.
+        wrong_bytes: of these, those that differed.
         elapsed_s: wall time of the loop.
         scheduler_us: the scheduler thread's CPU time per chunk, in microseconds: for each
             request what its calls of the manager took, divided by its chunks.
@@ -29,6 +31,8 @@ class ReplayReport:
     requests: int
     chunks: int
     hit_chunks: int
+    chunk_bytes: int
+    compared_bytes: int
     wrong_bytes: int
     elapsed_s: float
     scheduler_us: dict[str, float]
@@ -64,6 +68,8 @@ class ReplayReport:
             "blocks": self.chunks,
             "hit_blocks": self.hit_chunks,
             "hit_rate": self.hit_rate,
+            "block_bytes": self.chunk_bytes,
+            "compared_bytes": self.compared_bytes,
             "wrong_bytes": self.wrong_bytes,
             "dropped": self.dropped,
             "failures": self.failures,

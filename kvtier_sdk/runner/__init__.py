@@ -1,12 +1,11 @@
-"""One tier's loop, from queues to drain; and the thread or the process it runs in."""
+"""One tier's loop, and the two transports that carry jobs to it: a thread and a process."""
 
-from kvtier_sdk.runner.base import JobLoop, PoolMemory, SlotMemory, TierRunner
+from kvtier_sdk.runner.base import PoolMemory, SlotMemory, TierRunner
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.process.runner import ProcessRunner, fault_of_process
 from kvtier_sdk.runner.thread import ThreadRunner
 
 __all__ = [
-    "JobLoop",
     "PoolMemory",
     "ProcessRunner",
     "SlotMemory",

@@ -1,4 +1,4 @@
-"""What the manager sees of a runner, and what a runner sees of the host pool."""
+"""The interfaces between a tier's client, its runner and the host pool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.runner.jobs import Job, Report
+from kvtier_sdk.runner.jobs import Job, JobResult, Report
 
 
 class SlotMemory(Protocol):
@@ -17,62 +17,67 @@ class SlotMemory(Protocol):
         """Payload of a slot."""
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
-        """A slot's payload, its length rounded up to ``alignment``, handed to ``holder``."""
+        """Return a slot's payload, its length rounded up to ``alignment``.
+
+        Args:
+            slot: the slot's index.
+            alignment: in bytes, a power of two.
+            holder: the name under which the pool notes the view.
+        """
 
 
 class PoolMemory(SlotMemory, Protocol):
-    """The same where a process of its own may be the runner: it maps the whole by descriptor."""
+    """Slots that a process of a tier can map too, by descriptor."""
 
     @property
     def slots(self) -> int:
-        """How many there are."""
+        """Number of slots."""
 
     @property
     def layout(self) -> PoolLayout:
-        """Where what lies."""
+        """Offsets and lengths in the mapping."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether another process can map it."""
+        """True if another process can map it."""
 
     @property
     def fd(self) -> int:
-        """The descriptor, if so; it stays open as long as the memory does."""
-
-
-class JobLoop(Protocol):
-    """What a thread runner runs: a tier's loop, or what stands for one elsewhere."""
-
-    async def open(self) -> None:
-        """Open the tier; raises why it cannot be."""
-
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Take jobs. Called on the loop's thread."""
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Cancel what is queued and wait for what runs; whether all of it ended in time."""
-
-    async def close(self) -> None:
-        """Close the tier; what is under way is cancelled, what comes later too."""
-
-    def abandon(self) -> None:
-        """Conclude every job as cancelled, and each that is handed over later."""
+        """The descriptor, if it is shared; open as long as the memory is."""
 
 
 class TierRunner(Protocol):
-    """Runs one tier. Called on the engine's thread; no method waits unless it says so."""
+    """Carries jobs to a tier and its reports back. Called on the engine's thread.
+
+    A runner keeps no job: the tier's client does. Every job that :meth:`submit` takes ends in one
+    :class:`~kvtier_sdk.runner.jobs.JobResult`, or in the ``RunnerStopped`` that ends them all.
+    """
 
     def start(self) -> None:
-        """Open the tier; waits for it, and raises what ``open`` raised."""
+        """Open the tier and wait for it; raise what ``open`` raised."""
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Hand over jobs, all in one hop. Each ends in exactly one result."""
+    def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
+        """Hand over jobs in one hop, without a wait.
+
+        Args:
+            jobs: at least one.
+
+        Returns:
+            Results of the jobs that the runner cannot take.
+        """
 
     def poll(self) -> Sequence[Report]:
-        """Take what has been reported since the last call."""
+        """Take the reports since the last call, without a wait."""
+
+    def suspect(self) -> None:
+        """Note that a job outlived its deadline without a result: the tier may block its loop."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel what is queued and wait for what runs; whether all of it ended in time."""
+        """Cancel what is queued and wait for what runs; return true if all of it has ended."""
 
     def close(self, timeout_s: float) -> None:
-        """Drain, close the tier and end; waits up to ``timeout_s``."""
+        """Drain, close the tier and end; a second call does nothing.
+
+        Args:
+            timeout_s: time to drain, and again to close.
+        """

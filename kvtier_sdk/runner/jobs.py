@@ -1,6 +1,6 @@
 """The job model: one asynchronous batch in one direction, its verdicts, and its end.
 
-A job is *concluded* once, when its verdicts are known or its deadline has passed, and *released*
+A job is *concluded* once, when its verdicts are known or its deadline has passed. It is *released*
 once, when its I/O has ended. Between the two its slots are in quarantine: the tier may still read
 or write them.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
@@ -27,7 +27,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class Operation(Enum):
-    """What a job does."""
+    """The kind of a job."""
 
     LOOKUP = "lookup"
     LOAD = "load"
@@ -37,12 +37,12 @@ class Operation(Enum):
     PURGE = "purge"
 
 
-#: Stands in a job for all chunks of the namespace; no chunk is called so.
+#: Stands in a job for every chunk of the namespace; no chunk has this key.
 EVERY_CHUNK: OffloadKey = b""
 
 
 class Verdict(Enum):
-    """What became of one key of a job; the values are the reasons that are counted."""
+    """The outcome of one key of a job; the values are the reasons that are counted."""
 
     OK = "ok"
     NOT_FOUND = "not_found"
@@ -68,13 +68,13 @@ _VERDICTS: tuple[tuple[type[TierError], Verdict], ...] = (
 
 
 def verdict_of(error: TierError | None) -> Verdict:
-    """The verdict that a tier's answer for one chunk amounts to.
+    """Return the verdict that a tier's answer for one chunk amounts to.
 
     Args:
-        error: what the tier returned; ``None`` is success.
+        error: the tier's answer; ``None`` is success.
 
     Returns:
-        The verdict; of an error of an unknown subclass, its base's.
+        The verdict of the error's class, or of the nearest base class that has one.
     """
     if error is None:
         return Verdict.OK
@@ -89,12 +89,15 @@ class Job:
     """One batch for one tier.
 
     Attributes:
-        job_id: unique in its manager.
+        job_id: unique among the tier's jobs, and growing.
         operation: what to do.
         keys: on which chunks.
         slots: for loads and stores, the index of each chunk's slot.
         request: on whose behalf.
-        deadline_s: when it has failed, on the injected clock.
+        deadline_s: when the job has failed, on the injected clock.
+        tag: the caller's own object, handed back with the verdicts; it never leaves the engine's
+            thread.
+        result: the conclusion, once there is one; on the engine's side only.
     """
 
     job_id: int
@@ -103,6 +106,8 @@ class Job:
     slots: Sequence[int]
     request: RequestContext
     deadline_s: float
+    tag: Any = None
+    result: JobResult | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -110,13 +115,13 @@ class JobResult:
     """A job's one conclusion.
 
     Attributes:
-        job_id: of which job.
-        verdicts: one a key, in the order of the job. For a lookup, ``OK`` is "there".
+        job_id: the job's id.
+        verdicts: one a key, in the order of the job. For a lookup, ``OK`` means present.
         moved_bytes: payload of the chunks that arrived.
-        duration_s: from the hand-over to the conclusion.
-        error: the first error in words, for the log; that a chunk is not there is none.
-        released: whether its I/O has ended too; otherwise an :class:`IoEnded` follows.
-        retries: how many calls of the tier were repetitions of a failed one.
+        duration_s: time from the hand-over to the conclusion.
+        error: the first error in words, for the log; an absent chunk is no error.
+        released: true if the job's I/O has ended too; otherwise an :class:`IoEnded` follows.
+        retries: number of calls of the tier that repeated a failed one.
     """
 
     job_id: int
@@ -130,10 +135,10 @@ class JobResult:
 
 @dataclass(eq=False, slots=True)
 class IoEnded:
-    """The I/O of a job that was concluded before has ended.
+    """The I/O of a job that was concluded earlier has ended.
 
     Attributes:
-        job_id: of which job.
+        job_id: the job's id.
     """
 
     job_id: int
@@ -141,10 +146,10 @@ class IoEnded:
 
 @dataclass(eq=False, slots=True)
 class ChunksRemoved:
-    """A tier let go of chunks.
+    """The tier has removed chunks.
 
     Attributes:
-        keys: which.
+        keys: the chunks.
     """
 
     keys: Sequence[OffloadKey]
@@ -155,8 +160,8 @@ class BreakerMoved:
     """A circuit breaker of the tier has changed its state.
 
     Attributes:
-        direction: which of the two; what it guards is refused unless it is closed.
-        state: the new one.
+        direction: the calls that it guards; they are refused unless it is closed.
+        state: the new state.
     """
 
     direction: Direction
@@ -164,96 +169,29 @@ class BreakerMoved:
 
 
 @dataclass(eq=False, slots=True)
+class RunnerStopped:
+    """The tier's loop has ended: it takes no job, and has reported all that it concluded.
+
+    Attributes:
+        verdict: the verdict of jobs that have no result; their I/O never began or has ended.
+        io_ended: true if the I/O of every other job has ended too, because its process is gone.
+        reason: the cause in words; ``None`` for an end that was asked for.
+    """
+
+    verdict: Verdict
+    io_ended: bool
+    reason: str | None = None
+
+
+@dataclass(eq=False, slots=True)
 class ProcessRestarted:
-    """The tier's process had died, and another one has opened the tier."""
+    """Another process has opened the tier, in the place of one that died."""
 
 
-#: What a runner tells the manager.
-Report: TypeAlias = JobResult | IoEnded | ChunksRemoved | BreakerMoved | ProcessRestarted
-
-
-class JobTable:
-    """The jobs that are not yet released. Pure state; one thread."""
-
-    def __init__(self) -> None:
-        self._running: dict[int, Job] = {}
-        self._quarantined: dict[int, Job] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any job awaits its conclusion."""
-        return bool(self._running)
-
-    @property
-    def unreleased(self) -> int:
-        """How many jobs may still touch their slots."""
-        return len(self._running) + len(self._quarantined)
-
-    @property
-    def quarantined(self) -> int:
-        """How many concluded jobs may still touch their slots."""
-        return len(self._quarantined)
-
-    @property
-    def newest(self) -> int:
-        """Id of the job that was handed over last of those that await their conclusion."""
-        return next(reversed(self._running))
-
-    def oldest(self, operation: Operation) -> int | None:
-        """Id of the first such job that awaits its conclusion, ``None`` where none does."""
-        running = self._running.items()
-        return next((job_id for job_id, job in running if job.operation is operation), None)
-
-    def add(self, job: Job) -> None:
-        """Register a job that is being handed over."""
-        self._running[job.job_id] = job
-
-    def conclude(self, job_id: int) -> Job | None:
-        """Take a job's conclusion.
-
-        Args:
-            job_id: of the job.
-
-        Returns:
-            The job the first time, ``None`` for one that was concluded before or never was.
-        """
-        job = self._running.pop(job_id, None)
-        if job is not None:
-            self._quarantined[job_id] = job
-        return job
-
-    def release(self, job_id: int) -> Job | None:
-        """Take the end of a concluded job's I/O.
-
-        Args:
-            job_id: of the job.
-
-        Returns:
-            The job the first time, ``None`` for one that is not in quarantine.
-        """
-        return self._quarantined.pop(job_id, None)
-
-    def take_all(self) -> tuple[list[Job], list[Job]]:
-        """Forget all jobs.
-
-        Returns:
-            Those that await their conclusion, and those in quarantine.
-        """
-        taken = list(self._running.values()), list(self._quarantined.values())
-        self._running.clear()
-        self._quarantined.clear()
-        return taken
-
-    def overdue(self, now_s: float, grace_s: float) -> list[Job]:
-        """Jobs whose runner should have concluded them by now, and has not.
-
-        Args:
-            now_s: the time.
-            grace_s: how long after its deadline a job's conclusion may take to arrive.
-
-        Returns:
-            Those jobs; they stay until they are concluded.
-        """
-        return [job for job in self._running.values() if now_s > job.deadline_s + grace_s]
+#: What a runner tells the engine's thread.
+Report: TypeAlias = (
+    JobResult | IoEnded | ChunksRemoved | BreakerMoved | RunnerStopped | ProcessRestarted
+)
 
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:

@@ -43,10 +43,7 @@ from kvtier_sdk.testing.conformance.optional import (
     check_touch_changes_nothing,
     check_usage_counts_what_is_stored,
 )
-from kvtier_sdk.testing.conformance.outage import (
-    check_a_tier_comes_back_after_an_outage,
-    check_an_outage_is_no_miss,
-)
+from kvtier_sdk.testing.conformance.outage import check_an_outage_is_no_miss
 from kvtier_sdk.testing.conformance.presence import (
     check_absent_is_not_found,
     check_another_length_is_corrupt,
@@ -56,6 +53,10 @@ from kvtier_sdk.testing.conformance.presence import (
     check_store_leaves_its_buffers_alone,
     check_storing_twice_is_harmless,
     check_what_is_stored_comes_back,
+)
+from kvtier_sdk.testing.conformance.restart import (
+    check_a_tier_comes_back_after_an_outage,
+    check_an_outage_in_mid_transfer_damages_nothing,
 )
 from kvtier_sdk.testing.conformance.results import (
     check_an_empty_batch_is_no_results,
@@ -109,6 +110,7 @@ __all__ = [
     "check_a_tier_comes_back_after_an_outage",
     "check_absent_is_not_found",
     "check_an_empty_batch_is_no_results",
+    "check_an_outage_in_mid_transfer_damages_nothing",
     "check_an_outage_is_no_miss",
     "check_another_length_is_corrupt",
     "check_bad_settings_fail_in_open",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.runner.jobs import Job, Report
+from kvtier_sdk.runner.jobs import Job, JobResult, Report
 from kvtier_sdk.runner.loop import TierLoop
-from kvtier_sdk.runner.thread import end_event_loop
+from kvtier_sdk.runner.loop_thread import end_event_loop
 
 
 class InlineRunner:
@@ -30,14 +30,18 @@ class InlineRunner:
         """Open the tier."""
         self._event_loop.run_until_complete(self._tier_loop.open())
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Hand over jobs; they make progress when the loop runs."""
         self._event_loop.call_soon(self._tier_loop.submit, jobs)
+        return ()
 
     def poll(self) -> Sequence[Report]:
         """Return the reports since the last call."""
         taken, self._reports[:] = list(self._reports), []
         return taken
+
+    def suspect(self) -> None:
+        """Do nothing: the caller's thread runs the loop."""
 
     def run_for(self, duration_s: float) -> None:
         """Let the tier's loop run.

@@ -1,17 +1,22 @@
-"""The tiering manager: what an engine's scheduler calls."""
+"""What runs on the engine's thread: the tiering manager, and the client of a single tier."""
 
 from kvtier_sdk.config.tiering import TieringConfig
-from kvtier_sdk.tiering.assembly import open_manager, open_pool
+from kvtier_sdk.tiering.assembly import open_manager, open_pool, open_tier
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
+from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.tiering.tier_listener import TierListener
 
 __all__ = [
     "LoadSpec",
     "MissReason",
     "PrepareStoreOutput",
     "ResetScope",
+    "TierClient",
+    "TierListener",
     "TieringConfig",
     "TieringManager",
     "open_manager",
     "open_pool",
+    "open_tier",
 ]

@@ -17,6 +17,8 @@ from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.tiering.tier_listener import TierListener
 
 
 @contextmanager
@@ -131,6 +133,52 @@ def open_manager(
         yield manager
     finally:
         manager.shutdown(config.shutdown_timeout_s)
+
+
+@contextmanager
+def open_tier(
+    tier: TierSpec | str,
+    pool: PoolMemory,
+    namespace: Namespace,
+    listener: TierListener,
+    *,
+    clock: Clock | None = None,
+    events: bool = False,
+    notify: Callable[[], None] | None = None,
+    shutdown_timeout_s: float = 10.0,
+) -> Iterator[TierClient]:
+    """Open one tier for an engine that keeps its own manager, and close it at the end.
+
+    Args:
+        tier: its specification, or its URL.
+        pool: memory of the slots; the caller closes it afterwards. Make it with
+            ``HostPool.create`` if the tier is to run in a process of its own.
+        namespace: everything that decides whether stored bytes can be reused.
+        listener: learns what becomes of the jobs.
+        clock: time and tasks; the system's where absent.
+        events: true to collect events.
+        notify: called in a thread of the tier's whenever it has reported; must not block.
+        shutdown_timeout_s: time to drain the tier, and again to close it.
+
+    Yields:
+        The client, open.
+
+    Raises:
+        ConfigError: an option is wrong, or the tier cannot work with it; nothing runs any more.
+        BackendError: the backend cannot be found or loaded.
+        TierError: the tier cannot be reached.
+    """
+    spec = TierSpec.from_url(tier) if isinstance(tier, str) else tier
+    clock = clock or SystemClock()
+    runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify, verify=True)
+    client = TierClient(
+        spec, runner, listener, clock=clock, chunk_bytes=pool.chunk_bytes, events=events
+    )
+    try:
+        client.open()
+        yield client
+    finally:
+        client.close(shutdown_timeout_s)
 
 
 def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:

@@ -6,194 +6,179 @@ from collections.abc import Sequence
 
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.runner.jobs import Job, Verdict
-from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
-from kvtier_sdk.tiering.tier_port import NOBODY, TierPort
+from kvtier_sdk.tiering.managed_tier import ManagedTier
+from kvtier_sdk.tiering.slots import Offers, PrimaryTier, Slot, SlotState
+from kvtier_sdk.tiering.tier_client import NO_REQUEST
 from kvtier_sdk.types import RequestContext
 
 _OK = Verdict.OK
 _READY = SlotState.READY
 
 
-class Offers:
-    """What the tiers have been given of one chunk. Tiers are bits of a mask.
-
-    Attributes:
-        hits: copies of it to the device since it came into the primary tier.
-        sent: tiers that are known to have it or to have been handed it.
-        owed: tiers that get it before it may be evicted.
-        followers: tiers and requests that get it once it is readable.
-    """
-
-    __slots__ = ("followers", "hits", "owed", "sent")
-
-    def __init__(self) -> None:
-        self.hits = 0
-        self.sent = 0
-        self.owed = 0
-        self.followers: list[tuple[TierPort, RequestContext]] = []
-
-
 class Cascade:
     """Hands readable chunks to the tiers, each by its store policy.
 
-    Every chunk that a tier is given holds a pin until the tier has done with it. A chunk that
-    goes to a tier when it leaves the primary one is *owed* to it: it cannot be evicted before.
-    So that room is there when it is needed, a headroom of free slots is kept by a cadence of its
-    own, at the end of each step.
+    Every chunk that a tier is given holds a pin until the tier has done with it. A chunk that goes
+    to a tier when it leaves the primary tier is *owed* to it: it cannot be evicted earlier. So that
+    a store finds room, the end of each step keeps some slots free.
 
     Attributes:
-        headroom_slots: how many slots are kept free where a tier is owed what is evicted.
-        tracks: whether what was offered is kept track of; for plain writing through it is not.
+        headroom_slots: number of slots that are kept free where a tier is owed evicted chunks.
+        tracks: true if offers are tracked; plain write-through needs no tracking.
 
     Args:
         primary: the slot table.
-        headroom_slots: how many slots to keep free where a tier is owed what is evicted.
+        headroom_slots: number of slots to keep free where a tier is owed evicted chunks.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
         self._primary = primary
         self.headroom_slots = max(1, headroom_slots)
-        self._on_store: list[TierPort] = []
-        self._on_hit: list[TierPort] = []
-        self._on_evict: list[TierPort] = []
-        self._whole: list[TierPort] = []
+        self._on_store: list[ManagedTier] = []
+        self._on_hit: list[ManagedTier] = []
+        self._on_evict: list[ManagedTier] = []
+        self._whole: list[ManagedTier] = []
         self._owed_mask = 0
-        # Slots that were asked for and not there since the last step ended.
+        # Slots that were wanted and not there since the last step ended.
         self._missing = 0
         self.tracks = False
 
-    def add(self, port: TierPort) -> None:
+    def add(self, tier: ManagedTier) -> None:
         """Take a tier in."""
         by_moment = {
             StoreMoment.STORED: self._on_store,
             StoreMoment.HIT: self._on_hit,
             StoreMoment.EVICTED: self._on_evict,
         }
-        by_moment[port.store_policy.moment].append(port)
-        if port.store_policy.moment is StoreMoment.EVICTED:
-            self._owed_mask |= port.bit
-        if port.whole_requests:
-            self._whole.append(port)
+        moment = tier.store_policy.moment
+        by_moment[moment].append(tier)
+        if moment is StoreMoment.EVICTED:
+            self._owed_mask |= tier.bit
+        if tier.whole_requests:
+            self._whole.append(tier)
         self.tracks = bool(self._on_hit or self._on_evict or self._whole)
 
     @property
     def behind(self) -> bool:
-        """Whether chunks should leave to make room, and were not sent on their way yet."""
+        """True if chunks should leave to make room, and are not on their way yet."""
         return bool(self._on_evict) and self._missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Chunks that the device wrote have become readable.
+        """Offer chunks that the device has written.
 
         Args:
-            slots: theirs, in prefix order.
-            request: who stored them.
+            slots: their slots, in prefix order.
+            request: the request that stored them.
         """
-        for port in self._on_store:
-            self._offer(port, slots, request)
+        for tier in self._on_store:
+            self._offer(tier, slots, request)
         if self.tracks:
             for slot in slots:
                 self._offers(slot).owed = self._owed_mask
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
-        """Chunks that were promoted have become readable: they go to no tier that has them.
+        """Take chunks that were promoted; they go to no tier that has them.
 
         Args:
-            slots: theirs; each still knows the answers that its load rested on.
+            slots: their slots; each still knows the answers that its load rested on.
         """
         if self.tracks:
             for slot in slots:
+                assert slot.promotion is not None
                 offers = self._offers(slot)
-                offers.sent = slot.promotion.question.hits[slot.key]
+                offers.sent = slot.promotion.pending.hits[slot.key]
                 offers.owed = self._owed_mask & ~offers.sent
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Chunks are being copied to the device once more.
+        """Take another copy of chunks to the device.
 
         Args:
-            slots: theirs.
-            request: for whom.
+            slots: their slots.
+            request: the request that uses them.
         """
         if not self.tracks:
             return
         for slot in slots:
             self._offers(slot).hits += 1
-        for port in self._on_hit:
-            fresh = [slot for slot in slots if not slot.offers.sent & port.bit]
-            self._offer(port, fresh, request)
+        for tier in self._on_hit:
+            fresh = [slot for slot in slots if not self._offers(slot).sent & tier.bit]
+            self._offer(tier, fresh, request)
         self.include(slots, request)
 
     def include(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """A request names chunks that are in the primary tier already, or on their way to it.
+        """Take chunks that a request names and that are in the primary tier or on their way to it.
 
         Tiers that want whole requests get them too: at once, or as soon as they are readable.
 
         Args:
-            slots: theirs, in prefix order.
-            request: whose.
+            slots: their slots, in prefix order.
+            request: the request.
         """
-        for port in self._whole:
-            self._send(port, [slot for slot in slots if slot.state is _READY], request)
+        for tier in self._whole:
+            self._send(tier, [slot for slot in slots if slot.state is _READY], request)
             for slot in slots:
                 if slot.state is not _READY:
-                    self._offers(slot).followers.append((port, request))
+                    self._offers(slot).followers.append((tier, request))
 
     def note_missing(self, slot_count: int) -> None:
-        """So many slots were asked for and could not be had."""
+        """Note that so many slots were wanted and not there."""
         self._missing = max(self._missing, slot_count)
 
     def keep_headroom(self) -> None:
-        """Send chunks that will be evicted next to the tiers they are owed to; evict the others."""
+        """Send the next victims to the tiers that they are owed to, and evict the others."""
         if not self._on_evict:
             return
         shortage = max(self.headroom_slots, self._missing)
-        # Whatever such a tier is being given can be evicted once it has it.
-        shortage -= self._primary.free_slots + max(port.stores for port in self._on_evict)
+        # A chunk that such a tier is being given can be evicted once the tier has it.
+        chunk_bytes = self._primary.chunk_bytes
+        under_way = max(tier.client.store_bytes for tier in self._on_evict) // chunk_bytes
+        shortage -= self._primary.free_slots + under_way
         self._missing = 0
         if shortage <= 0:
             return
         by_key = self._primary.by_key
         victims = [by_key[key] for key in self._primary.victims(shortage, owed=True)]
-        for port in self._on_evict:
-            owed = [slot for slot in victims if slot.offers.owed & port.bit]
-            if not port.takes_stores:
-                # What cannot be written now is let go: a tier that is down must not fill the pool.
-                port.drop_stores(len(owed))
+        for tier in self._on_evict:
+            owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
+            if not tier.client.takes_stores:
+                # A tier that is down must not fill the pool: its chunks are let go.
+                tier.client.drop_stores(len(owed))
                 for slot in owed:
-                    slot.offers.owed &= ~port.bit
+                    self._offers(slot).owed &= ~tier.bit
             else:
-                self._offer(port, owed[: port.store_room], NOBODY)
+                self._offer(tier, owed[: tier.client.store_room], NO_REQUEST)
         self._primary.evict(
-            [slot.key for slot in victims if not slot.offers.owed and not slot.pins]
+            [slot.key for slot in victims if not self._offers(slot).owed and not slot.pins]
         )
 
-    def settled(self, port: TierPort, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """A store has been concluded: well or not, the chunks are owed to the tier no more.
+    def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
+        """Take the end of a store: its chunks are no longer owed to the tier.
 
         Args:
-            port: the tier.
+            bit: the tier's.
             job: the store.
-            verdicts: one a chunk; what has failed counts as never sent, and is offered again
-                where its moment returns.
+            verdicts: one a chunk; one that failed counts as never sent, and is offered again when
+                its moment returns.
         """
         if not self.tracks:
             return
         for index, verdict in zip(job.slots, verdicts, strict=True):
             offers = self._primary.slots[index].offers
-            # A slot whose chunk was forgotten by a reset meanwhile has none.
+            # A slot whose chunk a reset has forgotten meanwhile has none.
             if offers is not None:
-                offers.owed &= ~port.bit
+                offers.owed &= ~bit
                 if verdict is not _OK:
-                    offers.sent &= ~port.bit
+                    offers.sent &= ~bit
 
     def forget(self) -> None:
-        """The primary tier has been emptied."""
+        """Take it that the primary tier has been emptied."""
         self._missing = 0
 
-    def _offer(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> None:
+    def _offer(self, tier: ManagedTier, slots: Sequence[Slot], request: RequestContext) -> None:
         """Send those chunks that the tier's policy wants."""
-        policy = port.store_policy
+        policy = tier.store_policy
         if policy.filters:
             wanted = []
             for slot in slots:
@@ -202,28 +187,31 @@ class Cascade:
                 if policy.wants(slot.key, hits, request):
                     wanted.append(slot)
                 elif offers is not None:
-                    offers.owed &= ~port.bit
+                    offers.owed &= ~tier.bit
             slots = wanted
-        self._send(port, slots, request)
+        self._send(tier, slots, request)
 
-    def _send(self, port: TierPort, slots: Sequence[Slot], request: RequestContext) -> None:
+    def _send(self, tier: ManagedTier, slots: Sequence[Slot], request: RequestContext) -> None:
         if not slots:
             return
-        taken = port.store([slot.key for slot in slots], [slot.index for slot in slots], request)
-        for slot in slots[:taken]:
+        keys, indices = [slot.key for slot in slots], [slot.index for slot in slots]
+        job = tier.client.store(keys, indices, request)
+        if job is None:
+            return
+        for slot in slots[: len(job.keys)]:
             slot.pins += 1
         if self.tracks:
-            for slot in slots[:taken]:
-                self._offers(slot).sent |= port.bit
+            for slot in slots[: len(job.keys)]:
+                self._offers(slot).sent |= tier.bit
 
     def _offers(self, slot: Slot) -> Offers:
         if slot.offers is None:
             slot.offers = Offers()
-        offers: Offers = slot.offers
-        return offers
+        return slot.offers
 
     def _serve_followers(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
-            for port, request in slot.offers.followers:
-                self._send(port, [slot], request)
-            slot.offers.followers.clear()
+            offers = self._offers(slot)
+            followers, offers.followers = offers.followers, []
+            for tier, request in followers:
+                self._send(tier, [slot], request)

@@ -1,16 +1,16 @@
-"""How fast a tier brings chunks back, measured while it does."""
+"""The rate at which a tier brings chunks back, measured while it does."""
 
 from __future__ import annotations
 
 #: Weight of the newest sample in the running mean.
 _NEWEST_WEIGHT = 0.2
-#: A tier that was judged too slow brings nothing more, so nothing would correct the judgement:
-#: after this long without a sample it is tried again.
+#: A tier that was judged too slow brings nothing, so no sample would correct the judgement. After
+#: this long without a sample it is tried again.
 _LIFE_S = 10.0
 
 
 class LoadRate:
-    """Running mean of bytes a second, over the time in which loads were under way."""
+    """Running mean of bytes per second, over the time in which loads were under way."""
 
     def __init__(self) -> None:
         self._bytes_per_s = 0.0
@@ -19,14 +19,14 @@ class LoadRate:
         self._sampled_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Loads are handed over, and none was under way."""
+        """Start the measurement: loads are handed over, and none was under way."""
         self._since_s = now_s
 
     def note(self, loaded_bytes: int, now_s: float) -> None:
-        """A load has ended.
+        """Take the end of a load.
 
         Args:
-            loaded_bytes: what it brought.
+            loaded_bytes: payload that arrived.
             now_s: the time.
         """
         self._pending_bytes += loaded_bytes
@@ -40,7 +40,7 @@ class LoadRate:
         self._since_s = self._sampled_s = now_s
 
     def expected_s(self, size_bytes: int, now_s: float) -> float:
-        """How long so many bytes will take, by what was measured; 0.0 where that says nothing."""
+        """Estimate how long so many bytes will take; 0.0 where no recent sample tells."""
         if not self._bytes_per_s or now_s - self._sampled_s > _LIFE_S:
             return 0.0
         return size_bytes / self._bytes_per_s

@@ -1,4 +1,4 @@
-"""Questions to the tiers: who has these chunks?"""
+"""Lookups that tiers are still to answer, and what they have answered so far."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ _OK, _NOT_FOUND = Verdict.OK, Verdict.NOT_FOUND
 
 
 class PendingLookup:
-    """The chunks that one request asked for in one step, and what the tiers have answered so far.
+    """The chunks that one request looked up in one step, and the tiers' answers so far.
 
-    Tiers are bits of a mask. Others who ask for one of these chunks meanwhile share the question.
+    Tiers are bits of a mask. Other requests that look up one of these chunks meanwhile share the
+    pending lookup. Each tier's lookup job carries it as its tag, so a late answer reaches the
+    lookup that it belongs to and never a later one.
 
     Attributes:
         keys: the chunks.
         request: on whose behalf.
         waiting: tiers that have not answered.
-        hits: tiers that have a chunk and have not failed to bring it; 0 where all that had it
-            have failed, absent where none had it.
-        deadline_s: when the tiers that have not answered are taken not to have the chunks.
-        doubt: why an answer may be wrong: a tier that could not be asked or did not answer. The
-            reason that a miss is counted under.
-        sealed: whether it has been handed over: no key is added any more.
-        shared: whether all tiers may be asked for the request: its answers are everybody's.
-        worth_loading: whether loading is faster than recomputing; ``None`` until it was weighed.
+        hits: tiers that have a chunk and have not failed to bring it; 0 where all of them have
+            failed, absent where no tier has it.
+        deadline_s: when tiers that have not answered count as not having the chunks.
+        doubt: why an answer may be wrong: a tier could not be asked or did not answer. A miss is
+            counted under this reason.
+        sealed: true once it was handed over: no key is added.
+        shared: true if all tiers may be asked for the request, so that others may use the answers.
+        worth_loading: true if loading is faster than recomputing; ``None`` until it was weighed.
     """
 
     __slots__ = (
@@ -54,13 +56,13 @@ class PendingLookup:
         self.shared = shared
         self.worth_loading: bool | None = None
 
-    def best_hit(self, key: OffloadKey, tiers: int) -> int:
-        """Index of the first of these tiers that has the chunk; only where there is one."""
+    def first_hit(self, key: OffloadKey, tiers: int) -> int:
+        """Return the index of the first of these tiers that has the chunk; there must be one."""
         mask = self.hits[key] & tiers
         return (mask & -mask).bit_length() - 1
 
-    def found_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """The chunks from one on that a tier is the first to have, to the first that it is not.
+    def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
+        """Return the run of chunks from one on for which a tier is the first that has them.
 
         Args:
             key: the first of them.
@@ -68,7 +70,7 @@ class PendingLookup:
             limit: how many to return at most, at least 1.
 
         Returns:
-            A run of the question's chunks.
+            Consecutive chunks of the lookup.
         """
         hits, bit = self.hits, 1 << tier
         before = bit - 1
@@ -82,29 +84,25 @@ class PendingLookup:
         return run
 
     def strike(self, key: OffloadKey, tier: int) -> None:
-        """A tier has failed to bring a chunk that it said it had: do not ask it again."""
+        """Stop asking a tier for a chunk that it said it had and failed to bring."""
         self.hits[key] &= ~(1 << tier)
 
 
 class LookupTable:
-    """The open questions, and which job carries the answers to which.
-
-    A late answer reaches the question that it belongs to and nothing else, so it is never taken
-    for the answer to a later one.
+    """The pending lookups.
 
     Attributes:
-        open: the open question of each chunk that is asked for.
+        open: the pending lookup of each chunk, for others to share.
     """
 
     def __init__(self) -> None:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self._new: list[PendingLookup] = []
-        self._by_job: dict[int, PendingLookup] = {}
 
     def begin(
         self, request: RequestContext, tiers: int, deadline_s: float, *, shared: bool
     ) -> PendingLookup:
-        """Begin a question, to be handed over at the end of the step.
+        """Begin a lookup, to be handed over at the end of the step.
 
         Args:
             request: on whose behalf.
@@ -113,58 +111,52 @@ class LookupTable:
             shared: whether all tiers may be asked for the request.
 
         Returns:
-            The question, still without keys.
+            The lookup, still without keys.
         """
-        question = PendingLookup(request, tiers, deadline_s, shared=shared)
-        self._new.append(question)
-        return question
+        pending = PendingLookup(request, tiers, deadline_s, shared=shared)
+        self._new.append(pending)
+        return pending
 
     def take_new(self) -> list[PendingLookup]:
-        """Take the questions that no tier has been asked yet."""
+        """Take the lookups that no tier has been asked yet, and seal them."""
         taken, self._new = self._new, []
-        for question in taken:
-            question.sealed = True
+        for pending in taken:
+            pending.sealed = True
         return taken
 
-    def handed_over(self, job_id: int, question: PendingLookup) -> None:
-        """Remember which question a lookup job answers."""
-        self._by_job[job_id] = question
-
-    def answered(self, job_id: int, bit: int, verdicts: Sequence[Verdict]) -> None:
-        """Take a tier's answers.
+    def answered(self, pending: PendingLookup, bit: int, verdicts: Sequence[Verdict]) -> None:
+        """Take a tier's answers; one that comes after the lookup was given up is ignored.
 
         Args:
-            job_id: of the lookup job.
+            pending: the lookup.
             bit: the tier's.
             verdicts: one a key; anything but ``OK`` means that the tier does not have it.
         """
-        question = self._by_job.pop(job_id, None)
-        if question is None or not question.waiting & bit:
+        if not pending.waiting & bit:
             return
-        hits = question.hits
-        for key, verdict in zip(question.keys, verdicts, strict=True):
+        hits = pending.hits
+        for key, verdict in zip(pending.keys, verdicts, strict=True):
             if verdict is _OK:
                 hits[key] = hits.get(key, 0) | bit
             elif verdict is not _NOT_FOUND:
-                question.doubt = verdict.value
-        question.waiting &= ~bit
-        if not question.waiting:
-            self._close(question)
+                pending.doubt = verdict.value
+        pending.waiting &= ~bit
+        if not pending.waiting:
+            self._close(pending)
 
-    def give_up(self, question: PendingLookup) -> None:
-        """Wait no longer for the tiers that have not answered."""
-        question.waiting = 0
-        question.doubt = Verdict.TIMEOUT.value
-        self._close(question)
+    def give_up(self, pending: PendingLookup) -> None:
+        """Stop waiting for the tiers that have not answered."""
+        pending.waiting = 0
+        pending.doubt = Verdict.TIMEOUT.value
+        self._close(pending)
 
     def forget(self) -> None:
-        """Drop every question: answers that are under way belong to nobody."""
+        """Drop every lookup: answers that are under way belong to no request."""
         self.open.clear()
         self._new.clear()
-        self._by_job.clear()
 
-    def _close(self, question: PendingLookup) -> None:
-        for key in question.keys:
-            # That of a request which may not ask all tiers is never open to others.
-            if self.open.get(key) is question:
+    def _close(self, pending: PendingLookup) -> None:
+        for key in pending.keys:
+            # The lookup of a request that may not ask all tiers is never open to others.
+            if self.open.get(key) is pending:
                 del self.open[key]

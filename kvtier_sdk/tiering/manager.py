@@ -11,18 +11,20 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import ConfigError, KVTierError
-from kvtier_sdk.events import PRIMARY, OffloadingEvent
+from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
+from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
+from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.reports import EventLog, ReportDesk
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
-from kvtier_sdk.tiering.tier_port import TierPort
+from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.tiering.tier_reports import TierReports
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
 # Looked up once: this is the engine's thread.
@@ -32,16 +34,13 @@ _READY, _WRITING, _LOADING = SlotState.READY, SlotState.WRITING, SlotState.LOADI
 
 
 class TieringManager:
-    """Decides which chunk is where; never blocks and never raises a storage error.
+    """Decides where each chunk lies. It never blocks and never raises a storage error.
 
-    All methods are called on one thread, the engine's scheduler. The order for a request is
-    ``on_new_request``, ``lookup`` of its chunks from the first to the first ``MISS``, each step
-    anew until none is pending, ``prepare_load``, ``complete_load``, ``prepare_store``,
-    ``complete_store``, ``on_request_finished``; completions may arrive after the last. Each step
-    ends with ``on_schedule_end``.
-
-    Attributes:
-        stats: of the primary tier, then of each secondary tier in order.
+    All methods belong to one thread, the engine's scheduler. A request goes through
+    ``on_new_request``; ``lookup`` of its chunks from the first to the first ``MISS``, repeated each
+    step until none is pending; ``prepare_load``, ``complete_load``, ``prepare_store``,
+    ``complete_store``; and ``on_request_finished``, after which completions may still arrive. Each
+    step ends with ``on_schedule_end``.
 
     Args:
         pool: the slots' memory; the caller closes it after :meth:`shutdown`.
@@ -49,12 +48,11 @@ class TieringManager:
         clock: time.
         store_reserve: share of the slots that promotions leave to stores, 0.0 to 1.0; the same
             share is kept free where a tier is given what is evicted.
-        events: whether to collect events for :meth:`take_events`; somebody must take them.
-        one_copy: whether a request that wants a chunk which is being copied to the device for
-            another is told to wait, so that one copy serves both. An engine that sees to this
-            itself leaves it off.
-        recompute_s: how long the engine takes to recompute a chunk; with it, chunks that a tier
-            brings more slowly than that are a ``MISS``.
+        events: true to collect events for :meth:`take_events`; the engine must take them.
+        one_copy: true to tell a request to wait if another one is copying the same chunk to the
+            device, so that one copy serves both. Leave it off for an engine that does this itself.
+        recompute_s: time that the engine takes to recompute a chunk; with it, chunks that a tier
+            brings more slowly are a ``MISS``.
     """
 
     def __init__(
@@ -73,25 +71,18 @@ class TieringManager:
         self._pool = pool
         self._one_copy = one_copy
         self._recompute_s = recompute_s
-        self._events = EventLog(wanted=events)
-        self._primary = PrimaryTier(pool.slots, policy, self._note_evicted)
-        self._primary_stats = TierStats(PRIMARY, "primary")
-        self._ports: list[TierPort] = []
+        self._events = events
+        self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
+        self._tiers: list[ManagedTier] = []
         self._all_tiers = 0
         self._lookup_deadline_s = 0.0
-        self._questions = LookupTable()
+        self._lookups = LookupTable()
         reserve = round(pool.slots * store_reserve)
         self._promotions = Promotions(self._primary, limit=pool.slots - reserve)
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
-        self._desk = ReportDesk(
-            self._primary, self._questions, self._promotions, self._cascade, self._events
-        )
         self._requests: dict[str, RequestState] = {}
-        self._job_ids = itertools.count(1)
         self._touched: dict[OffloadKey, None] = {}
-        # What makes room for a store that is being prepared.
-        self._evicted: list[OffloadKey] | None = None
-        # Slots that copies of before a reset may still touch.
+        # Slots that copies from before a reset may still touch.
         self._stale_copies: list[Slot] = []
         self._collected = False
         self._now_s = clock.now_s()
@@ -108,29 +99,40 @@ class TieringManager:
             BackendError: the tier's store policy cannot be found or loaded.
             TierError: the store cannot be reached.
         """
-        if any(port.spec.name == spec.name for port in self._ports):
+        if any(tier.client.spec.name == spec.name for tier in self._tiers):
             raise ConfigError(f"two tiers are named {spec.name!r}; give one of them another name")
         store_policy = load_store_policy(spec.runner.store_policy)
-        runner.start()
-        pool = self._pool
-        port = TierPort(len(self._ports), spec, runner, store_policy, pool.slots, pool.chunk_bytes)
-        self._ports.append(port)
-        self._all_tiers |= port.bit
-        self._cascade.add(port)
+        index = len(self._tiers)
+        client = TierClient(
+            spec,
+            runner,
+            TierReports(1 << index, self._primary, self._lookups, self._promotions, self._cascade),
+            clock=self._clock,
+            chunk_bytes=self._pool.chunk_bytes,
+            # What waits for a tier is pinned: a slow one leaves half of a small pool to the others.
+            max_store_bytes=(self._pool.slots + 1) // 2 * self._pool.chunk_bytes,
+            events=self._events,
+        )
+        client.open()
+        whole_requests = spec.runner.offload_policy == "request"
+        tier = ManagedTier(client, index, store_policy, whole_requests)
+        self._tiers.append(tier)
+        self._all_tiers |= tier.bit
+        self._cascade.add(tier)
         self._lookup_deadline_s = max(self._lookup_deadline_s, spec.runner.lookup_deadline_s)
 
     @property
     def headroom_slots(self) -> int:
-        """Slots that are kept free where a tier is given what is evicted."""
+        """Number of slots that are kept free where a tier is given what is evicted."""
         return self._cascade.headroom_slots
 
     @property
     def stats(self) -> list[TierStats]:
         """Counters of the primary tier, then of each secondary tier in order; live, not copies."""
-        return [self._primary_stats, *(port.stats for port in self._ports)]
+        return [self._primary.stats, *(tier.client.stats for tier in self._tiers)]
 
     def usage(self) -> PoolUsage:
-        """How the host pool is used right now. Walks over all slots: not for every step."""
+        """Return how the host pool is used right now. Walks over all slots: not for every step."""
         states = Counter(slot.state for slot in self._primary.slots)
         return PoolUsage(
             slots=len(self._primary.slots),
@@ -143,7 +145,7 @@ class TieringManager:
         )
 
     def left_over(self) -> dict[str, int]:
-        """What is held right now; with no request alive and no work pending, all are 0.
+        """Count what is held right now; with no request alive and no work pending, all are 0.
 
         Returns:
             Number of pins, of slots that are neither free nor readable, of requests, and of jobs.
@@ -153,18 +155,18 @@ class TieringManager:
             "pins": self._primary.pins,
             "slots": usage.slots - usage.free - usage.ready,
             "requests": len(self._requests),
-            "jobs": sum(port.jobs.unreleased for port in self._ports),
+            "jobs": sum(tier.client.jobs.unreleased for tier in self._tiers),
         }
 
     # --- a request ----------------------------------------------------------------------------
 
     def on_new_request(self, request: RequestContext, tiers: Collection[str] | None = None) -> None:
-        """A request has arrived.
+        """Take a new request.
 
         Args:
             request: its context; its id must not be that of a request that is alive.
-            tiers: names of the tiers that may be asked for it, where these are not all. What is
-                in the primary tier, or on its way there, is found all the same.
+            tiers: names of the tiers that may be asked for it, if not all. Chunks in the primary
+                tier, or on their way there, are found all the same.
 
         Raises:
             KVTierError: a request of that id is alive.
@@ -173,17 +175,17 @@ class TieringManager:
             raise KVTierError(f"request {request.request_id!r} is alive already")
         mask = -1
         if tiers is not None:
-            mask = sum(port.bit for port in self._ports if port.spec.name in tiers)
+            mask = sum(tier.bit for tier in self._tiers if tier.client.spec.name in tiers)
         self._requests[request.request_id] = RequestState(
             request, learns_order=self._policy.uses_prefix, tiers=mask
         )
 
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
-        """Say whether a chunk can be had.
+        """Look a chunk up.
 
         Args:
             key: the chunk.
-            request: who asks; :meth:`on_new_request` has been called for it.
+            request: on whose behalf; :meth:`on_new_request` has been called for it.
 
         Returns:
             ``HIT``: readable now; ``prepare_load`` of it in this step succeeds. ``HIT_PENDING``:
@@ -201,21 +203,21 @@ class TieringManager:
         slot = self._primary.by_key.get(key)
         if slot is not None:
             return self._find(slot, state)
-        question = state.asked.get(key)
-        if question is None:
-            question = self._ask(key, state)
-            if question is None:
+        pending = state.asked.get(key)
+        if pending is None:
+            pending = self._ask(key, state)
+            if pending is None:
                 return _MISS
-        having = question.hits.get(key)
-        # Whose load it joined may have asked tiers that are none of its own.
+        having = pending.hits.get(key)
+        # A load that it joined may rest on answers of tiers that it may not ask.
         if having and having & state.tiers:
-            return self._promote(key, question, state)
-        if question.waiting:
-            if self._now_s <= question.deadline_s:
+            return self._promote(key, pending, state)
+        if pending.waiting:
+            if self._now_s <= pending.deadline_s:
                 return _RETRY
-            self._questions.give_up(question)
+            self._lookups.give_up(pending)
         if having is None:
-            self._count_miss(key, state, question.doubt or MissReason.ABSENT.value)
+            self._count_miss(key, state, pending.doubt or MissReason.ABSENT.value)
         else:
             self._count_miss(key, state, MissReason.LOAD_FAILED.value)
         return _MISS
@@ -227,11 +229,17 @@ class TieringManager:
 
         Args:
             keys: chunks of one prefix, in order.
-            request: who asks.
+            request: on whose behalf.
 
         Returns:
-            How many chunks from the start are there or on their way, and whether an answer or a
-            chunk is still awaited: if so, ask again next step.
+            The number of chunks from the start that are there or on their way; and true if an
+            answer or a chunk is still awaited: then ask again next step.
+
+        ::
+
+            chunks, pending = manager.lookup_prefix(keys, request)
+            if not pending:
+                spec = manager.prepare_load(keys[:chunks], request)
 
         Raises:
             KVTierError: the request is unknown.
@@ -244,8 +252,8 @@ class TieringManager:
                 break
             if result is not _HIT:
                 pending = True
-            # Behind a chunk that a tier is still asked for, nothing is known to be a prefix; the
-            # scan goes on so that the whole of it is asked in one step.
+            # Behind a chunk that a tier is still asked for, no chunk is known to be in the prefix.
+            # The scan goes on so that the whole prefix is asked for in one step.
             if result is not _RETRY:
                 hits += 1
         return hits, pending
@@ -258,7 +266,7 @@ class TieringManager:
             request: for whom; holds the pins until :meth:`complete_load`.
 
         Returns:
-            Where they lie.
+            Their slots.
 
         Raises:
             KVTierError: a chunk is not readable, or the request is unknown; nothing is pinned.
@@ -277,11 +285,11 @@ class TieringManager:
         for key, slot in zip(keys, slots, strict=True):
             slot.pins += 1
             slot.copies += 1
-            # What was promoted for this request came from its tier, also if it waited since.
+            # A chunk promoted for this request came from its tier, even if it waited since.
             if key in state.claims:
                 tier = self._promotions.let_go(key, state)
                 sources.append(tier)
-                self._ports[tier].stats.hit_chunks += 1
+                self._tiers[tier].client.stats.hit_chunks += 1
             else:
                 sources.append(-1)
                 from_primary += 1
@@ -290,13 +298,13 @@ class TieringManager:
                 state.copies[key].append(slot)
             else:
                 state.copies[key] = [slot]
-        self._primary_stats.hit_chunks += from_primary
+        self._primary.stats.hit_chunks += from_primary
         self._touched.update(dict.fromkeys(keys))
         self._cascade.used(slots, state.context)
         return LoadSpec(indices, sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """The copies to the device have ended, well or not.
+        """Take the end of copies to the device, well or not.
 
         Args:
             keys: chunks that were prepared for this request; others are ignored.
@@ -317,8 +325,8 @@ class TieringManager:
             slot.copies -= 1
             unpin(slot)
             loaded += 1
-        self._primary_stats.loaded_chunks += loaded
-        self._primary_stats.loaded_bytes += loaded * self._pool.chunk_bytes
+        self._primary.stats.loaded_chunks += loaded
+        self._primary.stats.loaded_bytes += loaded * self._pool.chunk_bytes
         if state.finished:
             self._end_if_over(state)
 
@@ -327,7 +335,7 @@ class TieringManager:
 
         Args:
             keys: chunks, in prefix order.
-            request: who used them.
+            request: on whose behalf.
         """
         self._touched.update(dict.fromkeys(keys))
 
@@ -341,7 +349,7 @@ class TieringManager:
             request: for whom; holds the slots until :meth:`complete_store`.
 
         Returns:
-            What to store and where. When room runs out, the first keys get it.
+            The chunks to store and their slots. When room runs out, the first keys get it.
 
         Raises:
             KVTierError: the request is unknown.
@@ -358,25 +366,23 @@ class TieringManager:
         if self._cascade.tracks and len(new) < len(distinct):
             present = [slot for key in distinct if (slot := by_key.get(key)) is not None]
             self._cascade.include(present, state.context)
-        evicted = self._evicted = []
-        slots = self._primary.take(len(new))
-        self._evicted = None
+        slots, evicted = self._primary.take(len(new))
         rejected = new[len(slots) :]
         if rejected:
             del new[len(slots) :]
-            self._primary_stats.dropped["store.primary_full"] += len(rejected)
+            self._primary.stats.dropped["store.primary_full"] += len(rejected)
             self._cascade.note_missing(len(rejected))
         self._primary.assign(new, slots, _WRITING)
         state.writes.update(zip(new, slots, strict=True))
         if state.prefix_order is not None:
             for key, slot in zip(new, slots, strict=True):
                 slot.parent, slot.position = state.prefix_order.note(key)
-        return PrepareStoreOutput(new, [slot.index for slot in slots], evicted, rejected)
+        return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
     ) -> None:
-        """The device has written chunks: they become readable and go on to the tiers.
+        """Make chunks readable that the device has written, and offer them to the tiers.
 
         Args:
             keys: chunks that were prepared for this request; others are ignored.
@@ -392,11 +398,9 @@ class TieringManager:
         slots = [slot for key in keys if (slot := writes.pop(key, None)) is not None]
         if success and slots:
             self._primary.publish(slots, state.context)
-            self._primary_stats.stored_chunks += len(slots)
-            self._primary_stats.stored_bytes += len(slots) * self._pool.chunk_bytes
+            self._primary.stats.stored_chunks += len(slots)
+            self._primary.stats.stored_bytes += len(slots) * self._pool.chunk_bytes
             self._cascade.stored(slots, state.context)
-            if self._events.wanted:
-                self._events.primary([slot.key for slot in slots], removed=False)
         elif slots:
             for slot in slots:
                 self._primary.forget(slot)
@@ -407,13 +411,13 @@ class TieringManager:
             self._end_if_over(state)
 
     def on_request_finished(self, request: RequestContext) -> None:
-        """A request is done or was aborted: no more lookups or prepares for it follow.
+        """Take the end of a request, done or aborted: no lookup or prepare for it follows.
 
-        Its pins go, but for those of copies that have not completed; what was stored for it is
+        Its pins go, except those of copies that have not completed. What was stored for it is
         handed to the tiers at once, since no step may follow.
 
         Args:
-            request: which; an unknown one is ignored.
+            request: the request; an unknown one is ignored.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -426,11 +430,11 @@ class TieringManager:
     # --- a step -------------------------------------------------------------------------------
 
     def on_schedule_end(self, preempted_request_ids: Collection[str] = ()) -> None:
-        """A step ends: collect results, note uses, hand over what was gathered.
+        """End a step: take results, note uses, hand over what was collected.
 
         Args:
             preempted_request_ids: requests that lost their device blocks and will be looked up
-                again: what tiers answered to them before is forgotten.
+                again: the tiers' earlier answers to them are forgotten.
         """
         if not self._collected:
             self._collect()
@@ -443,58 +447,53 @@ class TieringManager:
             self._primary.access(touched)
             # Reversed, so that the start of a prefix is the most recent here too.
             touched.reverse()
-            for port in self._ports:
-                port.touch(touched)
+            for tier in self._tiers:
+                tier.client.touch(touched)
         self._cascade.keep_headroom()
         self._flush()
-        for port in self._ports:
-            if port.jobs:
-                self._desk.give_up_overdue(port, self._now_s)
         self._primary.step += 1
         self._collected = False
 
     def has_pending_work(self) -> bool:
-        """Whether the engine should go on stepping although no request is scheduled."""
+        """Return true if the engine should go on stepping although no request is scheduled."""
         self._collect()
-        # It may be the last that an engine asks before it sleeps: the next step collects anew.
+        # The engine may sleep after this call, so the next step collects again.
         self._collected = False
-        return self._cascade.behind or any(port.jobs or port.waiting for port in self._ports)
+        return self._cascade.behind or any(tier.client.has_work for tier in self._tiers)
 
     def take_events(self) -> list[OffloadingEvent]:
-        """Take the events since the last call, oldest first."""
-        return self._events.take()
+        """Take the events since the last call: tier by tier, the oldest of each first."""
+        events = self._primary.take_events()
+        for tier in self._tiers:
+            events += tier.client.take_events()
+        return events
 
     # --- everything ---------------------------------------------------------------------------
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
-        """Forget what is cached; cold when it returns.
+        """Forget what is cached; the cache is cold when this returns.
 
-        Requests that are alive stay so, and begin anew: nothing is stored, loaded or answered
-        for them. No completion may follow for copies that were prepared before; their slots are
-        in quarantine until :meth:`on_reset_flushed`. What a tier is doing goes on, and has no
-        effect here.
+        Requests that are alive stay so and start over: nothing is stored, loaded or answered for
+        them. No completion may follow for copies that were prepared before; their slots are in
+        quarantine until :meth:`on_reset_flushed`. A tier's running work goes on without effect.
 
         With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background: a tier
-        is neither asked nor given anything until all chunks of this namespace have been deleted
-        there, which is tried again where it fails. What other engines store meanwhile in a tier
-        that they share may stay.
+        is neither asked nor given anything until all chunks of this namespace are deleted there;
+        what fails is tried again. Chunks that other engines store meanwhile in a shared tier may
+        stay.
 
         Args:
             scope: how far the reset goes.
         """
-        self._questions.forget()
+        self._lookups.forget()
         removed = []
         for slot in self._primary.slots:
             if slot.state in (_READY, _WRITING, _LOADING):
                 if slot.state is _READY:
                     removed.append(slot.key)
                 self._promotions.forget(slot)
-        for port in self._ports:
-            loads, stores = port.take_back()
-            for index in loads:
-                self._promotions.withdraw(index)
-            for index in stores:
-                self._primary.unpin(self._primary.slots[index])
+        for tier in self._tiers:
+            self._withdraw(tier.client)
         for state in list(self._requests.values()):
             self._stale_copies.extend(itertools.chain.from_iterable(state.copies.values()))
             self._stale_copies.extend(state.writes.values())
@@ -505,14 +504,14 @@ class TieringManager:
             self._end_if_over(state)
         self._touched.clear()
         self._cascade.forget()
-        self._events.primary(removed, removed=True)
+        self._primary.announce(removed, removed=True)
         if scope is ResetScope.ALL:
-            for port in self._ports:
-                port.begin_purge()
+            for tier in self._tiers:
+                tier.client.purge()
             self._flush()
 
     def on_reset_flushed(self) -> None:
-        """The device copies of before the last reset have ended: their slots can be used again."""
+        """Free the slots of device copies from before the last reset: the copies have ended."""
         stale, self._stale_copies = self._stale_copies, []
         for slot in stale:
             self._primary.unpin(slot)
@@ -526,9 +525,8 @@ class TieringManager:
         self._flush()
         with contextlib.ExitStack() as closing:
             # An interrupt that ends one of them leaves none of the others open.
-            for port in reversed(self._ports):
-                closing.callback(port.runner.close, timeout_s)
-        self._collect()
+            for tier in reversed(self._tiers):
+                closing.callback(tier.client.close, timeout_s)
         self._requests.clear()
 
     # --- inside -------------------------------------------------------------------------------
@@ -547,7 +545,7 @@ class TieringManager:
             self._requests.pop(state.context.request_id, None)
 
     def _find(self, slot: Slot, state: RequestState) -> LookupResult:
-        """The chunk is in the primary tier, or on its way there."""
+        """Answer for a chunk that is in the primary tier or on its way there."""
         if slot.state is _READY:
             if self._one_copy and slot.copies and slot.key not in state.copies:
                 return _HIT_PENDING
@@ -559,107 +557,109 @@ class TieringManager:
         return _HIT_PENDING
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
-        """Put the question to the tiers, or join one that is open; ``None`` is a miss."""
-        if not self._ports:
+        """Ask the tiers for a chunk, or join a lookup that is open; ``None`` is a miss."""
+        if not self._tiers:
             return None
-        # Who may not ask all of them has its answers for itself.
-        question = self._questions.open.get(key) if state.tiers == -1 else None
-        if question is None:
-            question = state.asking
-            if question is None or question.sealed:
-                question = self._begin_question(state)
-                if question is None:
+        # A request that may not ask all tiers has its answers for itself.
+        pending = self._lookups.open.get(key) if state.tiers == -1 else None
+        if pending is None:
+            pending = state.asking
+            if pending is None or pending.sealed:
+                pending = self._begin_lookup(state)
+                if pending is None:
                     may_ask = self._all_tiers & state.tiers
                     reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
                     self._count_miss(key, state, reason.value)
                     return None
-            question.keys.append(key)
-            if question.shared:
-                self._questions.open[key] = question
-        state.asked[key] = question
-        return question
+            pending.keys.append(key)
+            if pending.shared:
+                self._lookups.open[key] = pending
+        state.asked[key] = pending
+        return pending
 
-    def _begin_question(self, state: RequestState) -> PendingLookup | None:
-        """Ask the tiers that can be asked; ``None`` where none can."""
+    def _begin_lookup(self, state: RequestState) -> PendingLookup | None:
+        """Begin a lookup in the tiers that can be asked; ``None`` where none can."""
         may_ask = self._all_tiers & state.tiers
         tiers = 0
-        for port in self._ports:
-            if port.takes_reads:
-                tiers |= port.bit & may_ask
+        for tier in self._tiers:
+            if tier.client.takes_reads:
+                tiers |= tier.bit & may_ask
         if not tiers:
             return None
         deadline_s = self._now_s + self._lookup_deadline_s
-        question = self._questions.begin(state.context, tiers, deadline_s, shared=state.tiers == -1)
+        pending = self._lookups.begin(state.context, tiers, deadline_s, shared=state.tiers == -1)
         if tiers != may_ask:
-            question.doubt = MissReason.UNAVAILABLE.value
-        state.asking = question
-        return question
+            pending.doubt = MissReason.UNAVAILABLE.value
+        state.asking = pending
+        return pending
 
     def _promote(
-        self, key: OffloadKey, question: PendingLookup, state: RequestState
+        self, key: OffloadKey, pending: PendingLookup, state: RequestState
     ) -> LookupResult:
-        port = self._ports[question.best_hit(key, state.tiers)]
-        while not port.takes_reads:
+        tier = self._tiers[pending.first_hit(key, state.tiers)]
+        while not tier.client.takes_reads:
             # It had the chunk when it answered, and would refuse now.
-            question.strike(key, port.index)
-            if not question.hits[key] & state.tiers:
+            pending.strike(key, tier.index)
+            if not pending.hits[key] & state.tiers:
                 self._count_miss(key, state, MissReason.UNAVAILABLE.value)
                 return _MISS
-            port = self._ports[question.best_hit(key, state.tiers)]
-        room = port.load_room
+            tier = self._tiers[pending.first_hit(key, state.tiers)]
+        room = tier.client.load_room
         if not room:
-            port.stats.dropped["load.queue_full"] += 1
+            tier.client.stats.dropped["load.queue_full"] += 1
             reason = MissReason.QUEUE_FULL
-        elif not self._is_worth_loading(question, port):
+        elif not self._is_worth_loading(pending, tier.client):
             reason = MissReason.SLOWER_THAN_RECOMPUTE
         else:
             keys = [key]
-            if question.request is state.context:
-                # The scan will come to what was found behind this one too: one go for all of it.
-                keys = question.found_from(key, port.index, room)
+            if pending.request is state.context:
+                # The scan will come to the chunks found behind this one too: load them in one go.
+                keys = pending.run_from(key, tier.index, room)
                 by_key = self._primary.by_key
                 if len(keys) > 1:
                     keys = [k for k in keys if k not in by_key]
-            if self._promotions.start(keys, question, port, state):
+            if self._promotions.start(keys, pending, tier, state):
                 return _HIT_PENDING
-            port.stats.dropped["load.primary_full"] += 1
+            tier.client.stats.dropped["load.primary_full"] += 1
             reason = MissReason.PRIMARY_FULL
         self._count_miss(key, state, reason.value)
         return _MISS
 
-    def _is_worth_loading(self, question: PendingLookup, port: TierPort) -> bool:
-        """Weigh, once a question, bringing all that was found against recomputing it."""
+    def _is_worth_loading(self, pending: PendingLookup, tier: TierClient) -> bool:
+        """Weigh, once a lookup, loading all that was found against recomputing it."""
         if self._recompute_s is None:
             return True
-        if question.worth_loading is None:
-            found = len(question.hits)
-            expected_s = port.expected_load_s(found, self._now_s)
-            question.worth_loading = expected_s <= found * self._recompute_s
-        return question.worth_loading
+        if pending.worth_loading is None:
+            found = len(pending.hits)
+            pending.worth_loading = tier.expected_load_s(found) <= found * self._recompute_s
+        return pending.worth_loading
 
     def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> None:
         if state.missed != key:
             state.missed = key
-            self._primary_stats.misses[reason] += 1
+            self._primary.stats.misses[reason] += 1
 
     def _collect(self) -> None:
-        """Take what the tiers have reported since the last time."""
+        """Apply what the tiers have reported since the last time."""
         self._collected = True
         self._now_s = self._clock.now_s()
-        for port in self._ports:
-            reports = port.runner.poll()
-            if reports:
-                self._desk.take(port, reports, self._now_s)
+        for tier in self._tiers:
+            tier.client.poll()
 
     def _flush(self) -> None:
-        """Hand over what was gathered, to each tier in one hop."""
-        now_s = self._clock.now_s()
-        questions = self._questions.take_new()
-        for port in self._ports:
-            port.flush(now_s, self._job_ids.__next__, questions, self._questions.handed_over)
+        """Hand over what was collected, to each tier in one hop."""
+        for pending in self._lookups.take_new():
+            for tier in self._tiers:
+                if pending.waiting & tier.bit:
+                    tier.client.lookup(pending.keys, pending.request, tag=pending)
+        for tier in self._tiers:
+            tier.client.flush()
 
-    def _note_evicted(self, keys: Sequence[OffloadKey]) -> None:
-        if self._evicted is not None:
-            self._evicted.extend(keys)
-        self._primary_stats.evicted_chunks += len(keys)
-        self._events.primary(keys, removed=True)
+    def _withdraw(self, tier: TierClient) -> None:
+        """Take back the loads and stores that a tier has not been handed."""
+        for job in tier.withdraw():
+            for index in job.slots:
+                if job.operation is Operation.LOAD:
+                    self._promotions.withdraw(index)
+                else:
+                    self._primary.unpin(self._primary.slots[index])

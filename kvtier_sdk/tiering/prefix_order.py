@@ -8,9 +8,9 @@ _GROUP_BYTES = 4
 
 
 class PrefixOrder:
-    """Parent and position of the chunks of one request, by the order in which they are named.
+    """Parent and position of one request's chunks, learnt from the order in which they are named.
 
-    An engine looks a prefix up from its start, again each step, and stores it in order; the
+    An engine looks a prefix up from its start, again in each step, and stores it in order. The
     chunk named before a new one is its parent. Each KV-cache group is a prefix of its own.
     """
 

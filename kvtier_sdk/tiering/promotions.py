@@ -1,4 +1,4 @@
-"""Chunks on their way from a tier into the primary one, and the requests that wait for them."""
+"""Chunks on their way from a tier into the primary tier, and the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -6,45 +6,26 @@ from collections.abc import Sequence
 
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.lookups import PendingLookup
+from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.requests import RequestState
-from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
-from kvtier_sdk.tiering.tier_port import TierPort
+from kvtier_sdk.tiering.slots import PrimaryTier, Promotion, Slot, SlotState
 from kvtier_sdk.types import OffloadKey
 
 _OK = Verdict.OK
-_LOADING, _QUARANTINED = SlotState.LOADING, SlotState.QUARANTINED
-
-
-class Promotion:
-    """One chunk's way up.
-
-    Attributes:
-        question: the answers that the load rests on.
-        tier: index of the tier that brings it.
-        waiters: while it is loading, the requests that want it.
-        claims: how many requests have a pin on it and have not used it yet.
-    """
-
-    __slots__ = ("claims", "question", "tier", "waiters")
-
-    def __init__(self, question: PendingLookup, tier: int, state: RequestState) -> None:
-        self.question = question
-        self.tier = tier
-        self.waiters = [state]
-        self.claims = 1
+_LOADING = SlotState.LOADING
 
 
 class Promotions:
-    """Takes slots for loads, and keeps what was loaded until its requests have used it.
+    """Takes slots for loads, and keeps loaded chunks until their requests have used them.
 
     A request *claims* a chunk that is promoted for it: it holds a pin on the slot from then on.
-    Slots that are loading, claimed, or in quarantine after a failed load have a
-    :class:`Promotion`, and their number is limited, so that loads for a deep waiting queue leave
-    room for the stores of what runs.
+    A slot that is loading, claimed, or in quarantine after a failed load has a
+    :class:`~kvtier_sdk.tiering.slots.Promotion`. Their number is limited, so that the loads of a
+    deep waiting queue leave room for the stores of running requests.
 
     Args:
         primary: the slot table.
-        limit: how many slots promotions may occupy at once.
+        limit: number of slots that promotions may occupy at once.
     """
 
     def __init__(self, primary: PrimaryTier, limit: int) -> None:
@@ -55,60 +36,63 @@ class Promotions:
     def start(
         self,
         keys: Sequence[OffloadKey],
-        question: PendingLookup,
-        port: TierPort,
+        pending: PendingLookup,
+        tier: ManagedTier,
         state: RequestState,
     ) -> int:
         """Take slots for chunks at once, and collect their loads.
 
         Args:
             keys: chunks that are not in the primary tier, in prefix order.
-            question: says that the tier has them.
-            port: the tier.
+            pending: says that the tier has them.
+            tier: the tier, whose queue has room for them.
             state: the request that wants them.
 
         Returns:
-            How many, from the front, got a slot; the pool has no room for the others.
+            Number of chunks, from the front, that got a slot; the pool has no room for the others.
         """
-        slots = self._primary.take(min(len(keys), self._limit - self._occupied))
+        slots, _ = self._primary.take(min(len(keys), self._limit - self._occupied))
         taken = keys[: len(slots)]
+        if not taken:
+            return 0
         self._primary.assign(taken, slots, _LOADING)
         self._occupied += len(slots)
-        claims, asked, tier = state.claims, state.asked, port.index
+        claims, asked, index = state.claims, state.asked, tier.index
         for key, slot in zip(taken, slots, strict=True):
-            slot.promotion = Promotion(question, tier, state)
+            slot.promotion = Promotion(pending, index, state)
             slot.pins += 1
             claims[key] = slot
-            asked[key] = question
+            asked[key] = pending
             if state.prefix_order is not None:
                 slot.parent, slot.position = state.prefix_order.note(key)
-        port.load(taken, [slot.index for slot in slots], state.context)
+        tier.client.load(taken, [slot.index for slot in slots], state.context)
         return len(slots)
 
     def join(self, slot: Slot, state: RequestState) -> None:
-        """A request waits for a load that is under way.
+        """Have a request wait for a load that is under way.
 
-        If that fails, it falls through to the other tiers that have the chunk: by the answers the
-        load rests on, or by its own where those were not everybody's.
+        If the load fails, the request falls through to the other tiers that have the chunk: by the
+        answers that the load rests on, or by its own where those were not for everyone.
         """
-        promotion: Promotion = slot.promotion
+        promotion = slot.promotion
+        assert promotion is not None
         promotion.waiters.append(state)
         promotion.claims += 1
         slot.pins += 1
         state.claims[slot.key] = slot
-        if promotion.question.shared:
-            state.asked[slot.key] = promotion.question
+        if promotion.pending.shared:
+            state.asked[slot.key] = promotion.pending
 
     def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
-        """Take the verdicts of a load job: what has failed is forgotten.
+        """Take the verdicts of a load, and forget the chunks that failed.
 
         Args:
-            job: the job.
+            job: the load.
             verdicts: one a key.
 
         Returns:
             The slots of the chunks that are readable now, in prefix order, not yet published.
-            Their pins by the job stay until it is released.
+            The job's pins stay until it is released.
         """
         slots = self._primary.slots
         landed = []
@@ -117,6 +101,7 @@ class Promotions:
             # A slot that is no longer loading was forgotten by a reset meanwhile.
             if slot.state is _LOADING:
                 if verdict is _OK:
+                    assert slot.promotion is not None
                     slot.promotion.waiters.clear()
                     landed.append(slot)
                 else:
@@ -124,7 +109,7 @@ class Promotions:
         return landed
 
     def released(self, job: Job) -> None:
-        """The I/O of a load job has ended: slots whose chunk did not arrive are free."""
+        """Free the slots of a load whose chunk did not arrive: its I/O has ended."""
         slots, unpin = self._primary.slots, self._primary.unpin
         for index in job.slots:
             slot = slots[index]
@@ -144,7 +129,8 @@ class Promotions:
             Index of the tier that the chunk came from.
         """
         slot = state.claims.pop(key)
-        promotion: Promotion = slot.promotion
+        promotion = slot.promotion
+        assert promotion is not None
         promotion.claims -= 1
         if slot.state is _LOADING:
             promotion.waiters.remove(state)
@@ -154,13 +140,13 @@ class Promotions:
         return promotion.tier
 
     def abandon(self, state: RequestState) -> None:
-        """A request is over: it holds nothing and waits for nothing any more."""
+        """Drop everything that a request holds or waits for."""
         for key in list(state.claims):
             self.let_go(key, state)
 
     def forget(self, slot: Slot) -> None:
-        """Take the chunk out of its slot, whoever claims it; loading goes on in quarantine."""
-        promotion: Promotion | None = slot.promotion
+        """Take the chunk out of its slot despite its claims; loading goes on in quarantine."""
+        promotion = slot.promotion
         if promotion is not None:
             claims, promotion.claims = promotion.claims, 0
             if slot.state is not _LOADING:
@@ -169,15 +155,16 @@ class Promotions:
         self._primary.forget(slot)
 
     def withdraw(self, index: int) -> None:
-        """The load of a slot that was forgotten will not even begin."""
+        """Free a slot that was forgotten and whose load will not begin."""
         slot = self._primary.slots[index]
         self._vacate(slot)
         self._primary.unpin(slot)
 
     def _fail(self, slot: Slot) -> None:
-        # The next tier that has it is tried; with none left, the answer is a miss.
-        promotion: Promotion = slot.promotion
-        promotion.question.strike(slot.key, promotion.tier)
+        # The next tier that has the chunk is tried; with none left, the answer is a miss.
+        promotion = slot.promotion
+        assert promotion is not None
+        promotion.pending.strike(slot.key, promotion.tier)
         for state in promotion.waiters:
             del state.claims[slot.key]
         self.forget(slot)

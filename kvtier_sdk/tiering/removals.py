@@ -1,22 +1,24 @@
-"""Chunks that leave a tier while stores are under way: which of these are not announced."""
+"""Chunks that left a tier while stores were under way."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from kvtier_sdk.runner.jobs import Job, JobTable, Operation
+from kvtier_sdk.runner.jobs import Job, Operation
+from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.types import OffloadKey
 
 
 class RecentRemovals:
-    """What has left a tier, remembered only for the stores that were under way then.
+    """Removals, remembered for the stores that were under way when they were reported.
 
-    Of a chunk that left before its store was concluded nobody knows which came first. A store that
-    was handed over later is beyond doubt: ids of jobs grow, so the id tells.
+    If a chunk left before its store was concluded, either may have come first, so the chunk is not
+    announced as stored. A store that was handed over later came later: ids of jobs grow, so the
+    id tells.
 
     Args:
-        jobs: of the tier.
+        jobs: the tier's jobs.
     """
 
     def __init__(self, jobs: JobTable) -> None:
@@ -25,11 +27,11 @@ class RecentRemovals:
         self._newest: OrderedDict[OffloadKey, int] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many are remembered."""
+        """Number of chunks that are remembered."""
         return len(self._newest)
 
     def note(self, keys: Iterable[OffloadKey]) -> None:
-        """Chunks have left."""
+        """Remember chunks that have left, if a store is under way."""
         if self._jobs.oldest(Operation.STORE) is None:
             return
         job_id = self._jobs.newest
@@ -38,20 +40,20 @@ class RecentRemovals:
             self._newest.move_to_end(key)
 
     def without(self, store: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
-        """Take a store that has just been concluded.
+        """Drop the chunks of a concluded store that have left since its hand-over.
 
         Args:
-            store: which.
-            keys: those of its chunks that were stored.
+            store: the store, just concluded.
+            keys: its chunks that were stored.
 
         Returns:
-            Those of them that have not left since it was handed over.
+            The chunks to announce as stored.
         """
         newest = self._newest
         if not newest:
             return keys
         kept = [key for key in keys if newest.get(key, 0) < store.job_id]
-        # No store that is still under way was there when the first of them left.
+        # Forget the chunks that left before every store that is still under way.
         oldest = self._jobs.oldest(Operation.STORE)
         while newest and (oldest is None or next(iter(newest.values())) < oldest):
             newest.popitem(last=False)

@@ -1,4 +1,4 @@
-"""What the manager remembers of a request while it is alive, and who holds which pin."""
+"""The manager's memory of a request while it is alive, and the pins that it holds."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ class RequestState:
 
     Attributes:
         context: as the engine gave it.
-        asked: the question that was put to the tiers about each chunk. Its answers never outlive
-            the request that asked.
-        asking: the question that this step's new chunks are added to.
-        claims: chunks that are promoted for the request, or were and are pinned until it uses
-            them or ends.
+        asked: the pending lookup of each chunk. Its answers never outlive the request.
+        asking: the pending lookup that this step's new chunks are added to.
+        claims: slots of chunks that are promoted for the request, pinned until it uses them or
+            ends.
         copies: slots that are being copied to the device, by key; twice where there are two.
         writes: slots that the device is writing, by key, in prefix order.
-        lineage: the order of the request's chunks, where somebody wants to know it.
+        prefix_order: the order of the request's chunks, where the policy wants to know it.
         tiers: mask of the tiers that may be asked for it; -1 for all.
         missed: the chunk whose miss was counted last, so that it is counted once.
-        finished: the engine is done with it; completions may still arrive.
+        finished: true once the engine is done with it; completions may still arrive.
     """
 
     __slots__ = (
@@ -53,10 +52,10 @@ class RequestState:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of the request is left to wait for."""
+        """True if nothing of the request is left to wait for."""
         return self.finished and not self.copies and not self.writes
 
     def forget_answers(self) -> None:
-        """What the tiers have said so far no longer counts."""
+        """Forget what the tiers have said so far."""
         self.asked.clear()
         self.asking = None

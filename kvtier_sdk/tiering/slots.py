@@ -1,17 +1,24 @@
-"""The primary tier's slot table: which chunk is where, in what state, pinned by how many."""
+"""The primary tier's slot table: where each chunk lies, in what state, with how many pins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvtier_sdk.contract import EvictionPolicy
-from kvtier_sdk.types import OffloadKey, RequestContext
+from kvtier_sdk.events import PRIMARY, OffloadingEvent
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
+
+if TYPE_CHECKING:
+    from kvtier_sdk.tiering.lookups import PendingLookup
+    from kvtier_sdk.tiering.managed_tier import ManagedTier
+    from kvtier_sdk.tiering.requests import RequestState
 
 
 class SlotState(Enum):
-    """What a slot is doing."""
+    """The state of a slot."""
 
     FREE = "free"
     #: The device is writing it (a store that is not complete).
@@ -20,12 +27,50 @@ class SlotState(Enum):
     LOADING = "loading"
     #: Holds a readable chunk; evictable unless pinned.
     READY = "ready"
-    #: Holds no chunk any more, but somebody who has a pin may still read or write it.
+    #: Holds no chunk, but the holder of a pin may still read or write it.
     QUARANTINED = "quarantined"
 
 
 # Looked up once: this is the engine's thread.
 _FREE, _WRITING, _LOADING, _READY, _QUARANTINED = SlotState
+
+
+class Promotion:
+    """One chunk's way up.
+
+    Attributes:
+        pending: the answers that the load rests on.
+        tier: index of the tier that brings it.
+        waiters: while it is loading, the requests that want it.
+        claims: number of requests that hold a pin on it and have not used it yet.
+    """
+
+    __slots__ = ("claims", "pending", "tier", "waiters")
+
+    def __init__(self, pending: PendingLookup, tier: int, state: RequestState) -> None:
+        self.pending = pending
+        self.tier = tier
+        self.waiters = [state]
+        self.claims = 1
+
+
+class Offers:
+    """The tiers that were given one chunk. Tiers are bits of a mask.
+
+    Attributes:
+        hits: copies of it to the device since it came into the primary tier.
+        sent: tiers that are known to have it or to have been handed it.
+        owed: tiers that get it before it may be evicted.
+        followers: tiers and requests that get it once it is readable.
+    """
+
+    __slots__ = ("followers", "hits", "owed", "sent")
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.sent = 0
+        self.owed = 0
+        self.followers: list[tuple[ManagedTier, RequestContext]] = []
 
 
 class Slot:
@@ -35,14 +80,14 @@ class Slot:
         index: its place in the pool.
         key: the chunk in it, meaningless when free or quarantined.
         state: what it is doing.
-        pins: references that forbid eviction and reuse: one for whoever writes it, one for each
-            copy to the device and each store into a tier, one for each claim.
+        pins: references that forbid eviction and reuse: one for its writer, one for each copy to
+            the device and each store into a tier, one for each claim.
         hit_step: the step in which a lookup last answered ``HIT`` for it; until that step ends
             it is not evicted, so that ``prepare_load`` finds it.
         copies: copies to the device that are under way.
-        promotion: what is known of the chunk's promotion, as long as it counts as one.
-        offers: to which tiers the chunk was and will be offered, where that is kept track of.
-        parent: the chunk before it in its prefix, where somebody wants to know it.
+        promotion: the chunk's promotion, as long as it counts as one.
+        offers: the tiers that the chunk was and will be offered to, where that is tracked.
+        parent: the chunk before it in its prefix, where the policy wants to know it.
         position: its index in the prefix, likewise.
     """
 
@@ -59,10 +104,6 @@ class Slot:
         "state",
     )
 
-    if TYPE_CHECKING:
-        promotion: Any
-        offers: Any
-
     def __init__(self, index: int) -> None:
         self.index = index
         self.key: OffloadKey = b""
@@ -70,8 +111,8 @@ class Slot:
         self.pins = 0
         self.hit_step = -1
         self.copies = 0
-        self.promotion = None
-        self.offers = None
+        self.promotion: Promotion | None = None
+        self.offers: Offers | None = None
         self.parent: OffloadKey | None = None
         self.position = 0
 
@@ -79,35 +120,37 @@ class Slot:
 class PrimaryTier:
     """Slots, the chunks in them, and which of them go when room is needed. One thread.
 
-    A slot is free when it holds no chunk and nobody has a pin on it, and never before.
+    A slot is free when it holds no chunk and has no pin, and never earlier.
 
     Attributes:
         slots: every slot, by index.
         by_key: the slot of each chunk that is readable or being written.
-        step: the manager's step counter; it moves this on.
+        chunk_bytes: payload of a slot.
+        step: the manager's step counter; the manager advances it.
+        stats: counters of the primary tier.
 
     Args:
-        slot_count: how many slots the pool has.
+        slot_count: number of slots in the pool.
+        chunk_bytes: payload of a slot.
         policy: chooses the victims.
-        on_evicted: told of the keys of each eviction.
+        events: true to collect events for :meth:`take_events`.
     """
 
     def __init__(
-        self,
-        slot_count: int,
-        policy: EvictionPolicy,
-        on_evicted: Callable[[Sequence[OffloadKey]], None],
+        self, slot_count: int, chunk_bytes: int, policy: EvictionPolicy, *, events: bool = False
     ) -> None:
         self.slots = [Slot(index) for index in range(slot_count)]
         self.by_key: dict[OffloadKey, Slot] = {}
+        self.chunk_bytes = chunk_bytes
         self.step = 0
+        self.stats = TierStats(PRIMARY, "primary")
         self._free = self.slots[::-1]
         self._policy = policy
-        self._on_evicted = on_evicted
+        self._events: list[OffloadingEvent] | None = [] if events else None
 
     @property
     def free_slots(self) -> int:
-        """Slots that can be taken without an eviction."""
+        """Number of slots that can be taken without an eviction."""
         return len(self._free)
 
     @property
@@ -115,23 +158,26 @@ class PrimaryTier:
         """Pins on all slots together."""
         return sum(slot.pins for slot in self.slots)
 
-    def take(self, count: int) -> list[Slot]:
+    def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
         """Take slots out of the free ones, evicting where these are too few.
 
         Args:
-            count: how many are wanted.
+            count: number of slots that are wanted.
 
         Returns:
-            Up to ``count`` free slots, fewer where everything else is pinned or in flight.
+            Up to ``count`` free slots, fewer where everything else is pinned or in flight; and the
+            chunks that were evicted for them.
         """
         free = self._free
+        evicted: Sequence[OffloadKey] = ()
         if count > len(free):
-            self.evict(self.victims(count - len(free), owed=False))
+            evicted = self.victims(count - len(free), owed=False)
+            self.evict(evicted)
         split = max(0, len(free) - count)
         taken = free[split:]
         del free[split:]
         taken.reverse()
-        return taken
+        return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
         """Give taken slots to chunks that are about to be written; the writer has a pin on each."""
@@ -141,30 +187,32 @@ class PrimaryTier:
             slot.state = state
             slot.pins = 1
 
-    def publish(self, slots: Iterable[Slot], request: RequestContext) -> None:
-        """Chunks have been written: from now on they are readable, and evictable once unpinned.
+    def publish(self, slots: Sequence[Slot], request: RequestContext) -> None:
+        """Make written chunks readable, and evictable once they are unpinned.
 
         The writer's pins stay until they are given back.
 
         Args:
-            slots: of the chunks, in prefix order.
-            request: who brought them.
+            slots: the slots of the chunks, in prefix order.
+            request: the request that brought them.
         """
         insert = self._policy.on_insert
         # The last first: a chunk without those before it is worth nothing, so the start of the
-        # prefix shall be the last to go.
-        for slot in reversed(list(slots)):
+        # prefix has to be the last to go.
+        for slot in reversed(slots):
             slot.state = _READY
             insert(slot.key, slot.parent, slot.position, request)
+        if self._events is not None:
+            self.announce([slot.key for slot in slots], removed=False)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
-        """Give pins back; a slot without a chunk and without pins is free."""
+        """Give pins back; a slot without a chunk and without pins becomes free."""
         slot.pins -= count
         if not slot.pins and slot.state is _QUARANTINED:
             self._set_free(slot)
 
     def forget(self, slot: Slot) -> None:
-        """Take the chunk out of the slot, which is free as soon as nobody has a pin on it."""
+        """Take the chunk out of the slot, which is free as soon as it has no pin."""
         del self.by_key[slot.key]
         if slot.state is _READY:
             self._policy.on_remove(slot.key)
@@ -176,7 +224,7 @@ class PrimaryTier:
             self._set_free(slot)
 
     def access(self, keys: Sequence[OffloadKey]) -> None:
-        """Note uses of chunks, of those that are (still) readable.
+        """Note uses of chunks; those that are not readable are ignored.
 
         Args:
             keys: in prefix order, of which the first is the most recent use.
@@ -191,8 +239,8 @@ class PrimaryTier:
         """Choose chunks to evict, without evicting them.
 
         Args:
-            count: how many are wanted.
-            owed: whether a chunk that a tier is still to get may be chosen.
+            count: number of chunks that are wanted.
+            owed: true if a chunk that a tier is still to get may be chosen.
 
         Returns:
             Up to ``count`` chunks, the least valuable first.
@@ -200,7 +248,7 @@ class PrimaryTier:
         return self._policy.choose_victims(count, self._is_idle if owed else self._is_evictable)
 
     def evict(self, keys: Sequence[OffloadKey]) -> None:
-        """Evict chunks that were chosen just now."""
+        """Evict chunks that :meth:`victims` has just chosen."""
         if not keys:
             return
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
@@ -210,7 +258,25 @@ class PrimaryTier:
             slot.state = _FREE
             slot.offers = None
             free.append(slot)
-        self._on_evicted(keys)
+        self.stats.evicted_chunks += len(keys)
+        self.announce(keys, removed=True)
+
+    def take_events(self) -> list[OffloadingEvent]:
+        """Take the events since the last call, oldest first."""
+        if not self._events:
+            return []
+        taken, self._events = self._events, []
+        return taken
+
+    def announce(self, keys: Sequence[OffloadKey], *, removed: bool) -> None:
+        """Add an event, if events are collected.
+
+        Args:
+            keys: the chunks that became readable, or are no longer.
+            removed: true for the latter.
+        """
+        if self._events is not None and keys:
+            self._events.append(OffloadingEvent(keys, PRIMARY, Medium.CPU, Locality.LOCAL, removed))
 
     def _is_idle(self, key: OffloadKey) -> bool:
         slot = self.by_key[key]

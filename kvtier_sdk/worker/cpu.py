@@ -1,8 +1,9 @@
-"""CPU tensors: a few threads that copy outside the interpreter lock."""
+"""CPU tensors: a few threads that copy with ``memmove``, outside the interpreter lock."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import heapq
 import itertools
 import os
@@ -15,29 +16,34 @@ from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
-from kvtier_sdk.worker.run_copier import RunCopier, run_copier
 
-#: Memory is the limit before this many cores are.
+#: More threads do not help: memory bandwidth is the limit.
 MAX_THREADS = 4
-#: Less is not worth waking a second thread for.
+#: A smaller part is not worth waking a second thread.
 MIN_PART_BYTES = 512 * 1024
-#: What a load waits for at most that arrives behind a store: a few milliseconds.
+#: A load that arrives behind a store waits for one part, a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
 #: Destinations, sources, lengths in bytes.
 _Part: TypeAlias = tuple[Int64s, Int64s, Int64s]
+#: Copies a part's runs; raises if not all of them were copied.
+RunCopier: TypeAlias = Callable[[Int64s, Int64s, Int64s], None]
+
+
+def copy_runs(destinations: Int64s, sources: Int64s, lengths_bytes: Int64s) -> None:
+    """Copy each run with ``memmove``, which ctypes calls outside the interpreter lock."""
+    runs = zip(destinations.tolist(), sources.tolist(), lengths_bytes.tolist(), strict=True)
+    for destination, source, length_bytes in runs:
+        ctypes.memmove(destination, source, length_bytes)
 
 
 class CPUDevice(Device):
-    """A thread pool; loads go before stores, also into the middle of one that has begun.
+    """A thread pool. Loads overtake stores, including the rest of one that has begun.
 
     Args:
-        clock: for how long copies take.
-        threads: how many; default: one for each core of the process, at most 4.
-        copy: moves the bytes; default: the fastest that works here.
-
-    Raises:
-        ConfigError: nothing here copies outside the interpreter lock.
+        clock: measures durations.
+        threads: number of threads; default: one for each core of the process, at most 4.
+        copy: moves the bytes; tests and benchmarks replace it.
     """
 
     def __init__(
@@ -45,10 +51,10 @@ class CPUDevice(Device):
         clock: Clock | None = None,
         *,
         threads: int | None = None,
-        copy: RunCopier | None = None,
+        copy: RunCopier = copy_runs,
     ) -> None:
         self._clock = clock or SystemClock()
-        self._copy = copy or run_copier()
+        self._copy = copy
         self._cpus = _cpus_of_the_process()
         self._queue: list[tuple[int, int, _ThreadedCopy]] = []
         self._turns = itertools.count()
@@ -62,10 +68,10 @@ class CPUDevice(Device):
             thread.start()
 
     def register(self, host: HostLayout) -> None:
-        """Nothing to do: any memory will do."""
+        """Do nothing: any memory will do."""
 
     def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
-        # One part for each thread, and no part so long that it would keep a load waiting.
+        # One part for each thread, and none so long that it keeps a load waiting.
         size_bytes = plan.size_bytes
         threads = max(1, min(len(self._threads), size_bytes // MIN_PART_BYTES))
         rounds = -(-size_bytes // (threads * MAX_PART_BYTES))
@@ -85,7 +91,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # An engine pins its threads to a core each, and a new thread inherits its maker's.
+        # An engine pins each of its threads to a core, and a new thread inherits that.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while True:
@@ -99,7 +105,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Copy what has not begun on the thread that waits for it: none has to be woken first."""
+        """Copy the parts that have not begun on the waiting thread: it needs no waking."""
         while True:
             with self._changed:
                 if not copy.waiting:
@@ -131,7 +137,10 @@ class CPUDevice(Device):
 
 
 class _ThreadedCopy(Copy):
-    """The parts of a copy. All but ``wait`` and what follows a done copy under the pool's lock."""
+    """A copy in parts.
+
+    ``waiting``, ``take``, ``give_up`` and ``ended`` are called under the pool's lock.
+    """
 
     def __init__(
         self,
@@ -150,11 +159,11 @@ class _ThreadedCopy(Copy):
 
     @property
     def waiting(self) -> bool:
-        """Whether a part has not begun."""
+        """True while a part has not begun."""
         return bool(self._parts)
 
     def take(self, now_s: float) -> _Part:
-        """The next part."""
+        """Take the next part."""
         if self._began_s is None:
             self._began_s = now_s
         self._running += 1
@@ -163,11 +172,11 @@ class _ThreadedCopy(Copy):
         return (*ends, part.lengths_bytes)
 
     def give_up(self) -> None:
-        """Begin no other part; the copy is done when those that run have ended."""
+        """Begin no further part; the copy is done once the running ones have ended."""
         self._parts.clear()
 
     def ended(self, now_s: float, error: BaseException | None) -> None:
-        """A part has ended."""
+        """Record the end of a part."""
         self._running -= 1
         self._error = self._error or error
         if not self._running and not self._parts:
@@ -189,7 +198,7 @@ class _ThreadedCopy(Copy):
 
 
 def _cpus_of_the_process() -> set[int]:
-    """The cores that any of the process's threads may run on."""
+    """Return the cores that any thread of the process may run on."""
     cpus: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         try:

@@ -1,8 +1,8 @@
-"""CUDA and ROCm tensors: copies on streams of their own, many runs in one call of the driver.
+"""CUDA and ROCm tensors: copies on separate streams, many runs in one call of the driver.
 
-The driver is called through ctypes: torch has no batched copy, and a tensor for each run would
-cost more than the run. What is queued on a stream is described by addresses alone, which CUDA and
-HIP take for host and device memory alike.
+The driver is called through ctypes, because torch has no batched copy, and a tensor for each run
+would cost more than the run. A queued copy consists of addresses alone; CUDA and HIP accept them
+for host and device memory alike.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Drivers refuse to register much more at once.
+#: Drivers refuse much larger registrations.
 MAX_REGISTER_BYTES = 64 * 1024**3
-#: Usable from every context, not only from the one that registers.
+#: Valid in every context, not only in the registering one.
 _HOST_REGISTER_PORTABLE = 1
-#: In which order a copy may read its sources: with the stream, or at any time after the call.
+#: The time at which a copy may read its sources: in stream order, or any time after the call.
 _ORDER_STREAM, _ORDER_ANY = 1, 3
-#: The direction is read off the addresses.
+#: The driver derives the direction from the addresses.
 _HIP_MEMCPY_DEFAULT = 4
 
 
 class CUDADevice(Device):
     """One accelerator.
 
-    Stores have a stream, loads one of higher priority, expedited loads another, so that none
-    queues behind the others. Each copy begins after what was queued on the engine's stream when
-    it was started: for a store the computation that writes the blocks, for a load whatever still
-    reads or clears them.
+    Stores have one stream, loads one of higher priority, and expedited loads another, so that none
+    queues behind the others. Each copy begins after the work that was queued on the engine's stream
+    when it was started. For a store, that work writes the blocks; for a load, it may still read or
+    clear them.
 
     Args:
-        device: where the tensors are.
+        device: the device of the tensors.
 
     Raises:
         ConfigError: the driver cannot be loaded.
@@ -68,8 +68,8 @@ class CUDADevice(Device):
                     _forget_error()
                     self._unregister()
                     _log.warning(
-                        "the driver did not register %s of host memory (error %d): copies wait "
-                        "for each other and for the engine; look at `ulimit -l`",
+                        "the driver did not register %s of host memory (error %d), so copies wait "
+                        "for each other and for the engine; check `ulimit -l`",
                         format_bytes(size_bytes),
                         status,
                     )
@@ -81,7 +81,7 @@ class CUDADevice(Device):
         store = operation is Operation.STORE
         stream = self._stores if store else self._expedited if expedited else self._loads
         ends = (plan.host, plan.device) if store else (plan.device, plan.host)
-        # A slot does not change while it is loaded from; a block changes until its turn comes.
+        # A slot does not change during a load; a block changes until the stream reaches the store.
         order = _ORDER_STREAM if store else _ORDER_ANY
         enqueue = self._driver.copy_batch if self._pinned else self._driver.copy_each
         began = torch.cuda.Event(enable_timing=True)
@@ -93,7 +93,7 @@ class CUDADevice(Device):
             try:
                 enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
             except KVTierError as raised:
-                # Some runs may be on their way: it is done when they have ended.
+                # Some runs may be queued: the copy is done when they have ended.
                 error = str(raised)
             ended.record(stream)
         return _StreamCopy(plan, began, ended, error)
@@ -113,7 +113,7 @@ class _StreamCopy(Copy):
     def __init__(
         self, plan: CopyPlan, began: torch.cuda.Event, ended: torch.cuda.Event, error: str | None
     ) -> None:
-        self._plan = plan  # keeps the driver's arrays
+        self._plan = plan  # keeps the arrays alive that the driver reads
         self._began = began
         self._ended = ended
         self._error = error
@@ -135,13 +135,13 @@ class _StreamCopy(Copy):
         try:
             return question()
         except RuntimeError as raised:
-            # The context is lost, and with it all that was queued: nothing runs any more.
+            # The context is lost with all queued work, so nothing is running.
             self._error = self._error or str(raised).partition("\n")[0]
             return None
 
 
 class _Attributes(ctypes.Structure):
-    """``CUmemcpyAttributes``; a location of type 0 is no hint."""
+    """``CUmemcpyAttributes``; a location of type 0 gives no hint."""
 
     _fields_ = (
         ("order", ctypes.c_int),
@@ -154,14 +154,14 @@ class _Attributes(ctypes.Structure):
 
 
 class _CUDADriver:
-    """``cuMemcpyBatchAsync`` of CUDA 12.8 and later; before it, one ``cuMemcpyAsync`` a run."""
+    """``cuMemcpyBatchAsync`` from CUDA 12.8 on; before that, one ``cuMemcpyAsync`` for each run."""
 
     def __init__(self) -> None:
         library = _load_library("libcuda.so.1")
         pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
         self._copy_one = library.cuMemcpyAsync
         self._copy_one.argtypes = [pointer, pointer, size_t, pointer]
-        # The first version has one more argument, where it says which run it refused.
+        # The first version has one more argument, which receives the run that it refused.
         self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
         name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
         self._batch = getattr(library, name, None)
@@ -173,7 +173,7 @@ class _CUDADriver:
     def copy_batch(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
     ) -> None:
-        """Queue all runs in one call; both ends must be device or registered memory."""
+        """Queue all runs in one call. Both ends must be device memory or registered memory."""
         if self._batch is None:
             self.copy_each(into, out_of, lengths_bytes, order, stream)
             return
@@ -194,13 +194,13 @@ class _CUDADriver:
     def copy_each(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
     ) -> None:
-        """Queue one run after the other."""
+        """Queue the runs one by one."""
         for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
             _check("cuMemcpyAsync", self._copy_one(*run, stream))
 
 
 class _HIPDriver:
-    """``hipMemcpyAsync``, run by run: HIP's batch call is younger than what is in use."""
+    """``hipMemcpyAsync`` for each run: HIP's batch call is too new for the versions in use."""
 
     def __init__(self) -> None:
         self._copy_one = _load_library("libamdhip64.so").hipMemcpyAsync
@@ -210,7 +210,7 @@ class _HIPDriver:
     def copy_each(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
     ) -> None:
-        """Queue one run after the other."""
+        """Queue the runs one by one."""
         for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
             _check("hipMemcpyAsync", self._copy_one(*run, _HIP_MEMCPY_DEFAULT, stream))
 
@@ -218,10 +218,10 @@ class _HIPDriver:
 
 
 def _cuts(host: HostLayout) -> list[int]:
-    """Where the slots begin and end, and where pieces that can be registered meet between.
+    """Return the addresses at which the memory is cut into pieces that can be registered.
 
-    A page is registered once, and a worker's part of a slot may begin inside of one: the pieces
-    meet where that page begins.
+    The first address is where the slots begin, the last where they end. A page may be registered
+    only once, and a worker's part of a slot may begin inside a page: pieces meet at its beginning.
     """
     end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
@@ -230,15 +230,15 @@ def _cuts(host: HostLayout) -> list[int]:
 
 
 def _forget_error() -> None:
-    """Take back what a refused call left behind in this thread.
+    """Clear the error that a refused call left behind in this thread.
 
-    The runtime keeps it for the next one who asks whether all went well, which is the engine after
-    a kernel of its own. torch does not pass the call on, but whoever is given torch's library finds
-    the runtime that it is linked with.
+    The runtime reports it to the next caller that checks for errors: the engine, after a kernel of
+    its own. torch has no function to clear it, but the runtime can be reached through torch's
+    library, which is linked with it.
     """
     name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
     last_error = getattr(ctypes.CDLL(torch._C.__file__), name, None)
-    # A torch with the runtime inside of it may keep the call to itself.
+    # A torch with a built-in runtime may not export the function.
     if last_error is not None:
         last_error()
 

@@ -1,4 +1,4 @@
-"""What differs between accelerators. A new one is one file that implements this."""
+"""The interface of an accelerator. To add one, implement it in one file."""
 
 from __future__ import annotations
 
@@ -9,39 +9,42 @@ from kvtier_sdk.worker.planning import CopyPlan, HostLayout
 
 
 class Copy(ABC):
-    """A copy that was started."""
+    """A started copy."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it has ended, well or not. Never blocks; once true, always true.
+        """Return true once the copy has ended or failed. Never blocks.
 
-        From then on nothing reads or writes the memory of its plan, a failed copy included.
+        From then on nothing reads or writes the memory of its plan, even if it failed.
         """
 
     @abstractmethod
     def wait(self) -> None:
-        """Block, outside the interpreter lock, until it has ended. Does not raise its failure."""
+        """Block until the copy has ended, outside the interpreter lock.
+
+        Does not raise the failure of a copy; see :meth:`error`.
+        """
 
     @abstractmethod
     def error(self) -> str | None:
-        """Of a copy that has ended: why it failed, or ``None``."""
+        """Return the reason why an ended copy failed, or ``None`` if it succeeded."""
 
     @abstractmethod
     def duration_s(self) -> float:
-        """Of a copy that has ended: seconds from its first byte to its last, queues not counted."""
+        """Return the seconds from an ended copy's first byte to its last, without queues."""
 
 
 class Device(ABC):
-    """Moves the bytes of plans, in the background.
+    """Moves the bytes of plans in the background.
 
-    The tensors are the engine's and the slots are the pool's: a device allocates neither.
+    The engine owns the tensors and the pool owns the slots; a device allocates neither.
     """
 
     @abstractmethod
     def register(self, host: HostLayout) -> None:
-        """Make host memory fit for asynchronous copies (pin it), once, before the first copy.
+        """Pin host memory for asynchronous copies; called once, before the first copy.
 
-        It stays so until :meth:`close`. Where that is refused, copies still work, slower.
+        It stays pinned until :meth:`close`. If pinning is refused, copies still work, but slower.
         """
 
     @abstractmethod
@@ -49,15 +52,15 @@ class Device(ABC):
         """Start a copy and return at once.
 
         Args:
-            plan: at least one run; its addresses have been checked, its destinations are disjoint.
+            plan: at least one run. Its addresses are checked and its destinations are disjoint.
             operation: ``STORE``, from the device to the host, or ``LOAD``. The copy begins after
-                what the engine has queued on the device so far. Loads overtake stores.
-            expedited: a load that overtakes the other loads.
+                the work that the engine has queued on the device so far. Loads overtake stores.
+            expedited: let this load overtake other loads.
 
         Returns:
-            The copy; its memory must stay until it is done.
+            The copy. Its memory must stay allocated until it is done.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of threads, streams and registered memory; every copy has ended."""
+        """Release threads, streams and pinned memory. Every copy must have ended."""

@@ -1,4 +1,4 @@
-"""The tensors and groups of a KV cache, the memory of its slots, and what a job names of both."""
+"""The tensors and groups of a KV cache, the memory of its slots, and the blocks of a job."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ class KVTensor:
     """One tensor of a KV cache, cut into blocks along one of its dimensions.
 
     The bytes of a block may be one page, or several pieces at regular distances: keys and values
-    apart, heads outside tokens, several layers in one tensor. Any order of dimensions will do,
-    and any dtype; what is described is memory. A page that is padded is described by a view
-    without the padding.
+    apart, heads outside tokens, several layers in one tensor. Any order of dimensions and any dtype
+    work, because only memory is described. For a padded page, pass a view without the padding.
 
     Attributes:
         tensor: the tensor, or a strided view of it.
         block_dim: the dimension that counts blocks.
-        kernel_blocks: how many steps of that dimension are one block: more than one where the
-            attention kernel's blocks are smaller than the engine's.
+        kernel_blocks: steps of that dimension in one block: more than one if the attention
+            kernel's blocks are smaller than the engine's.
 
     Raises:
-        ConfigError: it has no such dimension, its size is no multiple of ``kernel_blocks``, it is
-            empty, or its elements share memory.
+        ConfigError: the tensor has no such dimension, its size is not a multiple of
+            ``kernel_blocks``, it is empty, or its elements share memory.
     """
 
     tensor: torch.Tensor
@@ -53,7 +52,7 @@ class KVTensor:
         if self.kernel_blocks < 1 or shape[self.block_dim] % self.kernel_blocks:
             raise ConfigError(
                 f"kernel_blocks is {self.kernel_blocks}: a KV tensor of shape {shape} has "
-                f"{shape[self.block_dim]} kernel blocks, which is no multiple of it"
+                f"{shape[self.block_dim]} kernel blocks, which is not a multiple of it"
             )
         reach_bytes = self.tensor.element_size()
         for count, stride_bytes in sorted([*self._inner_dims(), self._block_dim()], key=_stride):
@@ -66,24 +65,24 @@ class KVTensor:
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """Number of blocks."""
         return self._block_dim()[0]
 
     @property
     def block_stride_bytes(self) -> int:
-        """Distance between blocks."""
+        """Distance from one block to the next."""
         return self._block_dim()[1]
 
     @property
     def page_bytes(self) -> int:
-        """What one block holds, without gaps."""
+        """Bytes of one block, without gaps."""
         return self.tensor.numel() * self.tensor.element_size() // self.blocks
 
     def segments(self) -> tuple[Int64s, int]:
-        """Where the longest pieces of adjacent memory in a block begin, and their length.
+        """Return the longest pieces of adjacent memory in a block.
 
         Returns:
-            Their addresses in block 0, ascending, and the bytes of each.
+            Their addresses in block 0, ascending, and the length of each in bytes.
         """
         length_bytes = self.tensor.element_size()
         addresses = np.array([self.tensor.data_ptr()], np.int64)
@@ -100,7 +99,7 @@ class KVTensor:
         return self.tensor.shape[self.block_dim] // self.kernel_blocks, stride * self.kernel_blocks
 
     def _inner_dims(self) -> list[tuple[int, int]]:
-        """Count and stride in bytes of every dimension inside a block."""
+        """Return count and stride in bytes of every dimension inside a block."""
         element_bytes = self.tensor.element_size()
         dims = [
             (count, stride * element_bytes)
@@ -113,15 +112,15 @@ class KVTensor:
 
 @dataclass(frozen=True, eq=False)
 class KVGroup:
-    """One KV-cache group: tensors whose blocks have the same ids. Groups may share tensors.
+    """One KV-cache group: tensors with the same block ids. Groups may share tensors.
 
     Attributes:
         tensors: in the order in which a chunk holds them.
         blocks_per_chunk: consecutive blocks of a request that are offloaded as one chunk.
 
     Raises:
-        ConfigError: there is no tensor, or they differ in device or in their number of blocks, or
-            a chunk has no block.
+        ConfigError: there is no tensor, the tensors differ in device or in their number of blocks,
+            or a chunk has no block.
     """
 
     tensors: Sequence[KVTensor]
@@ -148,7 +147,7 @@ class KVGroup:
         return sum(tensor.page_bytes for tensor in self.tensors) * self.blocks_per_chunk
 
     def layout(self) -> GroupLayout:
-        """The same in numbers."""
+        """Return the group's layout in numbers."""
         segments = [tensor.segments() for tensor in self.tensors]
         counts = [len(addresses) for addresses, _ in segments]
         lengths = np.repeat(np.array([length for _, length in segments], np.int64), counts)
@@ -168,11 +167,11 @@ class DeviceBlocks:
     """The blocks of a job, group after group.
 
     Attributes:
-        block_ids: those of group 0, then those of group 1, and so on; in each group consecutive
+        block_ids: the blocks of group 0, then of group 1, and so on; in each group, consecutive
             blocks of a request.
-        group_sizes: how many of each group; ``None``: all are of the only group.
-        first_blocks: for each group the index, in its request, of its first block: what it
-            leaves over when divided by ``blocks_per_chunk`` is skipped in the first chunk;
+        group_sizes: the number of blocks of each group; ``None``: all belong to the only group.
+        first_blocks: for each group, the index of its first block in the request. Its remainder
+            modulo ``blocks_per_chunk`` is the number of blocks skipped in the first chunk.
             ``None``: 0.
     """
 
@@ -182,13 +181,13 @@ class DeviceBlocks:
 
 
 def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
-    """Where the slots of a region of host memory are.
+    """Describe the slots in a region of host memory.
 
     Args:
-        memory: bytes of shape (slots, part); its rows may be further apart than the part is long.
+        memory: bytes of shape (slots, part). There may be gaps between its rows.
 
     Raises:
-        ConfigError: it is no matrix of bytes in host memory, or its rows overlap.
+        ConfigError: it is not a matrix of bytes in host memory, or its rows overlap.
     """
     array = memory if isinstance(memory, np.ndarray) else _as_array(memory)
     if array.ndim != 2 or array.itemsize != 1 or 0 in array.shape:
@@ -200,7 +199,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
     slots, part_bytes = array.shape
     if (part_bytes > 1 and byte_stride != 1) or (slots > 1 and row_bytes < part_bytes):
         raise ConfigError(
-            f"the rows of the host memory must be contiguous and apart; its strides are "
+            f"the rows of the host memory must be contiguous and must not overlap; its strides are "
             f"{array.strides} for rows of {part_bytes} bytes"
         )
     return HostLayout(slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable)
@@ -208,7 +207,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
 
 def _as_array(memory: torch.Tensor) -> NDArray[np.uint8]:
     if memory.device.type != "cpu":
-        raise ConfigError(f"the host memory is on {memory.device}")
+        raise ConfigError(f"the host memory must be on the CPU, not on {memory.device}")
     array: NDArray[np.uint8] = memory.detach().numpy()
     return array
 

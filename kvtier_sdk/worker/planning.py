@@ -1,6 +1,7 @@
-"""Which bytes go where: from block ids and slots to as few copies as there can be.
+"""Copy plans: from block ids and slots to the fewest copies.
 
-Numbers only, in arrays: a job may be a hundred thousand pages, planned on the engine's thread.
+All numbers are in arrays: a job may have a hundred thousand pages, and is planned on the engine's
+thread.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ Int64s: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class GroupLayout:
-    """Where the bytes of one KV-cache group are, on the device and in a chunk.
+    """The bytes of one KV-cache group, on the device and in a chunk.
 
-    A block is cut into *segments*, its longest pieces of adjacent memory; each array has one
-    element for each. In a chunk a segment of all its blocks comes first, then the next segment:
-    so blocks that are neighbours on the device are neighbours in the chunk.
+    A block consists of *segments*, its longest pieces of adjacent memory; each array has one
+    element for each segment. A chunk holds the first segment of all its blocks, then the second
+    of all, and so on. So neighbouring blocks on the device are neighbours in the chunk.
 
     Attributes:
-        blocks: how many the device has; block ids are below it.
+        blocks: number of blocks on the device; all block ids are below it.
         blocks_per_chunk: consecutive blocks of a request in one chunk.
         addresses: of the segment in block 0.
         strides_bytes: from the segment in one block to the same one in the next.
@@ -42,24 +43,24 @@ class GroupLayout:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of one chunk."""
+        """Payload of one chunk, in bytes."""
         return int(self.lengths_bytes.sum()) * self.blocks_per_chunk
 
     def slots_for(self, blocks: int, first_block: int) -> int:
-        """How many slots ``blocks`` blocks touch if the first of them is ``first_block``."""
+        """Return the number of slots that ``blocks`` blocks touch, from ``first_block`` on."""
         return -(-(first_block % self.blocks_per_chunk + blocks) // self.blocks_per_chunk)
 
 
 @dataclass(frozen=True)
 class HostLayout:
-    """Where the slots are.
+    """The slots in host memory.
 
     Attributes:
-        slots: how many.
-        address: of the first byte of slot 0 that is this worker's.
-        row_bytes: distance between slots; larger than the part where workers share them.
-        part_bytes: what this worker has of each slot.
-        writable: whether stores are allowed.
+        slots: number of slots.
+        address: first byte of this worker's part of slot 0.
+        row_bytes: distance between slots; larger than the part if workers share them.
+        part_bytes: size of this worker's part of each slot.
+        writable: stores are allowed.
     """
 
     slots: int
@@ -71,7 +72,7 @@ class HostLayout:
 
 @dataclass(frozen=True, eq=False)
 class CopyPlan:
-    """Runs: pieces of memory to copy, adjacent inside on both sides.
+    """Runs: pieces of memory to copy, each contiguous on both sides.
 
     Attributes:
         device: address of each run on the device.
@@ -85,11 +86,11 @@ class CopyPlan:
 
     @property
     def size_bytes(self) -> int:
-        """What the copy moves."""
+        """Bytes of all runs."""
         return int(self.lengths_bytes.sum())
 
     def split(self, parts: int) -> list[CopyPlan]:
-        """Cut into at most ``parts`` plans of the same size, give or take a byte."""
+        """Cut the plan into at most ``parts`` plans of equal size, give or take a byte."""
         ends = self.lengths_bytes.cumsum()
         size_bytes = int(ends[-1])
         parts = min(parts, size_bytes)
@@ -97,12 +98,12 @@ class CopyPlan:
         return [self._cut(ends, begin, end) for begin, end in pairwise(cuts)]
 
     def _cut(self, ends: Int64s, begin: int, end: int) -> CopyPlan:
-        """Bytes ``begin`` to ``end``, of runs that end there: the first and the last in part."""
+        """Return bytes ``begin`` to ``end`` of the runs, whose last bytes are before ``ends``."""
         first = int(ends.searchsorted(begin, side="right"))
         last = int(ends.searchsorted(end))
         some = slice(first, last + 1)
         device, host, lengths = self.device[some], self.host[some], self.lengths_bytes[some].copy()
-        # From the back: a run may be both.
+        # The last run first: it may also be the first.
         lengths[-1] -= int(ends[last]) - end
         skipped = begin - int(ends[first] - self.lengths_bytes[first])
         if skipped:
@@ -116,13 +117,13 @@ class CopyPlan:
 def plan_group(
     layout: GroupLayout, host: HostLayout, block_ids: Int64s, first_block: int, slots: Int64s
 ) -> CopyPlan:
-    """The runs of one group's share of a job.
+    """Plan one group's part of a job.
 
     Args:
-        layout: the group's.
-        host: the slots'.
+        layout: of the group.
+        host: of the slots.
         block_ids: consecutive blocks of a request; at least one, all in range.
-        first_block: index of the first of them in its request: it may be inside a chunk.
+        first_block: index of the first one in its request; it may be inside a chunk.
         slots: one for each chunk that the blocks touch, all in range.
 
     Returns:
@@ -130,17 +131,17 @@ def plan_group(
     """
     per_chunk = layout.blocks_per_chunk
     skipped = first_block % per_chunk
-    # Chunk by block; what a job leaves out of its first and last chunk is no block.
+    # Chunks by blocks; -1 for blocks of the first and last chunk that the job leaves out.
     row = np.full(len(slots) * per_chunk, -1, np.int64)
     row[skipped : skipped + len(block_ids)] = block_ids
     whole_chunks = len(block_ids) == len(row)
     grid = row.reshape(-1, per_chunk)
     if (slots[1:] < slots[:-1]).any():
-        # Neighbours in the pool must be neighbours here to be found.
+        # Neighbours in the pool can only be merged if they are neighbours here.
         order = slots.argsort(kind="stable")
         grid, slots = grid[order], slots[order]
 
-    # Axes: chunk, segment, block in the chunk; that is the order of host addresses.
+    # Axes: chunk, segment, block in the chunk, which is the order of host addresses.
     blocks = grid[:, None, :]
     device = layout.addresses[:, None] + blocks * layout.strides_bytes[:, None]
     in_chunk = layout.offsets_bytes[:, None] + np.arange(per_chunk) * layout.lengths_bytes[:, None]
@@ -154,7 +155,7 @@ def plan_group(
 
 
 def join(plans: Sequence[CopyPlan]) -> CopyPlan:
-    """The plans of several groups as one, with the fewest runs."""
+    """Join the plans of several groups into one with the fewest runs."""
     if len(plans) == 1:
         return plans[0]
     nothing = [np.empty(0, np.int64)]
@@ -168,7 +169,7 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 
 
 def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
-    """Whether two of these pieces of memory share a byte."""
+    """Return true if two of these pieces of memory share a byte."""
     order = addresses.argsort(kind="stable")
     begins = addresses[order]
     return bool((begins[1:] < begins[:-1] + lengths_bytes[order][:-1]).any())

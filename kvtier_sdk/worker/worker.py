@@ -1,4 +1,4 @@
-"""The worker: jobs between the blocks of a device and the slots of a pool."""
+"""The worker: copy jobs between the blocks of a device and the slots of a pool."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _log = logging.getLogger("kvtier.worker")
 
 @dataclass(frozen=True)
 class CopyResult:
-    """How a job ended.
+    """The result of a job.
 
     Attributes:
         job_id: as submitted.
         operation: ``STORE`` or ``LOAD``.
-        success: whether all of it was copied. After a failed load its blocks hold anything,
-            after a failed store its slots do.
-        size_bytes: what the job was to move.
-        duration_s: seconds from its first byte to its last, queues not counted.
-        error: why it failed; ``None`` for a success.
+        success: all of it was copied. After a failed load its blocks hold undefined bytes; after a
+            failed store its slots do.
+        size_bytes: size of the job, copied or not.
+        duration_s: seconds from its first byte to its last, without queues.
+        error: the reason of a failure; ``None`` after a success.
     """
 
     job_id: int
@@ -50,7 +50,7 @@ class _Job:
     job_id: int
     operation: Operation
     size_bytes: int
-    #: ``None`` for a job without blocks, which has ended from the start.
+    #: ``None`` for a job without blocks, which ends at once.
     copy: Copy | None
 
     @property
@@ -74,25 +74,25 @@ class _Job:
 class OffloadWorker:
     """Copies blocks to slots and back, in the background.
 
-    A job has ended when ``get_finished`` has reported it or ``wait`` for it has returned: then,
-    and not before, nothing reads or writes its blocks and slots any more, whether it succeeded or
-    failed. Until then they are the job's: who writes them, or reads what it writes, gets a
-    mixture. Jobs of one direction begin in the order in which they were submitted, and may end in
-    another; loads overtake stores, so no order is promised between the two. All methods may be
-    called from any thread.
+    A job has ended once ``get_finished`` has reported it or ``wait`` for it has returned. Only
+    then does nothing read or write its blocks and slots, whether it succeeded or failed. Until
+    then they belong to the job: a caller that writes them, or reads its destinations, gets a
+    mixture. Jobs of one direction begin in the order of submission, and may end in another. Loads
+    overtake stores, so there is no order between the two. All methods may be called from any
+    thread.
 
     Args:
-        groups: the KV-cache groups, by their index; all on one device.
-        host: the slots: bytes of shape (slots, part). Rows may be further apart than the part is
-            long, where several workers have a part each: ``HostPool.part`` is such memory. It is
-            kept alive. From read-only memory, which a replicated pool gives to all workers but
-            the first, there are loads only.
-        device: what moves the bytes; closed with the worker. Default: by where the tensors are.
-        clock: for durations.
+        groups: the KV-cache groups in the order of their index; all on one device.
+        host: the slots: bytes of shape (slots, part), kept alive by the worker. There may be gaps
+            between rows, as in ``HostPool.part``, where several workers have a part of each slot.
+            From read-only memory, which a replicated pool gives to all workers but the first, the
+            worker can only load.
+        device: moves the bytes; closed with the worker. Default: chosen by the tensors' device.
+        clock: measures durations.
 
     Raises:
-        ConfigError: the groups or the memory cannot be described, a chunk does not fit into a
-            part, or there is no device for these tensors.
+        ConfigError: the groups or the memory are unsuitable, a chunk does not fit into a part, or
+            no device supports these tensors.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class OffloadWorker:
                     "blocks_per_chunk or larger slots"
                 )
         self._layouts = [group.layout() for group in groups]
-        # The plans are bare addresses: what they point to must live as long as this does.
+        # Plans are bare addresses: the memory behind them must live as long as the worker.
         self._memory = (tuple(groups), host)
         self._jobs: dict[int, _Job] = {}
         self._lock = threading.Lock()
@@ -131,21 +131,21 @@ class OffloadWorker:
     ) -> None:
         """Start to copy blocks into slots; returns before they are copied.
 
-        What the engine has queued on the device so far is waited for on the device.
+        The copy begins after the work that the engine has queued on the device so far.
 
         Args:
-            job_id: not one of a job that has not been reported.
-            device_blocks: what to copy; ids alone are blocks of the only group, from the start of
-                a chunk.
-            slots: where to, one for each chunk that the blocks touch, group after group. None
-                twice. A chunk that the job covers in part is written in part.
+            job_id: an id that no unreported job has.
+            device_blocks: the sources; ids alone are blocks of the only group, from the start of a
+                chunk.
+            slots: the destinations, one for each chunk that the blocks touch, group after group,
+                none twice. A chunk that the job covers in part is written in part.
 
         Raises:
             ValueError: ids, slots or counts do not fit the geometry; nothing was copied.
             KVTierError: the worker is shut down, or its host memory is read-only.
         """
         if not self._host.writable:
-            raise KVTierError("the host memory of this worker is read-only: it cannot store")
+            raise KVTierError("this worker cannot store: its host memory is read-only")
         self._submit(job_id, Operation.STORE, device_blocks, slots, expedited=False)
 
     def submit_load(
@@ -159,9 +159,9 @@ class OffloadWorker:
         """Start to copy slots into blocks; returns before they are copied.
 
         Args:
-            job_id: not one of a job that has not been reported.
-            device_blocks: where to; as for :meth:`submit_store`, no block of a group twice.
-            slots: what to copy, one for each chunk that the blocks touch, group after group.
+            job_id: an id that no unreported job has.
+            device_blocks: the destinations, as for :meth:`submit_store`; no block of a group twice.
+            slots: the sources, one for each chunk that the blocks touch, group after group.
             expedited: overtake the loads that have not begun.
 
         Raises:
@@ -171,7 +171,7 @@ class OffloadWorker:
         self._submit(job_id, Operation.LOAD, device_blocks, slots, expedited=expedited)
 
     def get_finished(self) -> list[CopyResult]:
-        """The jobs that have ended since the last call, each reported once; never blocks."""
+        """Return the jobs that have ended since the last call, each once. Never blocks."""
         with self._lock:
             ended = [job for job in self._jobs.values() if job.done]
             for job in ended:
@@ -187,10 +187,10 @@ class OffloadWorker:
     def wait(self, job_ids: Iterable[int]) -> None:
         """Block until these jobs have ended. ``get_finished`` still reports them.
 
-        On a CPU the calling thread copies what no other has begun.
+        On a CPU the calling thread copies the parts that no other thread has begun.
 
         Args:
-            job_ids: those that were reported, or never submitted, are nothing to wait for: no
+            job_ids: ids of jobs that were reported or never submitted are ignored, because no
                 record is kept of them.
         """
         with self._lock:
@@ -200,9 +200,9 @@ class OffloadWorker:
                 job.copy.wait()
 
     def shutdown(self) -> None:
-        """Wait for every job and let go of threads, streams and registered memory.
+        """Wait for every job, and release threads, streams and pinned memory.
 
-        ``get_finished`` goes on reporting what has ended. A second call does nothing.
+        ``get_finished`` still reports the jobs that have ended. A second call does nothing.
         """
         with self._lock:
             if self._closed:
@@ -280,17 +280,17 @@ class OffloadWorker:
                 raise ValueError(f"{name} is needed: there are {len(self._layouts)} groups")
             return [default] * len(self._layouts)
         if len(values) != len(self._layouts):
-            raise ValueError(f"{name} is of {len(values)} groups; there are {len(self._layouts)}")
+            raise ValueError(f"{name} has {len(values)} groups; there are {len(self._layouts)}")
         if any(value < 0 for value in values):
             raise ValueError(f"{name} has a negative number: {list(values)}")
         return [int(value) for value in values]
 
 
 def open_device(kind: torch.device, clock: Clock) -> Device:
-    """The device that moves the bytes of tensors that are there.
+    """Return the worker's device for tensors of this kind.
 
     Raises:
-        ConfigError: there is none for these, or it does not work here.
+        ConfigError: there is none for this kind, or it does not work here.
     """
     if kind.type == "cpu":
         from kvtier_sdk.worker.cpu import CPUDevice
@@ -300,7 +300,7 @@ def open_device(kind: torch.device, clock: Clock) -> Device:
         from kvtier_sdk.worker.cuda import CUDADevice
 
         return CUDADevice(kind)
-    raise ConfigError(f"there is no worker for tensors on {kind.type!r}: only 'cpu' and 'cuda'")
+    raise ConfigError(f"there is no worker for tensors on {kind.type!r}, only for 'cpu' and 'cuda'")
 
 
 def _device_of(groups: Sequence[KVGroup]) -> torch.device:
@@ -321,7 +321,7 @@ def _indices(what: str, values: Indices) -> Int64s:
 
 
 def _check_range(what: str, ids: Int64s, limit: int) -> None:
-    # Seen as unsigned, a negative number is a large one.
+    # Viewed as unsigned, a negative number is a large one.
     if (ids.view(np.uint64) >= limit).any():
         raise ValueError(f"{what} must be from 0 to {limit - 1}, not {ids.min()} to {ids.max()}")
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from support.command import kvtier
 
-def kvtier(*arguments: str, sites: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sites))}
-    command = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=60, check=False
-    )
+
+def run(*arguments: str, sites: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return kvtier("backends", *arguments, PYTHONPATH=os.pathsep.join(map(str, sites)))
 
 
 def backends(*arguments: str, status: int = 0, sites: tuple[Path, ...] = ()) -> dict[str, Any]:
-    done = kvtier("backends", "--json", *arguments, sites=sites)
+    done = run("--json", *arguments, sites=sites)
     assert (done.returncode, done.stderr) == (status, "")
     listed: dict[str, Any] = json.loads(done.stdout)
     return listed
@@ -56,7 +53,7 @@ def test_a_backend_tells_its_package_abilities_and_options() -> None:
 
 
 def test_the_text_says_the_same(third_party_site: Path) -> None:
-    done = kvtier("backends", "mine", "file", sites=(third_party_site,))
+    done = run("mine", "file", sites=(third_party_site,))
     assert (done.returncode, done.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "mine kvtier-mine 1.2.3" in lines
@@ -72,7 +69,7 @@ def test_one_that_cannot_be_loaded_is_listed_with_its_reason(faulty_site: Path) 
     faults = {backend["name"]: backend["fault"] for backend in listed if backend["fault"]}
     assert set(faults) == {"broken", "stranger", "newer"}
     assert "kvtier-faulty 0.0.7 cannot be imported: RuntimeError" in faults["broken"]
-    done = kvtier("backends", sites=(faulty_site,))
+    done = run(sites=(faulty_site,))
     assert done.returncode == 1
     assert f"  cannot be used: {faults['broken']}\n" in done.stdout
     assert "memory  kvtier-sdk" in done.stdout
@@ -87,6 +84,6 @@ def test_a_name_of_two_packages_is_listed_twice(
 
 
 def test_a_name_that_is_not_installed_is_an_error() -> None:
-    done = kvtier("backends", "fiel")
+    done = run("fiel")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("kvtier: no backend 'fiel'; did you mean 'file'?")

@@ -12,23 +12,21 @@ BENCH = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("command", "says"),
     [
-        (
-            ["scheduler.py", "--requests", "10", "--rounds", "1", "--slots", "200"],
-            "file tier moved",
-        ),
-        (["endurance.py", "--requests", "60", "--concurrency", "8"], "hit rate"),
-        (["handover.py", "--steps", "20", "--submits", "1"], "p99 us"),
-        (["file_tier.py", "--rounds", "1", "--total", "4MiB", "--processes", "1", "2"], "ratio"),
-        (["backends.py", "--rounds", "1", "--total", "4MiB", "--kib", "256"], "redis-benchmark"),
-        (["interference.py", "--rounds", "1", "--seconds", "0.2", "--mbps", "20"], "process*"),
+        ("scheduler.py --requests 10 --rounds 1 --slots 200", "file tier moved"),
+        ("endurance.py --requests 60 --concurrency 8", "hit rate"),
+        ("handover.py --steps 20 --submits 1", "p99 us"),
+        ("file_tier.py --rounds 1 --total 4MiB --processes 1 2", "ratio"),
+        ("backends.py --rounds 1 --total 4MiB --kib 256", "redis-benchmark"),
+        ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "process*"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else None,
+    ids=lambda value: value.partition(".py")[0],
 )
-def test_benchmark_runs(arguments: list[str], says: str) -> None:
+def test_benchmark_runs(command: str, says: str) -> None:
+    program, *arguments = command.split()
     ran = subprocess.run(
-        [sys.executable, str(BENCH / arguments[0]), *arguments[1:]],
+        [sys.executable, str(BENCH / program), *arguments],
         capture_output=True,
         text=True,
         timeout=120,

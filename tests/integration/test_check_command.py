@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import kvtier
 
 from kvtier_sdk import TieringConfig
 
@@ -50,10 +50,8 @@ def without(options: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", "check"]
-    return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
+    # Long for a busy machine; a test may say otherwise.
+    return kvtier("check", "--timeout", "120s", *arguments)
 
 
 def findings(*arguments: str, status: int = 0) -> dict[str, Any]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import kvtier
 from support.redis_server import Server
 from support.s3_server import SECRET_ACCESS_KEY, S3Server
 from support.small_shm import run_with_shm
@@ -141,15 +139,8 @@ IN_THE_TEXT = re.compile("kv.toml: ")
 
 def check(file: Path, *arguments: str, site: Path | None = None) -> tuple[int, dict[str, Any]]:
     """Exit status and findings."""
-    command = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", "check"]
-    done = subprocess.run(
-        [*command, "--json", "--timeout", "120s", *arguments, str(file)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(site or "")},
-    )
+    words = ["check", "--json", "--timeout", "120s", *arguments, str(file)]
+    done = kvtier(*words, PYTHONPATH=str(site or ""))
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -1,9 +1,8 @@
-"""The ``kvtier`` command as a whole: whatever goes wrong is a line, and has a status of its own."""
+"""The ``kvtier`` command as a whole: each failure is one line and has its own exit status."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -12,22 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command import kvtier
 
 COMMAND = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()"]
 
 
-def kvtier(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
-def test_what_nobody_expected_is_a_line_without_secrets(faulty_site: Path) -> None:
+def test_an_unexpected_error_is_a_line_without_secrets(faulty_site: Path) -> None:
     done = kvtier("replay", "--tier", "clumsy:", PYTHONPATH=str(faulty_site))
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (

@@ -16,6 +16,7 @@ from urllib.request import url2pathname
 
 import pytest
 from support.author import ROOT, run, stranger
+from support.command import kvtier
 
 from kvtier_sdk import CONTRACT_VERSION, __version__
 
@@ -23,8 +24,7 @@ LONGEST = "abcdefghijklmno-pqrstuvwxyz012"
 
 
 def new_backend(*words: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvtier_sdk.cli", "new-backend", *words]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    return kvtier("new-backend", *words, cwd=directory)
 
 
 def written(name: str, directory: Path) -> Path:
@@ -34,10 +34,19 @@ def written(name: str, directory: Path) -> Path:
     return project
 
 
-def test_a_newcomer_needs_no_edit(wheels: Path, tmp_path: Path) -> None:
-    kvtier = f"{sys.executable} -m kvtier_sdk.cli"
-    text = f"{kvtier} new-backend demo && cd kvtier-demo && make test"
-    printed = run(text, tmp_path, stranger(wheels))
+def test_a_newcomer_does_what_he_is_told_and_edits_nothing(wheels: Path, tmp_path: Path) -> None:
+    """With a clone nothing is on an index: the command says where the source is.
+
+    The tutorial does the same with wheels.
+    """
+    environment = stranger(wheels)
+    command = new_backend("demo", directory=tmp_path).stdout.splitlines()[-1].strip()
+    told = distribution("kvtier-sdk").read_text("direct_url.json")
+    if told is not None:
+        source = url2pathname(urlsplit(json.loads(told)["url"]).path)
+        assert command.endswith(f"make test PIP_OPTIONS={source}")
+        del environment["PIP_OPTIONS"]
+    printed = run(command, tmp_path, environment)
     assert re.search(r"^\d+ passed", printed, re.MULTILINE), printed
     skipped = re.findall(r"^SKIPPED.*?: (.*)$", printed, re.MULTILINE)
     assert all(re.match(r"no hook|capability \w+ is not declared", why) for why in skipped)
@@ -49,22 +58,9 @@ def test_a_newcomer_needs_no_edit(wheels: Path, tmp_path: Path) -> None:
             "print([info.name for info in kv.available_backends()], kv.load_backend('demo'))",
         ],
         tmp_path,
-        stranger(wheels),
+        environment,
     )
     assert listed == "['demo', 'memory'] <class 'kvtier_demo.tier.DemoTier'>\n"
-
-
-def test_a_newcomer_with_a_clone_does_what_he_is_told(tmp_path: Path) -> None:
-    """Nothing is on an index, and no directory of wheels is named."""
-    told = distribution("kvtier-sdk").read_text("direct_url.json")
-    if told is None:
-        pytest.skip("kvtier-sdk was installed from an index or a directory of wheels")
-    source = url2pathname(urlsplit(json.loads(told)["url"]).path)
-    command = new_backend("demo", directory=tmp_path).stdout.splitlines()[-1]
-    assert command.endswith(f"make test PIP_OPTIONS={source}")
-    environment = stranger(tmp_path)
-    del environment["PIP_OPTIONS"]
-    assert re.search(r"^\d+ passed", run(command.strip(), tmp_path, environment), re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.replay import chat_workload, replay
 from kvtier_sdk.runner import ProcessRunner
+from kvtier_sdk.runner.jobs import Operation
 
 _ALL = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(600)]
 KEYS, NEW_KEYS = _ALL[:400], _ALL[400:]
@@ -97,7 +98,7 @@ class Killer:
     def __init__(self, engine: Live, seed: int) -> None:
         self.engine = engine
         self.rng = random.Random(seed)
-        self._port = engine.manager._ports[0]
+        self._client = engine.manager._tiers[0].client
         self._names = itertools.count()
         self._last_pid: int | None = None
         self.keys = KEYS
@@ -106,13 +107,13 @@ class Killer:
 
     @property
     def pid(self) -> int | None:
-        assert isinstance(self._port.runner, ProcessRunner)
-        return self._port.runner.pid
+        assert isinstance(self._client._runner, ProcessRunner)
+        return self._client._runner.pid
 
     def await_process(self) -> int:
         """Step until there is another process and the tier is asked again."""
         for _ in range(6000):
-            ready = self._port.takes_reads and self._port.takes_stores
+            ready = self._client.takes_reads and self._client.takes_stores
             if ready and self.pid not in (None, self._last_pid):
                 self._last_pid = pid = self.pid
                 assert pid is not None
@@ -153,21 +154,21 @@ class Killer:
 
     def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
         """Have the process killed when it has been handed the next loads or stores, unread."""
-        pid, flush = self.await_process(), self._port.flush
+        pid, flush = self.await_process(), self._client.flush
+        wanted = Operation.LOAD if loads else Operation.STORE
         done = False
 
-        def flush_and_kill(*args: object) -> None:
+        def flush_and_kill() -> None:
             nonlocal done
-            wanted = self._port._loads if loads else self._port._stores
-            if not wanted or done:
-                flush(*args)  # type: ignore[arg-type]
+            if done or all(job.operation is not wanted for job in self._client._collected):
+                flush()
                 return
             done = True
             os.kill(pid, signal.SIGSTOP)
-            flush(*args)  # type: ignore[arg-type]
+            flush()
             os.kill(pid, signal.SIGKILL)
 
-        monkeypatch.setattr(self._port, "flush", flush_and_kill)
+        monkeypatch.setattr(self._client, "flush", flush_and_kill)
         return pid
 
 

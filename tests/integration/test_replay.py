@@ -10,57 +10,27 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.command import kvtier
+from support.played import report_of as replay
+from support.played import write_trace
 from support.unlimited import unlimited_hit_rate
 
-from kvtier_sdk.replay import chat_workload, read_trace
+from kvtier_sdk import TieringConfig, TieringManager
+from kvtier_sdk.replay import chat_workload, driver, read_trace
 
 CHUNK_BYTES = 8192
 HEADER_BYTES = 4096
-
-
-def kvtier(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-        check=False,
-    )
-
-
-def replay(*arguments: str, status: int = 0, **environment: str) -> dict[str, Any]:
-    done = kvtier("replay", "--json", "--chunk-bytes", "8KiB", *arguments, **environment)
-    assert done.returncode == status, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
 
 
 def files(root: Path) -> list[Path]:
     return sorted(root.rglob("*.kv"))
 
 
-def write_trace(path: Path, prompts: int = 60) -> Path:
-    """Prompts that share prefixes of a tree, as Mooncake's format has them."""
-    rng = random.Random(7)
-    known = [[0]]
-    lines = []
-    for number in range(prompts):
-        prompt = rng.choice(known)[: rng.randint(1, 20)]
-        prompt = prompt + [1000 * (number + 1) + n for n in range(rng.randint(1, 12))]
-        known.append(prompt)
-        lines.append(json.dumps({"timestamp": number, "hash_ids": prompt}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return write_trace(tmp_path / "trace.jsonl")
+    return write_trace(tmp_path / "trace.jsonl")[0]
 
 
 def test_a_trace_hits_what_an_unlimited_cache_hits_and_a_second_process_everything(
@@ -84,6 +54,26 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
     report = replay("--requests", "40", "--seed", "3", "--slots", slots, "--tier", "memory:")
     assert report["hit_rate"] == unlimited_hit_rate(chat_workload(40, 3))
     assert (report["wrong_bytes"], report["dropped"]) == (0, 0)
+
+
+def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step for each report would be work that no engine does."""
+    steps = 0
+    end_step = TieringManager.on_schedule_end
+
+    def count(manager: TieringManager) -> None:
+        nonlocal steps
+        steps += 1
+        end_step(manager)
+
+    monkeypatch.setattr(TieringManager, "on_schedule_end", count)
+    monkeypatch.setattr(driver, "_STEP_S", 60.0)
+    options = {"slots": 1000, "chunk_bytes": "8KiB", "tiers": [f"file://{tmp_path}"]}
+    for _ in range(2):
+        steps = 0
+        driver.replay(chat_workload(40, 0), TieringConfig.from_dict(options))
+        # An answer, a load and a store are each waited for once; one more step ends the run.
+        assert steps <= 3 * 40 + 1
 
 
 def test_overlapping_requests_lose_chunks_but_never_a_byte(tmp_path: Path) -> None:
@@ -135,12 +125,13 @@ def test_a_damaged_file_is_a_miss_is_counted_and_is_replaced(tmp_path: Path, dam
 
 
 def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None:
+    """At any moment; at every single call is what the file tier's own tests do."""
     rng = random.Random(11)
     root = tmp_path / "kv"
     arguments = ["replay", "--requests", "400", "--chunk-bytes", "8KiB", "--tier", f"file://{root}"]
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *arguments]
     kept: set[Path] = set()
-    for _ in range(20):
+    for _ in range(6):
         before = len(files(root))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             # Not before it writes, and at another moment each time.
@@ -148,7 +139,7 @@ def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None
             while process.poll() is None and time.monotonic() < deadline:
                 if len(files(root)) > before:
                     break
-                time.sleep(0.005)
+                time.sleep(0.02)
             time.sleep(rng.uniform(0, 0.1))
             process.send_signal(signal.SIGKILL)
             process.communicate()

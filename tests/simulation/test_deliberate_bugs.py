@@ -20,13 +20,13 @@ from kvtier_sdk.runner.jobs import JobResult, Verdict
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
+from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.removals import RecentRemovals
-from kvtier_sdk.tiering.reports import EventLog, ReportDesk
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
-from kvtier_sdk.tiering.tier_port import TierPort
+from kvtier_sdk.tiering.tier_client import TierClient
 
 #: Within so many seeds each has to be found.
 SEEDS = 200
@@ -76,18 +76,20 @@ def a_slot_is_free_while_its_io_runs(patch: pytest.MonkeyPatch) -> None:
 
 @bug("the manager knows its jobs", "each pin has its owner")
 def a_slot_is_used_again_once_the_deadline_has_passed(patch: pytest.MonkeyPatch) -> None:
-    def conclude(original: Any, self: Any, port: TierPort, result: JobResult, now_s: float) -> None:
+    def conclude(original: Any, self: Any, result: JobResult, now_s: float) -> None:
         result.released = True
-        original(self, port, result, now_s)
+        original(self, result, now_s)
 
-    around(patch, ReportDesk, "_conclude", conclude)
+    around(patch, TierClient, "_conclude", conclude)
 
 
 @bug("each pin has its owner")
 def a_store_does_not_pin(patch: pytest.MonkeyPatch) -> None:
-    def send(original: Any, self: Any, port: TierPort, slots: Sequence[Slot], request: Any) -> None:
+    def send(
+        original: Any, self: Any, tier: ManagedTier, slots: Sequence[Slot], request: Any
+    ) -> None:
         pins = [slot.pins for slot in slots]
-        original(self, port, slots, request)
+        original(self, tier, slots, request)
         for slot, before in zip(slots, pins, strict=True):
             slot.pins = before
 
@@ -103,27 +105,22 @@ def a_reset_forgets_the_quarantine(patch: pytest.MonkeyPatch) -> None:
     around(patch, TieringManager, "reset_cache", reset)
 
 
-@bug("an answer belongs to its question")
-def a_late_answer_goes_to_a_later_question(patch: pytest.MonkeyPatch) -> None:
-    def answered(original: Any, self: Any, job_id: int, bit: int, verdicts: Any) -> None:
-        question = self._by_job.get(job_id)
-        if question is not None and not question.waiting:
-            self._by_job[job_id] = next(
-                (self.open[key] for key in question.keys if key in self.open), question
-            )
-        # Whatever the later question asked for.
-        later = self._by_job.get(job_id)
-        if later is not None:
-            verdicts = (verdicts * len(later.keys))[: len(later.keys)]
-        original(self, job_id, bit, verdicts)
+@bug("an answer belongs to its lookup")
+def a_late_answer_goes_to_a_later_lookup(patch: pytest.MonkeyPatch) -> None:
+    def answered(original: Any, self: Any, pending: PendingLookup, bit: int, verdicts: Any) -> None:
+        if not pending.waiting:
+            pending = next((self.open[key] for key in pending.keys if key in self.open), pending)
+            # Whatever the later lookup asked for.
+            verdicts = (verdicts * len(pending.keys))[: len(pending.keys)]
+        original(self, pending, bit, verdicts)
 
     around(patch, LookupTable, "answered", answered)
 
 
 @bug("a load rests on an answer", "a load that failed is not tried again on the same answer")
 def verdicts_are_matched_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    def answered(original: Any, self: Any, job_id: int, bit: int, verdicts: Any) -> None:
-        original(self, job_id, bit, [*verdicts[1:], verdicts[0]])
+    def answered(original: Any, self: Any, pending: PendingLookup, bit: int, verdicts: Any) -> None:
+        original(self, pending, bit, [*verdicts[1:], verdicts[0]])
 
     around(patch, LookupTable, "answered", answered)
 
@@ -186,12 +183,10 @@ def a_damaged_chunk_is_taken(patch: pytest.MonkeyPatch) -> None:
 
 @bug("what is stored under a key is its chunk")
 def slots_are_handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    def store(original: Any, self: Any, keys: Any, slots: list[int], request: Any) -> int:
-        taken: int = original(self, keys, slots, request)
-        slots.reverse()
-        return taken
+    def store(original: Any, self: Any, keys: Any, slots: list[int], request: Any) -> Any:
+        return original(self, keys, slots[::-1], request)
 
-    around(patch, TierPort, "store", store)
+    around(patch, TierClient, "store", store)
 
 
 @bug("an answer is true", "a slot has one owner")
@@ -220,7 +215,13 @@ def a_failed_load_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 @bug("what is dropped is counted")
 def a_drop_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TierPort, "drop_stores", lambda self, count: None)
+    def admit(original: Any, self: Any, operation: Any, count: int, *, whole: bool) -> int:
+        dropped = self.stats.dropped.copy()
+        taken: int = original(self, operation, count, whole=whole)
+        self.stats.dropped = dropped
+        return taken
+
+    around(patch, TierClient, "_admit", admit)
 
 
 @bug("stores do not wait for another step")
@@ -262,7 +263,7 @@ def an_open_breaker_is_not_probed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TierHealth, "_probe", probe)
 
 
-@bug("a question has its whole time")
+@bug("a lookup has its whole time")
 def a_step_begins_before_the_engine_sleeps(patch: pytest.MonkeyPatch) -> None:
     def pending(original: Any, self: Any) -> bool:
         answer: bool = original(self)
@@ -283,8 +284,8 @@ def who_joins_a_load_may_ask_all_tiers(patch: pytest.MonkeyPatch) -> None:
 
 @bug("what a tier is not offered it has")
 def a_failed_store_counts_as_sent(patch: pytest.MonkeyPatch) -> None:
-    def settled(original: Any, self: Any, port: TierPort, job: Any, verdicts: Any) -> None:
-        original(self, port, job, [Verdict.OK] * len(verdicts))
+    def settled(original: Any, self: Any, bit: int, job: Any, verdicts: Any) -> None:
+        original(self, bit, job, [Verdict.OK] * len(verdicts))
 
     around(patch, Cascade, "settled", settled)
 
@@ -308,23 +309,58 @@ def what_has_left_is_remembered_for_ever(patch: pytest.MonkeyPatch) -> None:
     around(patch, RecentRemovals, "without", without)
 
 
-@bug("at rest nothing is left")
-def evictions_are_noted_for_nobody(patch: pytest.MonkeyPatch) -> None:
-    def note(original: Any, self: Any, keys: Sequence[bytes]) -> None:
-        if self._evicted is None:
-            self._evicted = []
-        original(self, keys)
-
-    around(patch, TieringManager, "_note_evicted", note)
-
-
 @bug("events agree with the primary tier")
 def an_eviction_is_not_announced(patch: pytest.MonkeyPatch) -> None:
-    def primary(original: Any, self: Any, keys: Any, *, removed: bool) -> None:
+    def announce(original: Any, self: Any, keys: Any, *, removed: bool) -> None:
         if not removed:
             original(self, keys, removed=removed)
 
-    around(patch, EventLog, "primary", primary)
+    around(patch, PrimaryTier, "announce", announce)
+
+
+# --- the tier client ------------------------------------------------------------------------
+
+
+@bug("each pin has its owner", "the manager knows its jobs")
+def a_release_is_skipped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TierClient, "_release", lambda self, job_id: self.jobs.release(job_id))
+
+
+@bug("the manager knows its jobs", "each pin has its owner", "the manager never raises")
+def a_late_report_of_an_old_job_is_applied(patch: pytest.MonkeyPatch) -> None:
+    """To the oldest job that runs, as with a table that uses ids again."""
+
+    def conclude(original: Any, self: Any, result: JobResult, now_s: float) -> None:
+        running = self.jobs.running
+        if result.job_id not in self.jobs._running and running:
+            result.job_id = running[0].job_id
+            result.verdicts = (result.verdicts * len(running[0].keys))[: len(running[0].keys)]
+        original(self, result, now_s)
+
+    around(patch, TierClient, "_conclude", conclude)
+
+
+@bug("a breaker's state is mirrored")
+def a_breaker_is_not_mirrored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TierClient, "_mirror", lambda self, direction, *, is_open: None)
+
+
+@bug("queues are counted")
+def queue_bytes_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
+    def give_back(original: Any, self: Any, job: Any) -> None:
+        if job.result is None or all(verdict is Verdict.OK for verdict in job.result.verdicts):
+            original(self, job)
+
+    around(patch, TierClient, "_return_bytes", give_back)
+
+
+@bug("events agree with the tiers")
+def stored_is_told_after_removed(patch: pytest.MonkeyPatch) -> None:
+    def without(original: Any, self: Any, store: Any, keys: list[bytes]) -> list[bytes]:
+        original(self, store, keys)
+        return keys
+
+    around(patch, RecentRemovals, "without", without)
 
 
 @bug("the policy knows exactly the readable chunks")

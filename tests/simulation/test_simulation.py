@@ -27,6 +27,7 @@ preemptions
 choosy requests
 resets of primary
 resets of all
+results of jobs that were over
 touches
 ends: finish
 ends: aborted

@@ -1,13 +1,15 @@
-"""A trace through the command line, as a user plays it."""
+"""Workloads through the command line, as a user plays them."""
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from kvtier_sdk.replay import read_trace
+from support.command import kvtier
+from support.unlimited import unlimited_hit_rate
 
 SLOTS = 40
 
@@ -20,32 +22,24 @@ def write_trace(path: Path) -> tuple[Path, float]:
     """
     rng = random.Random(11)
     known = [[0]]
-    seen: set[tuple[int, ...]] = set()
-    hits = chunks = 0
     lines = []
     for number in range(60):
         prompt = rng.choice(known)[: rng.randint(1, 20)]
         prompt = prompt + [1000 * (number + 1) + n for n in range(rng.randint(1, 12))]
         known.append(prompt)
-        prefixes = [tuple(prompt[: n + 1]) for n in range(len(prompt))]
-        hits += sum(prefix in seen for prefix in prefixes)
-        chunks += len(prefixes)
-        seen.update(prefixes)
         lines.append(json.dumps({"timestamp": number, "hash_ids": prompt}))
     path.write_text("\n".join(lines) + "\n")
-    return path, hits / chunks
+    return path, unlimited_hit_rate(read_trace(path))
 
 
 def replay(trace: Path, *arguments: str) -> dict[str, Any]:
-    """Play it with so few slots that most hits come from a tier; the report."""
-    command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", "replay", "--json"]
-    done = subprocess.run(
-        [*command, "--chunk-bytes", "8KiB", "--slots", str(SLOTS), "--trace", trace, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    """Play a trace with so few slots that most hits come from a tier; the report."""
+    return report_of("--slots", str(SLOTS), "--trace", str(trace), *arguments)
+
+
+def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str, Any]:
+    """Play chunks of 8 KiB, and end with a status; the report."""
+    done = kvtier("replay", "--json", "--chunk-bytes", "8KiB", *arguments, **environment)
+    assert done.returncode == status, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report

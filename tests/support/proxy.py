@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 
 _PIECE_BYTES = 16 * 1024
+# A socket that is closed with this resets its connection.
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Proxy:
@@ -27,7 +31,7 @@ class Proxy:
         self.connections = 0
         #: Bytes that may still pass to the client and to the server; ``None`` for any number.
         self.left_bytes: dict[str, int | None] = {"client": None, "server": None}
-        #: What happens then: "hold" until :meth:`release`, or "cut" both connections.
+        #: What happens then: "hold" until :meth:`release`, or "cut" or "reset" both connections.
         self.then = "hold"
         self.spent = asyncio.Event()
 
@@ -43,7 +47,7 @@ class Proxy:
         self._open.set()
 
     def limit(self, side: str, count_bytes: int, then: str) -> None:
-        """Let so many bytes pass to one side, then hold or cut."""
+        """Let so many bytes pass to one side, then hold, cut or reset."""
         self.left_bytes[side] = count_bytes
         self.then = then
         self.spent.clear()
@@ -89,6 +93,10 @@ class Proxy:
                     self.left_bytes[side] = left_bytes - min(left_bytes, _PIECE_BYTES)
                     if piece:
                         self.spent.set()
+                        if self.then == "reset":
+                            for writer in pair:
+                                _reset(writer)
+                            return
                         if self.then == "cut":
                             break
                         await self._open.wait()
@@ -96,3 +104,10 @@ class Proxy:
                 await sink.drain()
         for writer in pair:
             writer.close()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close a connection so that its peer sees a reset, behind what was sent."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    writer.transport.abort()

@@ -29,16 +29,18 @@ from kvtier_sdk import (
     RunnerOptions,
     SystemClock,
     TierAuthError,
+    TierClient,
     TierError,
+    TierListener,
     TierSpec,
     TierTimeoutError,
     TierUnavailableError,
     Transfer,
     make_offload_key,
 )
-from kvtier_sdk.runner import health
+from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
-from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Report
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Report, Verdict
 
 NOBODY = RequestContext("nobody")
 RUNNERS = ["thread", "process"]
@@ -211,8 +213,32 @@ class ScriptedTier(MemoryTier):
             self._refuse()
 
 
-class Rig:
-    """A runner, and an engine that waits for its notifications.
+class SeenRunner:
+    """A runner, and every report of it that is no result.
+
+    Args:
+        runner: the real one.
+    """
+
+    def __init__(self, runner: TierRunner) -> None:
+        self.runner = runner
+        self.others: list[Report] = []
+
+    def poll(self) -> Sequence[Report]:
+        reports = self.runner.poll()
+        self.others += [report for report in reports if not isinstance(report, JobResult)]
+        return reports
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+
+class Rig(TierListener):
+    """A tier's client around a runner, and an engine that waits for its notifications.
+
+    Attributes:
+        results: of all jobs that were concluded, in order.
+        others: what the runner has reported besides.
 
     Args:
         kind: ``thread`` or ``process``.
@@ -237,7 +263,6 @@ class Rig:
         self.clock = clock or SystemClock()
         self.notified = threading.Event()
         self.results: list[JobResult] = []
-        self.others: list[Report] = []
         self._ids = itertools.count()
         self._diary = directory / "diary"
         patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
@@ -256,6 +281,21 @@ class Rig:
             notify=self.notified.set if notifies else None,
             verify=True,
         )
+        seen = SeenRunner(self.runner)
+        self.others = seen.others
+        self.client = TierClient(
+            spec,
+            seen,  # type: ignore[arg-type]
+            self,
+            clock=self.clock,
+            chunk_bytes=CHUNK_BYTES,
+        )
+
+    def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        assert job.result is not None
+        self.results.append(job.result)
+
+    stored = loaded = answered
 
     def past(self) -> list[str]:
         """What the tier has written down."""
@@ -283,13 +323,14 @@ class Rig:
     def lookups(self, count: int) -> list[Job]:
         return [self.job(Operation.LOOKUP, 0, 1) for _ in range(count)]
 
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Hand jobs over, with ids and deadlines of their own."""
+        self.client._collected += jobs
+        self.client.flush()
+
     def take(self) -> list[str]:
         """Poll once; the first verdicts of all results so far."""
-        for report in self.runner.poll():
-            if isinstance(report, JobResult):
-                self.results.append(report)
-            else:
-                self.others.append(report)
+        self.client.poll()
         return [result.verdicts[0].value for result in self.results]
 
     def wait_for(self, count: int, others: int = 0) -> list[str]:
@@ -301,11 +342,11 @@ class Rig:
 
     def do(self, operation: Operation, *chunks: int) -> list[str]:
         """One job, to its end; its verdicts."""
-        self.runner.submit([self.job(operation, *chunks)])
+        self.submit([self.job(operation, *chunks)])
         self.wait_for(len(self.results) + 1)
         return [verdict.value for verdict in self.results[-1].verdicts]
 
     def close(self) -> None:
         self.unblock()
-        self.runner.close(5.0)
+        self.client.close(5.0)
         self.pool.close()

@@ -1,11 +1,13 @@
-"""Tiers by their URLs, and transfers to put into them."""
+"""Tiers by their options, and transfers to put into them."""
 
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Sequence
 
 from kvtier_sdk import (
+    Clock,
     Namespace,
     RequestContext,
     SecondaryTierManager,
@@ -15,18 +17,29 @@ from kvtier_sdk import (
     TierSpec,
     Transfer,
 )
-
-HEADER_BYTES = 64
+from kvtier_sdk.chunk_header import header_bytes, round_up
 
 
 class Workbench:
-    """Opens tiers and makes what is stored in them."""
+    """Opens tiers, makes what is stored in them, and looks at what comes back.
+
+    Args:
+        chunk_bytes: payload of a chunk; a test may set it before it opens a tier.
+        alignment: of the tiers' buffers.
+
+    Attributes:
+        facts: of the namespace.
+        removed: the keys that tiers reported as removed.
+        opened: the tiers that are open.
+    """
 
     request = RequestContext("r1")
 
-    def __init__(self, chunk_bytes: int = 100_000) -> None:
-        self.header_bytes = HEADER_BYTES
+    def __init__(self, chunk_bytes: int = 100_000, *, alignment: int = 1) -> None:
+        self.alignment = alignment
+        self.header_bytes = header_bytes(alignment)
         self.chunk_bytes = chunk_bytes
+        self.clock: Clock = SystemClock()
         self.facts: dict[str, object] = {"model": "m", "dtype": "bf16"}
         self.removed: list[bytes] = []
         self.opened: list[SecondaryTierManager] = []
@@ -36,42 +49,58 @@ class Workbench:
         return Namespace(self.facts)
 
     @property
+    def payload_bytes(self) -> int:
+        return round_up(self.chunk_bytes, self.alignment)
+
+    @property
     def object_bytes(self) -> int:
-        return self.header_bytes + self.chunk_bytes
+        return self.header_bytes + self.payload_bytes
 
     def make(self, url: str, **options: object) -> SecondaryTierManager:
-        spec = TierSpec.from_url(url, **options)
+        """A tier that is not open."""
+        return self.make_tier(TierSpec.from_url(url, **options))
+
+    def make_tier(self, spec: TierSpec) -> SecondaryTierManager:
+        """The tier of an entry, not open."""
         context = TierContext(
             name=spec.name,
             namespace=self.namespace,
             chunk_bytes=self.chunk_bytes,
             header_bytes=self.header_bytes,
-            payload_bytes=self.chunk_bytes,
-            clock=SystemClock(),
+            payload_bytes=self.payload_bytes,
+            clock=self.clock,
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
             report_removed=self.removed.extend,
         )
         return spec.tier_class(spec.config, context)
 
-    async def open(self, url: str, **options: object) -> SecondaryTierManager:
-        tier = self.make(url, **options)
+    async def open(self, *url: str, **options: object) -> SecondaryTierManager:
+        """An open tier, of what :meth:`make` takes."""
+        tier = self.make(*url, **options)
         self.opened.append(tier)
         await tier.open()
         return tier
 
     async def close(self) -> None:
+        """Close the tiers that are open."""
         while self.opened:
             await self.opened.pop().close()
 
     def empty(self, key: bytes) -> Transfer:
-        header, payload = bytearray(self.header_bytes), bytearray(self.chunk_bytes)
+        """A transfer to load into; where a tier is aligned, in memory that begins with a page."""
+        header, payload = (
+            mmap.mmap(-1, length) if self.alignment > 1 else bytearray(length)
+            for length in (self.header_bytes, self.payload_bytes)
+        )
         return Transfer(key, self.request, memoryview(header), memoryview(payload))
 
     def content(self, key: bytes, seed: int = 0) -> bytes:
+        """The object stored under a key; each seed makes other bytes."""
         pattern = key + bytes([seed]) + bytes(range(251)) + b"\r\n"
         return (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
 
     def full(self, key: bytes, seed: int = 0) -> Transfer:
+        """A transfer to store."""
         transfer = self.empty(key)
         text = self.content(key, seed)
         transfer.header[:] = text[: self.header_bytes]
@@ -79,15 +108,19 @@ class Workbench:
         return transfer
 
     def holds(self, transfer: Transfer, seed: int = 0) -> bool:
+        """Say whether a transfer holds what belongs under its key."""
         return b"".join(transfer.buffers) == self.content(transfer.key, seed)
 
     async def put(self, tier: SecondaryTierManager, *keys: bytes) -> Sequence[TierError | None]:
+        """Store chunks in one call; the verdicts."""
         return await tier.store([self.full(key) for key in keys])
 
     async def has(self, tier: SecondaryTierManager, *keys: bytes) -> list[bool]:
+        """Look chunks up in one call."""
         return list(await tier.lookup(keys, self.request))
 
     async def loads(self, tier: SecondaryTierManager, *keys: bytes) -> bool:
+        """Load chunks in one call, and say whether each came back."""
         batch = [self.empty(key) for key in keys]
         verdicts = await tier.load(batch)
         return verdicts == [None] * len(keys) and all(map(self.holds, batch))

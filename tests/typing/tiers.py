@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from kvtier_sdk import (
     Capability,
     ChunkTierManager,
+    Clock,
+    Connection,
+    ConnectionPool,
     Entry,
     EvictionPolicy,
     OffloadKey,
@@ -105,6 +108,27 @@ class DictConfig(RightChunks):
 class Forgetful(EvictionPolicy):
     def on_access(self, key: OffloadKey, now_s: float) -> None:  # E: override
         return None
+
+
+class Line:
+    @property
+    def is_usable(self) -> bool:
+        return True
+
+    def close(self, reason: str) -> None:
+        return None
+
+
+async def pools(clock: Clock) -> None:
+    async def dial() -> Line:
+        return Line()
+
+    async with ConnectionPool(dial, 2).borrow() as line:
+        line.close("the end")
+    async with ConnectionPool(
+        lambda: Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0), 2
+    ).borrow() as connection:
+        await connection.send(["GET"])  # E: list-item
 
 
 def unfinished(config: TierConfig, context: TierContext) -> None:

@@ -37,7 +37,6 @@ RANKS = read_ranks((Path(__file__).parents[2] / "docs" / "architecture.md").read
 STRANGERS = frozenset({("kvtier_sdk.tiering", "kvtier_sdk.worker")})
 ONLY_IN = {
     "torch": "kvtier_sdk.worker",
-    "numba": "kvtier_sdk.worker",
     "vllm": "kvtier_sdk.integrations.vllm",
     "typer": "kvtier_sdk.cli",
     "rich": "kvtier_sdk.cli",
@@ -370,7 +369,7 @@ def test_a_backend_may_import_public_names_and_its_own() -> None:
 
 
 def test_importing_the_package_brings_nothing_heavy_along() -> None:
-    heavy = ["torch", "numba", "vllm", "typer", "rich", "uvloop", "yaml", "prometheus_client"]
+    heavy = ["torch", "vllm", "typer", "rich", "uvloop", "yaml", "prometheus_client"]
     code = f"import kvtier_sdk, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True

@@ -1,105 +1,79 @@
-"""Which chunks there are, what they take, and which of them go to make room. No I/O, no lock."""
+"""The stored chunks, their bytes, and the choice of what to evict. No I/O, no lock."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
 
-from kvtier_file.ages import Ages
-from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
-
-
-class Chunk(NamedTuple):
-    """A chunk under the root, of whichever namespace.
-
-    Attributes:
-        fingerprint: the namespace's.
-        key: the chunk's name in it.
-    """
-
-    fingerprint: str
-    key: OffloadKey
-
-
-class Counted(NamedTuple):
-    """A chunk as it is counted.
-
-    Attributes:
-        chunk: which.
-        size_bytes: length of its file.
-        used_ns: when it was last used, in nanoseconds since the epoch; it may have been used
-            again since by somebody who did not say so.
-    """
-
-    chunk: Chunk
-    size_bytes: int
-    used_ns: int
+from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.recency import RecencyIndex
+from kvtier_sdk import TierCapacityError, format_bytes
 
 
 class Budget:
-    """The bytes of stored chunks, whichever process stored them, and the order of their use.
+    """The bytes of all chunks under a root, and the order of their use.
 
-    Not safe for several threads by itself, except for ``in``.
+    Not thread-safe, except for ``in``.
 
     Args:
-        capacity_bytes: limit of stored and reserved bytes together, or ``None``.
+        capacity_bytes: limit of stored and reserved bytes together; ``None`` for no limit.
 
     Attributes:
         used_bytes: bytes of stored chunks.
-        latest_ns: the latest time of use that was ever heard of.
+        latest_ns: the latest known use, also of chunks that are gone.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
         self._capacity_bytes = capacity_bytes
-        self._sizes: dict[Chunk, int] = {}
-        self._ages: defaultdict[str, Ages] = defaultdict(Ages)
+        self._sizes: dict[ChunkId, int] = {}
+        self._recency: defaultdict[str, RecencyIndex] = defaultdict(RecencyIndex)
         self.used_bytes = 0
         self.latest_ns = 0
 
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def __contains__(self, chunk: Chunk) -> bool:
-        return chunk in self._sizes
+    def __contains__(self, chunk_id: ChunkId) -> bool:
+        return chunk_id in self._sizes
 
-    def __iter__(self) -> Iterator[Counted]:
-        for chunk, size_bytes in self._sizes.items():
-            yield Counted(chunk, size_bytes, self._ages[chunk.fingerprint][chunk.key])
+    def __iter__(self) -> Iterator[StoredChunk]:
+        for chunk_id, size_bytes in self._sizes.items():
+            used_ns = self._recency[chunk_id.fingerprint][chunk_id.key]
+            yield StoredChunk(chunk_id, size_bytes, used_ns)
 
-    def add(self, counted: Counted) -> None:
-        """Count a stored chunk; what was known of it is replaced."""
-        chunk, size_bytes, used_ns = counted
-        self.used_bytes += size_bytes - self._sizes.get(chunk, 0)
-        self._sizes[chunk] = size_bytes
-        self.touch(chunk, used_ns)
+    def add(self, stored: StoredChunk) -> None:
+        """Count a stored chunk, in place of what was known of it."""
+        chunk_id, size_bytes, used_ns = stored
+        self.used_bytes += size_bytes - self._sizes.get(chunk_id, 0)
+        self._sizes[chunk_id] = size_bytes
+        self.touch(chunk_id, used_ns)
 
-    def forget(self, chunk: Chunk) -> None:
-        """Stop counting a chunk, which is gone; one that is not known is none the less."""
-        self.used_bytes -= self._sizes.pop(chunk, 0)
-        self._ages[chunk.fingerprint].drop(chunk.key)
+    def discard(self, chunk_id: ChunkId) -> None:
+        """Stop counting a chunk. An unknown one is ignored."""
+        self.used_bytes -= self._sizes.pop(chunk_id, 0)
+        self._recency[chunk_id.fingerprint].discard(chunk_id.key)
 
-    def touch(self, chunk: Chunk, used_ns: int) -> None:
-        """Note the time of a known chunk's last use, in nanoseconds since the epoch."""
+    def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
+        """Set the last use of a known chunk, in nanoseconds since the epoch."""
         self.latest_ns = max(self.latest_ns, used_ns)
-        self._ages[chunk.fingerprint].note(chunk.key, used_ns)
+        self._recency[chunk_id.fingerprint].touch(chunk_id.key, used_ns)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Stop counting all chunks."""
         self._sizes.clear()
-        self._ages.clear()
+        self._recency.clear()
         self.used_bytes = 0
 
     def excess_bytes(
         self, need_bytes: int, reserved_bytes: int, headroom_bytes: int | None = None
     ) -> int:
-        """What must go before there is room.
+        """Return how much must be evicted before there is room.
 
         Args:
-            need_bytes: what is to be written.
-            reserved_bytes: what is promised to writes under way.
-            headroom_bytes: how much the file system can take, or ``None`` where that is no
-                matter. Writes under way count against it.
+            need_bytes: size of the planned write.
+            reserved_bytes: size of the writes under way.
+            headroom_bytes: what the file system can take, of which writes under way take their
+                part; ``None`` to ignore the file system.
 
         Returns:
             Bytes; 0 or less if there is room.
@@ -112,57 +86,57 @@ class Budget:
         reserved_bytes: int,
         headroom_bytes: int | None = None,
         *,
-        pinned: Collection[Chunk],
-        in_use: Collection[str],
-        last_used_ns: Callable[[Chunk], int | None],
-    ) -> list[Chunk]:
-        """Choose what goes to make room.
+        pinned: Collection[ChunkId],
+        open_namespaces: Collection[str],
+        last_used_ns: Callable[[ChunkId], int | None],
+    ) -> list[ChunkId]:
+        """Choose the chunks to evict.
 
         Args:
             need_bytes: as for :meth:`excess_bytes`.
             reserved_bytes: as for :meth:`excess_bytes`.
             headroom_bytes: as for :meth:`excess_bytes`.
             pinned: chunks that must stay.
-            in_use: fingerprints of the namespaces that somebody has open; chunks of others go
-                first.
-            last_used_ns: when a chunk was really used last, as far as that is known.
+            open_namespaces: fingerprints; chunks of all other namespaces go first.
+            last_used_ns: returns a chunk's true last use, or ``None`` if that is unknown.
 
         Returns:
             The least recently used chunks, no more than needed. They stay counted until
-            :meth:`forget`.
+            :meth:`discard`.
 
         Raises:
-            TierCapacityError: it would not fit if all of them went; so none should.
+            TierCapacityError: evicting all of them would not make enough room, so none should go.
         """
         excess_bytes, limit = self._excess(need_bytes + reserved_bytes, headroom_bytes)
-        evictable_bytes = self.used_bytes - sum(self._sizes.get(chunk, 0) for chunk in pinned)
+        evictable_bytes = self.used_bytes - sum(self._sizes.get(one, 0) for one in pinned)
         if excess_bytes > evictable_bytes:
             raise TierCapacityError(
                 f"no room for {format_bytes(need_bytes)}: {limit}, and only "
-                f"{format_bytes(evictable_bytes)} could be evicted"
+                f"{format_bytes(evictable_bytes)} can be evicted"
             )
-        chosen: list[Chunk] = []
-        passed: list[tuple[Chunk, int]] = []
+        chosen: list[ChunkId] = []
+        passed: list[tuple[ChunkId, int]] = []
         try:
             while excess_bytes > 0:
-                counted_ns, chunk = self._oldest(in_use)
-                if chunk not in pinned:
-                    used_ns = last_used_ns(chunk)
-                    # What is counted is never later than the truth, so the first chunk for which
-                    # the two agree is the oldest of all.
+                counted_ns, chunk_id = self._oldest(open_namespaces)
+                if chunk_id not in pinned:
+                    used_ns = last_used_ns(chunk_id)
+                    # The counted time is never later than the true one. So the first chunk for
+                    # which the two agree is the oldest of all.
                     if used_ns is not None and used_ns > counted_ns:
-                        self.touch(chunk, used_ns)
+                        self.touch(chunk_id, used_ns)
                         continue
-                    chosen.append(chunk)
-                    excess_bytes -= self._sizes[chunk]
-                passed.append((chunk, counted_ns))
-                self._ages[chunk.fingerprint].drop(chunk.key)
+                    chosen.append(chunk_id)
+                    excess_bytes -= self._sizes[chunk_id]
+                passed.append((chunk_id, counted_ns))
+                self._recency[chunk_id.fingerprint].discard(chunk_id.key)
         finally:
-            for chunk, counted_ns in passed:
-                self.touch(chunk, counted_ns)
+            for chunk_id, counted_ns in passed:
+                self.touch(chunk_id, counted_ns)
         return chosen
 
     def _excess(self, wanted_bytes: int, headroom_bytes: int | None) -> tuple[int, str]:
+        """The excess, and the limit that it exceeds in words."""
         excess_bytes = 0
         limit = ""
         if self._capacity_bytes is not None:
@@ -176,12 +150,12 @@ class Budget:
             )
         return excess_bytes, limit
 
-    def _oldest(self, in_use: Collection[str]) -> tuple[int, Chunk]:
-        """The chunk to go next and its time; there must be one."""
+    def _oldest(self, open_namespaces: Collection[str]) -> tuple[int, ChunkId]:
+        """Time and name of the chunk to evict next; there must be one."""
         oldest = (
-            (fingerprint in in_use, entry[0], Chunk(fingerprint, entry[1]))
-            for fingerprint, ages in self._ages.items()
-            if (entry := ages.oldest())
+            (fingerprint in open_namespaces, entry[0], ChunkId(fingerprint, entry[1]))
+            for fingerprint, index in self._recency.items()
+            if (entry := index.oldest())
         )
-        _, used_ns, chunk = min(oldest)
-        return used_ns, chunk
+        _, used_ns, chunk_id = min(oldest)
+        return used_ns, chunk_id

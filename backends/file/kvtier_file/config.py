@@ -21,14 +21,14 @@ _DIRECT_IO: dict[str, DirectIO] = {
 
 def _absolute(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
-        raise ValueError(f"{value!r} is no path; write for example '/data/kv'")
+        raise ValueError(f"{value!r} is not a path; write for example '/data/kv'")
     return Path(os.path.abspath(value))
 
 
 def _direct_io(value: object) -> DirectIO:
     choice = _DIRECT_IO.get(str(value).lower())
     if choice is None:
-        raise ValueError(f"{value!r} is none of auto, on, off")
+        raise ValueError(f"{value!r} is not one of auto, on, off")
     return choice
 
 
@@ -36,16 +36,16 @@ class FileTierConfig(TierConfig):
     """Options of the file tier.
 
     Attributes:
-        root: the directory, made where it is missing; a relative path counts from the current
+        root: the directory, made if it is missing; a relative path starts from the current
             directory.
-        capacity_bytes: what all namespaces under the root may take, whichever processes use
-            them, before the least recently used chunks go; unlimited where absent.
-        min_free: free space of the file system to leave alone, in bytes or as a share of its
-            size: ``10GiB``, ``5%``; 0 leaves none.
-        direct_io: ``"on"`` goes past the page cache (``O_DIRECT``) or fails at open, ``"off"``
-            goes through it, ``"auto"`` goes past it where that works.
-        fsync: whether a stored chunk survives a power failure; without it, only the end of the
-            process.
+        capacity_bytes: limit for all namespaces under the root and all processes together; the
+            least recently used chunks are evicted first. Default: no limit.
+        min_free: free space to keep on the file system, in bytes or as a share of its size:
+            ``10GiB``, ``5%``; 0 for none.
+        direct_io: ``"on"`` bypasses the page cache (``O_DIRECT``) or fails at open, ``"off"`` uses
+            it, ``"auto"`` bypasses it where that works.
+        fsync: let a stored chunk survive a power failure. Otherwise it only survives the end of
+            the process.
     """
 
     root: Annotated[Path, BeforeValidator(_absolute)]
@@ -56,16 +56,16 @@ class FileTierConfig(TierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``file:///data/kv?capacity=1GiB``: the path is the root, the query the rest.
+        """Read ``file:///data/kv?capacity=1GiB``: root from the path, other options from the query.
 
         Args:
-            url: the parts.
+            url: the parsed URL.
 
         Returns:
             Options, not yet validated.
 
         Raises:
-            ConfigError: there is a host, or the root is given twice.
+            ConfigError: the URL has a host, or the root is given twice.
         """
         if url.host is not None or url.port is not None or url.username is not None:
             path = f"{url.host or ''}{url.path}"
@@ -75,10 +75,12 @@ class FileTierConfig(TierConfig):
         options = dict(url.options)
         if url.path:
             if "root" in options:
-                raise ConfigError(f"{url.scheme}: option 'root' is given beside the URL's path")
+                raise ConfigError(
+                    f"{url.scheme}: 'root' is given twice, as option and as the URL's path"
+                )
             options["root"] = url.path
         return options
 
     def location(self) -> str:
-        """The root, without symlinks."""
+        """Return the root with its symbolic links resolved."""
         return f"file://{os.path.realpath(self.root)}"

@@ -1,10 +1,9 @@
-"""Files and directories below the root, each opened through the directory above, links never."""
+"""Files and directories below the root, each opened through its parent; links are not followed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -14,16 +13,16 @@ def open_directory(name: str, parent_fd: int, *, create: bool = False, sync: boo
     """Open a directory.
 
     Args:
-        name: a name in the directory above, not a path.
-        parent_fd: the directory above.
-        create: whether to make it where it is missing.
-        sync: whether a directory made must survive a power failure.
+        name: a name in the parent, not a path.
+        parent_fd: the parent.
+        create: make the directory if it is missing.
+        sync: let a directory made here survive a power failure.
 
     Returns:
         A descriptor, which the caller closes.
 
     Raises:
-        OSError: it is missing, or is a symbolic link or anything else but a directory.
+        OSError: it is missing, or is not a directory (a symbolic link, for example).
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
@@ -55,23 +54,14 @@ def open_file(name: str, flags: int, directory_fd: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, _FILE_MODE, dir_fd=directory_fd)
 
 
-@contextmanager
-def opened_directory(
-    name: str, parent_fd: int, *, create: bool = False, sync: bool = False
-) -> Iterator[int]:
-    """:func:`open_directory` for as long as the block lasts."""
-    fd = open_directory(name, parent_fd, create=create, sync=sync)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+class ClosingFd:
+    """Closes a descriptor at the end of a ``with`` block."""
 
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
 
-@contextmanager
-def opened_file(name: str, flags: int, directory_fd: int) -> Iterator[int]:
-    """:func:`open_file` for as long as the block lasts."""
-    fd = open_file(name, flags, directory_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)

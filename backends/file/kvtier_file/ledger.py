@@ -1,7 +1,7 @@
-"""The ledger: what was stored and removed under a root, in order, so that each process can follow.
+"""The ledger: every store and removal under a root, in order.
 
-Each process keeps the chunks in its own memory and reads of the ledger only what is new to it: no
-process lists a directory to learn what another has done.
+Each process keeps the list of chunks in its own memory and reads only the new part of the ledger.
+No process lists a directory to learn what another has done.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kvtier_file.budget import Chunk, Counted
+from kvtier_file.chunks import ChunkId, StoredChunk
 
-# Fingerprint, length of the chunk's file or -1 if it is gone, time of use, length of the key.
+# Fingerprint, length of the chunk's file or -1 for a removal, time of use, length of the key.
 _RECORD = struct.Struct("<16sqqB")
-_GONE = -1
+_REMOVED = -1
 
 
-class LedgerLostError(Exception):
-    """The file does not hold what it should."""
+class LedgerDamagedError(Exception):
+    """The file is shorter than the header says, or its records make no sense."""
 
 
 class Change(NamedTuple):
-    """A line of the ledger.
+    """A record of the ledger.
 
     Attributes:
-        chunk: which.
-        counted: what is stored now, or ``None`` if it is gone.
+        chunk_id: the chunk.
+        stored: its new state; ``None`` after a removal.
     """
 
-    chunk: Chunk
-    counted: Counted | None
+    chunk_id: ChunkId
+    stored: StoredChunk | None
 
 
 class Ledger:
-    """The file, to be used under the lock of the control file, which says how much is valid.
+    """The ledger's file. Use it under the lock of the shared header, which holds its valid length.
 
     Args:
         fd: open for as long as this object is used.
@@ -45,10 +45,10 @@ class Ledger:
         self._fd = fd
 
     def read(self, start: int, end: int) -> Iterator[Change]:
-        """The changes between two offsets.
+        """Iterate over the changes between two offsets.
 
         Raises:
-            LedgerLostError: they are not there.
+            LedgerDamagedError: the file does not hold them.
         """
         content = _read(self._fd, start, end)
         at = 0
@@ -56,15 +56,15 @@ class Ledger:
             try:
                 fingerprint, size_bytes, used_ns, key_bytes = _RECORD.unpack_from(content, at)
             except struct.error:
-                raise LedgerLostError from None
+                raise LedgerDamagedError from None
             at += _RECORD.size
-            chunk = Chunk(fingerprint.hex(), content[at : at + key_bytes])
+            chunk_id = ChunkId(fingerprint.hex(), content[at : at + key_bytes])
             at += key_bytes
-            gone = size_bytes == _GONE
-            yield Change(chunk, None if gone else Counted(chunk, size_bytes, used_ns))
+            removed = size_bytes == _REMOVED
+            yield Change(chunk_id, None if removed else StoredChunk(chunk_id, size_bytes, used_ns))
 
     def append(self, changes: Iterable[Change], at: int) -> int:
-        """Write changes behind an offset.
+        """Write changes at an offset.
 
         Returns:
             The new end.
@@ -73,23 +73,23 @@ class Ledger:
         _write(self._fd, content, at)
         return at + len(content)
 
-    def rewrite(self, stored: Iterable[Counted]) -> int:
-        """Begin anew with what is stored now.
+    def compact(self, chunks: Iterable[StoredChunk]) -> int:
+        """Replace the content with the chunks that are stored now.
 
         Returns:
             The new end.
         """
-        # Written before the rest is cut off: what lies there already takes no new room.
-        end = self.append((Change(counted.chunk, counted) for counted in stored), 0)
+        # Overwrite first and truncate later: the old content's room is already ours.
+        end = self.append((Change(stored.chunk_id, stored) for stored in chunks), 0)
         os.ftruncate(self._fd, end)
         return end
 
 
 def _record(change: Change) -> bytes:
-    chunk, counted = change
-    size_bytes, used_ns = (counted.size_bytes, counted.used_ns) if counted else (_GONE, 0)
-    fingerprint = bytes.fromhex(chunk.fingerprint)
-    return _RECORD.pack(fingerprint, size_bytes, used_ns, len(chunk.key)) + chunk.key
+    chunk_id, stored = change
+    size_bytes, used_ns = (stored.size_bytes, stored.used_ns) if stored else (_REMOVED, 0)
+    fingerprint = bytes.fromhex(chunk_id.fingerprint)
+    return _RECORD.pack(fingerprint, size_bytes, used_ns, len(chunk_id.key)) + chunk_id.key
 
 
 def _read(fd: int, start: int, end: int) -> bytes:
@@ -97,7 +97,7 @@ def _read(fd: int, start: int, end: int) -> bytes:
     while start < end:
         part = os.pread(fd, end - start, start)
         if not part:
-            raise LedgerLostError
+            raise LedgerDamagedError
         parts.append(part)
         start += len(part)
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""The directory that a tier was given: its namespaces, and what its file system can do."""
+"""The root directory: its namespaces, and the abilities of its file system."""
 
 from __future__ import annotations
 
@@ -6,64 +6,62 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from logging import Logger, LoggerAdapter
 
-from kvtier_file.budget import Chunk, Counted
+from kvtier_file.chunks import ChunkId, StoredChunk
 from kvtier_file.config import FileTierConfig
-from kvtier_file.directories import opened_directory
-from kvtier_file.failures import FULL
-from kvtier_file.leases import TemporaryNames
-from kvtier_file.objects import SHARDS, NamespaceDirectory, StoredChunk
-from kvtier_sdk import ConfigError
+from kvtier_file.directories import ClosingFd, open_directory
+from kvtier_file.errors import FULL
+from kvtier_file.namespace import SHARDS, NamespaceDirectory
+from kvtier_file.temporaries import TemporaryNames
+from kvtier_sdk import ConfigError, TierContext
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY
 
 
 class Root:
-    """A root and one namespace in it that is the tier's own. Callable from any thread; blocks.
+    """A root, in which the tier owns one namespace. Blocks; callable from any thread.
 
     Args:
         config: the tier's options.
-        fingerprint: the own namespace's.
-        temporaries: where names of temporaries come from.
+        context: the tier's context; names the tier's own namespace.
+        names: the source of names for temporary files.
     """
 
-    def __init__(
-        self, config: FileTierConfig, fingerprint: str, temporaries: TemporaryNames
-    ) -> None:
+    def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
         self._config = config
-        self._fingerprint = fingerprint
-        self._temporaries = temporaries
-        # Until that is found out: a file that takes no O_DIRECT falls back by itself.
+        self._context = context
+        self._fingerprint = context.namespace.fingerprint
+        self._names = names
+        # Until the probe in `prepare`: a file that refuses O_DIRECT falls back by itself.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
 
     @property
     def fd(self) -> int:
-        """Its descriptor. A directory that was removed by hand is made again, but not its parents.
+        """The descriptor. A root removed by hand is made again, but its parents are not.
 
         Raises:
-            OSError: it is not open, or cannot be made again.
+            OSError: the root is not open, or cannot be made again.
         """
         if self._fd is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if os.fstat(self._fd).st_nlink == 0:
-            # Without a parent, the file system that was meant may be gone too.
+            # Without a parent, the intended file system may be gone too.
             with suppress(FileExistsError):
                 os.mkdir(self._config.root, 0o700)
             fd = os.open(self._config.root, _FLAGS)
             try:
-                # The number stays, for other threads are using it.
+                # Keep the number, because other threads use it.
                 os.dup2(fd, self._fd, inheritable=False)
             finally:
                 os.close(fd)
         return self._fd
 
     def open(self) -> None:
-        """Open the directory; make it where it is missing.
+        """Open the directory; make it and its parents if they are missing.
 
         Raises:
-            OSError: that cannot be done.
+            OSError: it cannot be opened or made.
         """
         try:
             self._fd = os.open(self._config.root, _FLAGS)
@@ -72,7 +70,7 @@ class Root:
             self._fd = os.open(self._config.root, _FLAGS)
 
     def close(self) -> None:
-        """Let go of the directory, if it is open."""
+        """Close the directory, if it is open."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -81,45 +79,46 @@ class Root:
     def namespace(
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
-        """A namespace's directory, the tier's own by default.
+        """Open a namespace's directory for a block; by default the tier's own.
 
-        It is opened anew each time, so that one that was removed by hand is made again.
+        It is opened each time, so that one removed by hand is made again.
         """
-        name = fingerprint or self._fingerprint
+        fingerprint = fingerprint or self._fingerprint
         sync = self._config.fsync
-        with opened_directory(name, self.fd, create=create, sync=sync) as fd:
-            directory = NamespaceDirectory(fd, self._temporaries, direct=self._direct, sync=sync)
+        with ClosingFd(open_directory(fingerprint, self.fd, create=create, sync=sync)) as fd:
+            directory = NamespaceDirectory(
+                fingerprint, fd, self._names, direct=self._direct, sync=sync
+            )
             with closing(directory):
                 yield directory
 
-    def prepare(self, manifest: str, logger: Logger | LoggerAdapter[Logger]) -> None:
-        """Make the own namespace, check that it can be written, and find out how.
+    def prepare(self, manifest: str) -> None:
+        """Make the tier's namespace, check that it is writable, and probe O_DIRECT.
 
-        In a full file system nothing is found out, and what is missing comes with the stores.
+        On a full file system the probe is skipped, and stores make what is missing.
 
         Args:
-            manifest: what the namespace stands for.
-            logger: told where O_DIRECT does not work.
+            manifest: the namespace's manifest.
 
         Raises:
-            ConfigError: it cannot be used in the way that was asked for.
-            OSError: it cannot be written.
+            ConfigError: the file system does not support option ``direct_io``.
+            OSError: the namespace is not writable.
         """
         try:
             with self.namespace() as directory:
-                directory.probe(direct=False)
-                self._direct = self._choose_direct(directory, logger)
+                directory.temporaries.probe(direct=False)
+                self._direct = self._choose_direct(directory)
                 directory.write_manifest(manifest)
         except OSError as error:
-            # What is stored in a full file system can still be loaded, and room may be made.
+            # Chunks on a full file system can still be loaded, and room may be made.
             if error.errno not in FULL:
                 raise
 
     def headroom_bytes(self) -> int | None:
-        """What may be written before ``min_free`` is touched; ``None`` where it is off.
+        """Return how much may be written before ``min_free`` is violated; ``None`` without one.
 
-        What writes under way have written is missing here, and reserved until they are placed. It
-        counts twice, so that more stays free than ``min_free``: at most what is under way.
+        The bytes of a write under way count twice, as used space and as a reservation, until it
+        is placed. So more may stay free than ``min_free``: at most the bytes under way.
         """
         min_free = self._config.min_free
         if not min_free:
@@ -129,92 +128,83 @@ class Root:
             min_free = int(min_free * status.f_blocks * status.f_frsize)
         return int(status.f_bavail * status.f_frsize) - int(min_free)
 
-    def sweep(self, fingerprint: str, is_held: Callable[[str], bool]) -> None:
-        """Remove the temporaries in a namespace whose leases are not held.
-
-        Raises:
-            OSError: some of them are still there.
-        """
-        with (
-            suppress(FileNotFoundError, NotADirectoryError),  # gone, or none of ours
-            self.namespace(fingerprint, create=False) as directory,
-        ):
-            directory.sweep_temporaries(is_held)
-
-    def sweep_all(self, is_held: Callable[[str], bool]) -> None:
-        """:meth:`sweep` each namespace."""
-        for fingerprint in self._fingerprints():
-            self.sweep(fingerprint, is_held)
-
-    def count(self, object_bytes: int) -> list[Counted]:
-        """Look up what is stored in all namespaces.
+    def sweep(self, is_held: Callable[[str], bool]) -> None:
+        """Remove the temporary files of dead processes in all namespaces.
 
         Args:
-            object_bytes: length of the own namespace's files; others are of no use there, and
-                are removed.
+            is_held: returns true if a lease's process lives.
 
         Raises:
-            OSError: it cannot be found out.
+            OSError: some of the files are still there.
         """
-        counted = []
-        for fingerprint in self._fingerprints():
-            with (
-                suppress(FileNotFoundError, NotADirectoryError),
-                self.namespace(fingerprint, create=False) as directory,
-            ):
-                for stored in _all_chunks(directory):
-                    if fingerprint == self._fingerprint and stored.size_bytes != object_bytes:
-                        directory.remove(stored.key)
-                    else:
-                        chunk = Chunk(fingerprint, stored.key)
-                        counted.append(Counted(chunk, stored.size_bytes, stored.used_ns))
-        return counted
+        for directory in self._namespaces():
+            directory.temporaries.sweep(is_held)
 
-    def unlink(self, chunk: Chunk) -> None:
-        """Remove a chunk of whichever namespace; one that is gone already is none the less."""
+    def scan(self) -> list[StoredChunk]:
+        """Return the chunks on disk, of all namespaces.
+
+        Files of the tier's own namespace with a wrong length are of no use and are removed.
+
+        Raises:
+            OSError: the disk cannot be read.
+        """
+        chunks = []
+        for directory in self._namespaces():
+            for shard in SHARDS:
+                for stored in directory.list_shard(shard):
+                    fingerprint, key = stored.chunk_id
+                    wrong_length = stored.size_bytes != self._context.object_bytes
+                    if fingerprint == self._fingerprint and wrong_length:
+                        directory.remove(key)
+                    else:
+                        chunks.append(stored)
+        return chunks
+
+    def remove(self, chunk_id: ChunkId) -> None:
+        """Remove a chunk of any namespace. A missing one is ignored."""
         with (
             suppress(FileNotFoundError),
-            self.namespace(chunk.fingerprint, create=False) as directory,
+            self.namespace(chunk_id.fingerprint, create=False) as directory,
         ):
-            directory.remove(chunk.key)
+            directory.remove(chunk_id.key)
 
-    def last_used_ns(self, chunk: Chunk) -> int | None:
-        """When a chunk was last used, whoever used it; ``None`` where that is not known."""
+    def last_used_ns(self, chunk_id: ChunkId) -> int | None:
+        """Return the time of a chunk's last use by any process, or ``None`` if it is unknown."""
         with (
             suppress(OSError),
-            self.namespace(chunk.fingerprint, create=False) as directory,
+            self.namespace(chunk_id.fingerprint, create=False) as directory,
         ):
-            return directory.used_ns(chunk.key)
+            stored = directory.find(chunk_id.key)
+            return stored and stored.used_ns
         return None
 
-    def _fingerprints(self) -> list[str]:
-        length = len(self._fingerprint)
-        return [
-            name
-            for name in os.listdir(self.fd)
-            if len(name) == length and not name.strip("0123456789abcdef")
-        ]
+    def _namespaces(self) -> Iterator[NamespaceDirectory]:
+        """Open each namespace in turn; others may be removed meanwhile, or be foreign files."""
+        for name in os.listdir(self.fd):
+            if len(name) == len(self._fingerprint) and not name.strip("0123456789abcdef"):
+                with (
+                    suppress(FileNotFoundError, NotADirectoryError),
+                    self.namespace(name, create=False) as directory,
+                ):
+                    yield directory
 
-    def _choose_direct(
-        self, directory: NamespaceDirectory, logger: Logger | LoggerAdapter[Logger]
-    ) -> bool:
+    def _choose_direct(self, directory: NamespaceDirectory) -> bool:
         choice = self._config.direct_io
         if choice == "off":
             return False
         reason = os.strerror(errno.EINVAL)
         try:
-            if directory.probe(direct=True):
+            if directory.temporaries.probe(direct=True):
                 return True
         except OSError as error:
             if error.errno in FULL:
                 raise
             reason = os.strerror(error.errno or errno.EIO)
-        sentence = f"the file system of tier root '{self._config.root}' takes no O_DIRECT: {reason}"
+        refusal = (
+            f"the file system of tier root '{self._config.root}' does not support O_DIRECT: "
+            f"{reason}"
+        )
         if choice == "on":
-            raise ConfigError(f"{sentence}; write direct_io: 'auto' or 'off'")
-        logger.info("%s; using the page cache", sentence)
+            raise ConfigError(f"{refusal}; write direct_io: 'auto' or 'off'")
+        self._context.logger.info("%s; using the page cache", refusal)
         return False
-
-
-def _all_chunks(directory: NamespaceDirectory) -> list[StoredChunk]:
-    return [stored for shard in SHARDS for stored in directory.list_shard(shard)]

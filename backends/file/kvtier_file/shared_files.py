@@ -1,9 +1,9 @@
-"""The files through which the processes of one root know of each other.
+"""The files through which the processes of one root coordinate.
 
 Layout below the root::
 
-    .shared/control          the lock, the counters, and what each process was promised
-    .shared/ledger           what was stored and removed, in order
+    .shared/header           the lock, the counters and the reservations
+    .shared/ledger           every store and removal, in order
     .shared/leases/<lease>   one for each process, locked for as long as it lives
 """
 
@@ -13,13 +13,13 @@ import os
 from contextlib import suppress
 from weakref import WeakSet
 
-from kvtier_file.control import ControlFile
-from kvtier_file.directories import open_directory, open_file, opened_directory
+from kvtier_file.directories import ClosingFd, open_directory, open_file
 from kvtier_file.leases import Leases
 from kvtier_file.ledger import Ledger
+from kvtier_file.shared_header import HeaderFile
 
 _SHARED = ".shared"
-_CONTROL = "control"
+_HEADER = "header"
 _LEDGER = "ledger"
 _LEASES = "leases"
 
@@ -28,14 +28,14 @@ _of_this_process: WeakSet[SharedFiles] = WeakSet()
 
 
 class SharedFiles:
-    """The files, opened; made where they are missing.
+    """The open files; missing ones are made.
 
     Args:
         root_fd: the root.
 
     Attributes:
-        control: the file with the lock.
-        ledger: to be used under that lock.
+        header: the file with the lock.
+        ledger: used under that lock.
         leases: the directory of leases.
 
     Raises:
@@ -45,32 +45,32 @@ class SharedFiles:
     def __init__(self, root_fd: int) -> None:
         self._fds: list[int] = []
         try:
-            with opened_directory(_SHARED, root_fd, create=True) as shared_fd:
+            with ClosingFd(open_directory(_SHARED, root_fd, create=True)) as shared_fd:
                 flags = os.O_RDWR | os.O_CREAT
-                self._fds.append(open_file(_CONTROL, flags, shared_fd))
+                self._fds.append(open_file(_HEADER, flags, shared_fd))
                 self._fds.append(open_file(_LEDGER, flags, shared_fd))
                 self._fds.append(open_directory(_LEASES, shared_fd, create=True))
         except OSError:
             self._close_fds()
             raise
-        control_fd, ledger_fd, leases_fd = self._fds
-        self.control = ControlFile(control_fd)
+        header_fd, ledger_fd, leases_fd = self._fds
+        self.header = HeaderFile(header_fd)
         self.ledger = Ledger(ledger_fd)
         self.leases = Leases(leases_fd)
         _of_this_process.add(self)
 
     def are_lost(self) -> bool:
-        """Whether somebody removed one of them: who comes next would make another."""
-        control_fd, ledger_fd, _ = self._fds
-        # Whoever removes the directory of leases removes the lease in it first.
+        """Return true if one of them was removed, so that other processes would make a new one."""
+        header_fd, ledger_fd, _ = self._fds
+        # The directory of leases cannot be removed before the lease in it.
         return (
-            os.fstat(control_fd).st_nlink == 0
+            os.fstat(header_fd).st_nlink == 0
             or os.fstat(ledger_fd).st_nlink == 0
             or self.leases.is_lost()
         )
 
     def close(self) -> None:
-        """Close what is open, and with it end the lease."""
+        """Close the files, which ends the lease."""
         self.leases.close()
         self._close_fds()
 
@@ -80,9 +80,9 @@ class SharedFiles:
                 os.close(self._fds.pop())
 
 
-def _let_go() -> None:
+def _close_in_child() -> None:
     for files in list(_of_this_process):
         files.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,19 +1,20 @@
-"""The chunks under one root: what is on disk and what is counted, kept in agreement."""
+"""The chunks under one root; keeps the disk and the shared usage in agreement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from kvtier_file.account import Account
-from kvtier_file.budget import Chunk, Counted
+from kvtier_file.chunks import ChunkId, StoredChunk
 from kvtier_file.config import FileTierConfig
-from kvtier_file.failures import open_error, tier_error
-from kvtier_file.leases import TemporaryNames, new_lease
-from kvtier_file.objects import NamespaceDirectory
+from kvtier_file.errors import open_error, tier_error
+from kvtier_file.leases import new_lease
+from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.pins import Pins
+from kvtier_file.recency_clock import RecencyClock
 from kvtier_file.root import Root
-from kvtier_file.times import UseTimes
+from kvtier_file.shared_usage import SharedUsage
+from kvtier_file.temporaries import TemporaryNames
 from kvtier_sdk import (
     ChunkNotFoundError,
     Entry,
@@ -27,65 +28,57 @@ from kvtier_sdk import (
 
 Verdicts = dict[OffloadKey, TierError]
 
-# What is reserved can be neither used nor evicted, so that a step of a batch may reserve no more
-# than this share of a small capacity; with a usual one, a batch is one step.
-_SHARES = 64
-_MANY_BYTES = 2**50
+# Reserved room can be neither used nor evicted. So one step of a batch reserves at most this share
+# of a small capacity; with a usual capacity, a batch is one step.
+_MAX_STEPS = 64
+_NO_LIMIT_BYTES = 2**50
 
 
 class ChunkStore:
     """Chunks as files, within a budget. Every method blocks; callable from several threads.
 
-    A section of the account makes one step of each change to the disk and its count: a rename
-    with the adding, an unlink with the forgetting. Nothing slower is done in it, and a batch
-    needs two: data is written between them, under a reservation. Loads need none.
+    The shared lock makes one step of each change to the disk and its count: a rename with the
+    adding, an unlink with the discarding. Nothing slower happens under it. A batch of stores takes
+    it twice and writes its data in between, under a reservation. Loads do not take it.
 
     Args:
         config: the tier's options.
-        context: the tier's surroundings.
+        context: the tier's context.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
         self._config = config
-        self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._manifest = context.namespace.manifest_json()
         self._object_bytes = context.object_bytes
-        capacity_bytes = config.capacity_bytes or _MANY_BYTES
-        self._step_chunks = max(1, capacity_bytes // (_SHARES * self._object_bytes))
+        capacity_bytes = config.capacity_bytes or _NO_LIMIT_BYTES
+        self._step_chunks = max(1, capacity_bytes // (_MAX_STEPS * self._object_bytes))
         self._pins = Pins()
         lease = new_lease()
-        self._root = Root(config, self._fingerprint, TemporaryNames(lease))
-        self._account = Account(
-            lease,
-            self._fingerprint,
-            config.capacity_bytes,
-            root_fd=lambda: self._root.fd,
-            count=lambda: self._root.count(self._object_bytes),
-            sweep=self._root.sweep,
-            report=context.report_removed,
+        self._root = Root(config, context, TemporaryNames(lease))
+        self._usage = SharedUsage(
+            self._root, lease, self._fingerprint, config.capacity_bytes, context.report_removed
         )
-        self._times = UseTimes(context.clock, self._account.latest_ns)
+        self._clock = RecencyClock(context.clock, self._usage.latest_ns)
 
     def open(self) -> None:
-        """Sweep, count what is there, make what is missing, and check that it can be used.
+        """Sweep, count the chunks on disk, make what is missing, and check the root.
 
         Raises:
-            ConfigError: the root cannot be used, or not in the way that was asked for.
+            ConfigError: the root is not usable, or not with these options.
             TierError: the file system fails.
         """
         try:
             self._root.open()
-            self._account.open()
-            self._root.sweep_all(self._account.is_held)
+            self._usage.open()
             with (
-                self._account.section(),
-                # Where others, with a larger capacity, are writing more, the stores will see.
+                self._usage.locked(),
+                # If others with a larger capacity are writing more, stores will be refused.
                 suppress(TierCapacityError),
             ):
-                # Before a directory is made: in a full file system even that needs room.
+                # Before a directory is made: on a full file system even that needs room.
                 self._make_room(0, self._root.headroom_bytes())
-            self._root.prepare(self._manifest, self._context.logger)
+            self._root.prepare(self._manifest)
         except OSError as error:
             self.close()
             raise open_error(error, self._config.root) from error
@@ -94,44 +87,42 @@ class ChunkStore:
             raise
 
     def close(self) -> None:
-        """Let go of the root. Nothing is under way any more."""
-        self._account.close()
+        """Close the root. No other call may be under way."""
+        self._usage.close()
         self._root.close()
 
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Say which chunks are on disk, whoever put them there.
+        """Return which chunks are on disk; any process may have stored them.
 
-        A file of the wrong length can never be loaded: it is none, and is removed.
+        A file of the wrong length can never be loaded: it is a miss, and is removed.
 
         Raises:
             TierError: the file system fails.
         """
-        with self._reading(), self._root.namespace() as directory:
-            sizes = [directory.size(key) for key in keys]
-            # A miss is the common case and must not wait for a section.
-            self._reconcile(
-                directory,
-                [
-                    key
-                    for key, size_bytes in zip(keys, sizes, strict=True)
-                    if size_bytes != self._object_bytes
-                    and (size_bytes is not None or self._chunk(key) in self._account)
-                ],
-            )
-        return [size_bytes == self._object_bytes for size_bytes in sizes]
+        hits = []
+        # A miss is the common case and must not wait for the lock.
+        surprising = []
+        with self._directory("readable") as directory:
+            for key in keys:
+                found = directory.find(key)
+                hits.append(found is not None and found.size_bytes == self._object_bytes)
+                if not hits[-1] and (found or self._id(key) in self._usage):
+                    surprising.append(key)
+            self._reconcile(directory, surprising)
+        return hits
 
     def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
         """Write a batch, each transfer with a verdict of its own.
 
         Raises:
-            TierError: the account cannot be kept.
+            TierError: the shared files cannot be used.
         """
         verdicts: Verdicts = {}
-        with self._moving(batch), self._writing(), self._root.namespace() as directory:
+        with self._pinned(batch), self._directory("writable") as directory:
             missing = list(self._missing(directory, batch, verdicts).items())
             for start in range(0, len(missing), self._step_chunks):
-                part = missing[start : start + self._step_chunks]
-                self._write(directory, dict(part), verdicts)
+                step = missing[start : start + self._step_chunks]
+                self._write(directory, dict(step), verdicts)
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
@@ -142,94 +133,91 @@ class ChunkStore:
         """
         verdicts: Verdicts = {}
         surprising = []
-        times_ns = self._times.take(len(batch))
-        with self._moving(batch), self._reading(), self._root.namespace() as directory:
+        times_ns = self._clock.take(len(batch))
+        with self._pinned(batch), self._directory("readable") as directory:
             for transfer, used_ns in zip(batch, times_ns, strict=True):
                 key = transfer.key
-                with self._judged(key, verdicts, "readable"):
+                with self._verdict(key, verdicts, "readable"):
                     directory.read(key, transfer.buffers, used_ns)
-                was_there = not isinstance(verdicts.get(key), ChunkNotFoundError)
-                if was_there != (self._chunk(key) in self._account):
+                found = not isinstance(verdicts.get(key), ChunkNotFoundError)
+                if found != (self._id(key) in self._usage):
                     surprising.append(key)
-            with suppress(OSError):  # the bytes are here; that they are counted matters less
+            with suppress(OSError):  # the bytes are here; their count matters less
                 self._reconcile(directory, surprising)
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Remove chunks; one that resists does not spare the others.
+        """Remove chunks. A failure of one does not keep the others.
 
         Raises:
             TierError: some are still there.
         """
         failure: OSError | None = None
-        with self._writing(), self._root.namespace() as directory:
-            with self._account.section():
-                self._account.changing()
+        with self._directory("writable") as directory:
+            with self._usage.locked():
+                self._usage.mark_dirty()
                 for key in keys:
                     try:
-                        was_there = directory.remove(key)
+                        removed = directory.remove(key)
                     except OSError as error:
                         failure = error
                         continue
-                    if was_there or self._chunk(key) in self._account:
-                        self._account.forget(self._chunk(key))
+                    if removed or self._id(key) in self._usage:
+                        self._usage.discard(self._id(key))
             if failure is not None:
                 raise failure
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Count chunks as used just now, the last as the most recently used.
+        """Record a use of each chunk now; the last key is the most recent.
 
         Raises:
             TierError: the file system fails.
         """
-        times_ns = self._times.take(len(keys))
-        with self._writing(), self._root.namespace() as directory:
+        times_ns = self._clock.take(len(keys))
+        with self._directory("writable") as directory:
             for key, used_ns in zip(keys, times_ns, strict=True):
-                directory.touch(key, used_ns)
+                directory.touch(key, used_ns, self._object_bytes)
 
     def list_shard(self, shard: str) -> list[Entry]:
-        """The loadable chunks of one shard of this namespace.
+        """Return the loadable chunks of one shard of this namespace.
 
         Raises:
             TierError: the file system fails.
         """
-        with self._reading(), self._root.namespace() as directory:
+        with self._directory("readable") as directory:
             return [
-                Entry(stored.key, stored.size_bytes)
+                Entry(stored.chunk_id.key, stored.size_bytes)
                 for stored in directory.list_shard(shard)
                 if stored.size_bytes == self._object_bytes
             ]
 
     def usage(self) -> Usage:
-        """What is stored, of all namespaces under the root, by all processes.
+        """Return the usage of all namespaces under the root, by all processes.
 
         Raises:
-            TierError: the account cannot be read.
+            TierError: the shared files cannot be used.
         """
-        with self._reading(), self._account.section():
-            account = self._account
-            return Usage(account.chunks, account.used_bytes, self._config.capacity_bytes)
+        with self._translating("readable"), self._usage.locked():
+            return Usage(self._usage.chunks, self._usage.used_bytes, self._config.capacity_bytes)
 
     # The steps of a store.
 
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
     ) -> dict[OffloadKey, Transfer]:
-        """What must be written; the rest is noted as used."""
+        """Return the transfers to write; for the others, record a use."""
         missing = {}
-        unknown = []
-        for transfer, used_ns in zip(batch, self._times.take(len(batch)), strict=True):
+        uncounted = []
+        for transfer, used_ns in zip(batch, self._clock.take(len(batch)), strict=True):
             key = transfer.key
-            with self._judged(key, verdicts, "writable"):
-                # A file of the right length is taken for the chunk: one that is damaged inside is
-                # deleted by the SDK when a load finds out, and stored anew.
-                if directory.size(key) != transfer.object_bytes or not directory.touch(
-                    key, used_ns
-                ):
+            with self._verdict(key, verdicts, "writable"):
+                # A file of the right length is taken for the chunk. If its content is damaged, a
+                # load finds out, and the SDK deletes it and stores it again.
+                if not directory.touch(key, used_ns, self._object_bytes):
                     missing[key] = transfer
-                elif self._chunk(key) not in self._account:
-                    unknown.append(key)
-        self._reconcile(directory, unknown)
+                elif self._id(key) not in self._usage:
+                    uncounted.append(key)
+        self._reconcile(directory, uncounted)
         return missing
 
     def _write(
@@ -239,118 +227,123 @@ class ChunkStore:
         verdicts: Verdicts,
     ) -> None:
         """Reserve room, write, and then give the files their names."""
-        reserved: dict[OffloadKey, int] = {}
-        used_ns: dict[OffloadKey, int] = {}
-        written: dict[OffloadKey, str] = {}
+        reserved: list[OffloadKey] = []
+        written: dict[OffloadKey, tuple[str, StoredChunk]] = {}
+        placed: Collection[OffloadKey] = ()
         try:
             self._reserve(missing, reserved, verdicts)
-            # Taken only now: the account has heard meanwhile how far the others are.
-            used_ns.update(zip(reserved, self._times.take(len(reserved)), strict=True))
-            for key in reserved:
-                with self._judged(key, verdicts, "writable"):
-                    written[key] = directory.write(key, missing[key].buffers, used_ns[key])
-            placed = list(written)
+            # Taken only now: reserving has told the latest times of the other processes.
+            for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True):
+                with self._verdict(key, verdicts, "writable"):
+                    temporary = directory.write(key, missing[key].buffers, used_ns)
+                    chunk = StoredChunk(self._id(key), self._object_bytes, used_ns)
+                    written[key] = (temporary, chunk)
         finally:
-            # Even after an error that ends the batch: nothing stays reserved, and no file behind.
+            # Also after an error that ends the batch: it leaves no reservation and no file.
             if reserved:
-                counted = {
-                    key: Counted(self._chunk(key), reserved[key], used_ns[key]) for key in written
-                }
-                self._place(directory, written, counted, sum(reserved.values()), verdicts)
+                placed = self._place(directory, written, len(reserved), verdicts)
         for key in placed:
-            with self._judged(key, verdicts, "writable"):
+            with self._verdict(key, verdicts, "writable"):
                 directory.sync_name(key)
         if placed:
-            # Again, where it was removed, or there was no room for it. The chunks matter more.
+            # Again, in case it was removed or had no room. The chunks matter more.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
-
-    def _place(
-        self,
-        directory: NamespaceDirectory,
-        written: dict[OffloadKey, str],
-        counted: Mapping[OffloadKey, Counted],
-        reserved_bytes: int,
-        verdicts: Verdicts,
-    ) -> None:
-        account = self._account
-        try:
-            with account.section(releasing_bytes=reserved_bytes):
-                if written:
-                    account.changing()
-                for key, one in counted.items():
-                    with self._judged(key, verdicts, "writable"):
-                        directory.place(written.pop(key), key)
-                        account.add(one)
-        finally:
-            for temporary in written.values():
-                directory.discard(temporary)
 
     def _reserve(
         self,
         missing: Mapping[OffloadKey, Transfer],
-        reserved: dict[OffloadKey, int],
+        reserved: list[OffloadKey],
         verdicts: Verdicts,
     ) -> None:
-        account = self._account
-        with account.section():
+        """Reserve room for chunks, and add each to ``reserved`` at once."""
+        usage = self._usage
+        with usage.locked():
             headroom_bytes = self._root.headroom_bytes()
-            for key, transfer in missing.items():
-                used_bytes = account.used_bytes
-                with self._judged(key, verdicts, "writable"):
-                    self._make_room(transfer.object_bytes, headroom_bytes)
-                    account.reserve(transfer.object_bytes)
-                    reserved[key] = transfer.object_bytes
+            for key in missing:
+                used_bytes = usage.used_bytes
+                with self._verdict(key, verdicts, "writable"):
+                    self._make_room(self._object_bytes, headroom_bytes)
+                    usage.reserve(self._object_bytes)
+                    reserved.append(key)
                 if headroom_bytes is not None:
-                    # Not asked again: some file systems free later what is unlinked now.
-                    headroom_bytes += used_bytes - account.used_bytes
+                    # Computed, not asked again: some file systems free unlinked files later.
+                    headroom_bytes += used_bytes - usage.used_bytes
+
+    def _place(
+        self,
+        directory: NamespaceDirectory,
+        written: Mapping[OffloadKey, tuple[str, StoredChunk]],
+        reserved_chunks: int,
+        verdicts: Verdicts,
+    ) -> Collection[OffloadKey]:
+        """Name and count written chunks, and end the reservations; returns the chunks placed."""
+        usage = self._usage
+        unplaced = dict(written)
+        try:
+            with usage.locked(releasing_bytes=reserved_chunks * self._object_bytes):
+                if written:
+                    usage.mark_dirty()
+                for key, (temporary, chunk) in written.items():
+                    with self._verdict(key, verdicts, "writable"):
+                        directory.place(temporary, key)
+                        usage.add(chunk)
+                        del unplaced[key]
+        finally:
+            for temporary, _ in unplaced.values():
+                directory.temporaries.discard(temporary)
+        return written.keys() - unplaced.keys()
 
     def _make_room(self, need_bytes: int, headroom_bytes: int | None) -> None:
-        """Evict, in a section of the account, from the own namespace or others."""
-        account = self._account
-        for chunk in account.victims(
+        """Evict chunks of any namespace. Needs the lock."""
+        usage = self._usage
+        for chunk_id in usage.victims(
             need_bytes,
             headroom_bytes,
-            pinned=self._pins.chunks,
+            pinned=self._pins.pinned,
             last_used_ns=self._root.last_used_ns,
         ):
-            account.changing()
+            usage.mark_dirty()
             try:
-                self._root.unlink(chunk)
+                self._root.remove(chunk_id)
             except OSError:
                 # The next store tries others first.
-                account.touch(chunk, self._times.take(1)[0])
+                usage.touch(chunk_id, self._clock.take(1)[0])
                 raise
-            account.forget(chunk)
+            usage.discard(chunk_id)
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
-        """Let the account say of chunks what the disk says, and remove what can never be loaded."""
+        """Count chunks as they are on disk, and remove files that can never be loaded."""
         if not keys:
             return
-        account = self._account
-        with account.section():
+        usage = self._usage
+        with usage.locked():
             for key in keys:
-                chunk = self._chunk(key)
-                size_bytes = directory.size(key)
-                if size_bytes == self._object_bytes:
-                    if chunk not in account:
-                        account.add(Counted(chunk, size_bytes, directory.used_ns(key) or 0))
+                found = directory.find(key)
+                if found and found.size_bytes == self._object_bytes:
+                    if found.chunk_id not in usage:
+                        usage.add(found)
                     continue
-                if size_bytes is not None:
-                    account.changing()
+                if found:
+                    usage.mark_dirty()
                     directory.remove(key)
-                if chunk in account:
-                    account.forget(chunk)
+                if self._id(key) in usage:
+                    usage.discard(self._id(key))
 
-    # Small things.
+    # Helpers.
 
-    def _moving(self, batch: Sequence[Transfer]) -> AbstractContextManager[None]:
-        """None of the batch is evicted until all are through."""
-        return self._pins.held([self._chunk(transfer.key) for transfer in batch])
+    def _pinned(self, batch: Sequence[Transfer]) -> AbstractContextManager[None]:
+        """Evict no chunk of the batch while the block runs."""
+        return self._pins.held([self._id(transfer.key) for transfer in batch])
 
     @contextmanager
-    def _judged(self, key: OffloadKey, verdicts: Verdicts, ability: str) -> Iterator[None]:
-        """Let an error be one key's verdict."""
+    def _directory(self, ability: str) -> Iterator[NamespaceDirectory]:
+        with self._translating(ability), self._root.namespace() as directory:
+            yield directory
+
+    @contextmanager
+    def _verdict(self, key: OffloadKey, verdicts: Verdicts, ability: str) -> Iterator[None]:
+        """Turn an error of the block into the verdict of one key."""
         try:
             with self._translating(ability):
                 yield
@@ -364,11 +357,5 @@ class ChunkStore:
         except OSError as error:
             raise tier_error(error, self._config.root, ability) from error
 
-    def _reading(self) -> AbstractContextManager[None]:
-        return self._translating("readable")
-
-    def _writing(self) -> AbstractContextManager[None]:
-        return self._translating("writable")
-
-    def _chunk(self, key: OffloadKey) -> Chunk:
-        return Chunk(self._fingerprint, key)
+    def _id(self, key: OffloadKey) -> ChunkId:
+        return ChunkId(self._fingerprint, key)

@@ -1,4 +1,4 @@
-"""The file tier: each call one trip to a thread, for the whole batch."""
+"""The file tier. Each call hands its whole batch to one thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar
 
 from kvtier_file.config import FileTierConfig
-from kvtier_file.objects import SHARDS
+from kvtier_file.namespace import SHARDS
 from kvtier_file.store import ChunkStore
 from kvtier_sdk import (
     Capability,
@@ -26,9 +26,10 @@ from kvtier_sdk import (
 
 
 class FileTier(SecondaryTierManager):
-    """Chunks as files below a directory, within a capacity, safe to restart.
+    """Stores chunks as files below a directory, within a capacity; they survive a restart.
 
-    Several processes may use a root and share its capacity; each may be killed at any moment.
+    Several processes may use a root and share its capacity. Any of them may be killed at any
+    moment.
     """
 
     config_model = FileTierConfig
@@ -48,8 +49,7 @@ class FileTier(SecondaryTierManager):
         if capacity_bytes is not None and capacity_bytes < object_bytes:
             raise ConfigError(
                 f"capacity {format_bytes(capacity_bytes)} is below one chunk with its header "
-                f"({format_bytes(object_bytes)}); raise option 'capacity' "
-                "to at least that"
+                f"({format_bytes(object_bytes)}); raise option 'capacity' to at least that"
             )
         await run_blocking(self._store.open)
 

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
-import mmap
 import os
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import support.workbench
 
 from kvtier_file import FileTier
-from kvtier_sdk import (
-    Namespace,
-    RequestContext,
-    SystemClock,
-    TierContext,
-    TierError,
-    TierSpec,
-    Transfer,
-)
+from kvtier_sdk import SystemClock, TierSpec
 
 PAGE_BYTES = 4096
-
-
-def aligned_view(size_bytes: int) -> memoryview:
-    return memoryview(mmap.mmap(-1, size_bytes))
 
 
 class SetClock(SystemClock):
@@ -41,31 +28,15 @@ class SetClock(SystemClock):
         return super().wall_s() + self.ahead_s
 
 
-class Workbench:
-    """Opens tiers below one root and makes what is stored in them."""
+class Workbench(support.workbench.Workbench):
+    """Opens file tiers below one root."""
 
-    request = RequestContext("r1")
-    facts: dict[str, object]
+    clock: SetClock
 
     def __init__(self, root: Path, chunk_bytes: int = 100_000) -> None:
+        super().__init__(chunk_bytes, alignment=PAGE_BYTES)
         self.root = root
-        self.chunk_bytes = chunk_bytes
-        self.facts = {"model": "m", "dtype": "bf16"}
         self.clock = SetClock()
-        self.removed: list[bytes] = []
-        self.opened: list[FileTier] = []
-
-    @property
-    def payload_bytes(self) -> int:
-        return -(-self.chunk_bytes // PAGE_BYTES) * PAGE_BYTES
-
-    @property
-    def object_bytes(self) -> int:
-        return PAGE_BYTES + self.payload_bytes
-
-    @property
-    def namespace(self) -> Namespace:
-        return Namespace(self.facts)
 
     @property
     def directory(self) -> Path:
@@ -73,58 +44,10 @@ class Workbench:
 
     def make(self, **options: object) -> FileTier:
         entry = {"type": "file", "root": str(self.root), "min_free": 0, **options}
-        context = TierContext(
-            name="file",
-            namespace=self.namespace,
-            chunk_bytes=self.chunk_bytes,
-            header_bytes=PAGE_BYTES,
-            payload_bytes=self.payload_bytes,
-            clock=self.clock,
-            logger=logging.getLogger("kvtier.tier.file"),
-            report_removed=self.removed.extend,
-        )
-        return FileTier(TierSpec.from_options(entry).config, context)
-
-    async def open(self, **options: object) -> FileTier:
-        tier = self.make(**options)
-        self.opened.append(tier)
-        await tier.open()
-        return tier
-
-    async def close(self) -> None:
-        while self.opened:
-            await self.opened.pop().close()
-
-    def empty(self, key: bytes) -> Transfer:
-        header, payload = aligned_view(PAGE_BYTES), aligned_view(self.payload_bytes)
-        return Transfer(key, self.request, header, payload)
-
-    def content(self, key: bytes, seed: int = 0) -> tuple[bytes, bytes]:
-        pattern = key + bytes([seed]) + bytes(range(251))
-        text = (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
-        return text[:PAGE_BYTES], text[PAGE_BYTES:]
-
-    def full(self, key: bytes, seed: int = 0) -> Transfer:
-        transfer = self.empty(key)
-        transfer.header[:], transfer.payload[:] = self.content(key, seed)
-        return transfer
-
-    def holds(self, transfer: Transfer, seed: int = 0) -> bool:
-        return (bytes(transfer.header), bytes(transfer.payload)) == self.content(transfer.key, seed)
-
-    async def put(self, tier: FileTier, *keys: bytes) -> Sequence[TierError | None]:
-        return await tier.store([self.full(key) for key in keys])
-
-    async def has(self, tier: FileTier, *keys: bytes) -> list[bool]:
-        return list(await tier.lookup(keys, self.request))
-
-    async def loads(self, tier: FileTier, *keys: bytes) -> bool:
-        batch = [self.empty(key) for key in keys]
-        verdicts = await tier.load(batch)
-        return verdicts == [None] * len(keys) and all(map(self.holds, batch))
+        return self.make_tier(TierSpec.from_options(entry))
 
     def file(self, key: bytes) -> Path:
-        """Where the key's chunk lies; it must have been stored."""
+        """The file of a chunk that was stored."""
         (found,) = self.directory.glob(f"*/{key.hex()}.kv")
         return found
 
@@ -136,7 +59,7 @@ class Workbench:
 
 
 class Gate:
-    """A call that waits in its thread until it is let through."""
+    """A call that waits in its thread until ``leave`` is set."""
 
     def __init__(self, call: Callable[..., int], *, after: int = 0) -> None:
         self._call = call
@@ -165,7 +88,7 @@ def make_gate() -> type[Gate]:
 
 @pytest.fixture
 async def make_bench(tmp_path: Path) -> AsyncIterator[Callable[[], Workbench]]:
-    """Makes benches that share a root, and closes what they opened."""
+    """Makes benches that share a root, and closes their tiers."""
     made: list[Workbench] = []
 
     def make() -> Workbench:
@@ -184,7 +107,7 @@ def bench(make_bench: Callable[[], Workbench]) -> Workbench:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB in memory, for tests that need one to run full."""
+    """A file system of 2 MiB in memory, for tests that fill it."""
     at = tmp_path / "mounted"
     at.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -196,7 +119,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB in a file: a directory in it takes room, other than in memory."""
+    """A file system of 4 MiB in a file: a directory takes room there, unlike in memory."""
     image, at = tmp_path / "image", tmp_path / "on_disk"
     image.write_bytes(bytes(4 * 2**20))
     at.mkdir()

@@ -1,10 +1,10 @@
-"""Kill a process at each system call of its stores, and see whether another still counts right.
+"""Kill a process at each system call of its stores, and check that another still counts right.
 
 Usage: crash_everywhere.py ROOT
 
-The survivor has the root open all the time, so that nothing is mended by an open. Each child opens
-the root, stores a batch that evicts, deletes a chunk and closes, and gets one call further than the
-one before it. Prints how many calls there were to die at.
+The survivor keeps the root open, so that no open repairs anything. Each child opens the root,
+stores a batch that evicts, deletes a chunk and closes; it is killed one call later than the child
+before it. Prints the number of calls.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from conftest import Workbench
 
-from kvtier_file.control import ControlFile
+from kvtier_file.shared_header import HeaderFile
 from kvtier_file.store import ChunkStore
 
 CAPACITY_CHUNKS = 4
@@ -35,7 +35,7 @@ def put(store: ChunkStore, bench: Workbench, *keys: bytes) -> list[object]:
 
 
 def die_at(last: int) -> None:
-    """Let this process be killed when its ``last``-th call has been made."""
+    """Kill this process after its ``last``-th call."""
     made = 0
 
     def counted(call):
@@ -63,13 +63,13 @@ def child(bench: Workbench, last: int, turn: int) -> None:
 
 
 def check(store: ChunkStore, bench: Workbench, last: int) -> None:
-    """The survivor counts what is there, gets all the room there is, and sweeps."""
+    """Check that the survivor counts the chunks on disk, gets all the room, and sweeps."""
     usage = store.usage()
     where = f"killed at call {last}"
     files = list(bench.root.glob("*/??/*.kv"))
     assert (usage.chunks, usage.used_bytes) == (len(files), bench.stored_bytes()), where
     assert usage.used_bytes <= CAPACITY_CHUNKS * bench.object_bytes, where
-    # The whole capacity in one batch: nothing may be promised to the dead any more.
+    # The whole capacity in one batch: the dead may not have any of it reserved.
     verdicts = put(store, bench, *KEYS[:CAPACITY_CHUNKS])
     assert verdicts == [None] * CAPACITY_CHUNKS, (where, verdicts)
     loaded = [bench.empty(key) for key in KEYS[:CAPACITY_CHUNKS]]
@@ -79,12 +79,12 @@ def check(store: ChunkStore, bench: Workbench, last: int) -> None:
     put(store, bench, KEYS[7])
     put(store, bench, KEYS[6])
     assert bench.temporaries() == [], where
-    fd = os.open(bench.root / ".shared" / "control", os.O_RDWR)
-    control = ControlFile(fd).read()
+    fd = os.open(bench.root / ".shared" / "header", os.O_RDWR)
+    header = HeaderFile(fd).read()
     os.close(fd)
-    assert control.settled, where
-    assert control.reserved_bytes == 0, where
-    assert len(control.promises) == 1, where
+    assert header.clean, where
+    assert header.reserved_bytes == 0, where
+    assert len(header.reservations) == 1, where
 
 
 def main() -> None:

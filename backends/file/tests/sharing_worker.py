@@ -1,13 +1,13 @@
-"""A process that stores and loads chunks below a root that others use too.
+"""A process that stores and loads chunks on a shared root.
 
 Usage: sharing_worker.py ROOT OPTIONS, where OPTIONS is a JSON object:
 
-    seed, batches, keys: what to do; chunks of ``keys`` different keys
-    capacity_chunks, chunk_bytes: the tier
-    gate: "write" to print "writing" in the midst of the first write and hang there
+    seed, batches, keys: the work; ``keys`` is the number of different keys
+    capacity_chunks, chunk_bytes: of the tier
+    gate: "write" to print "writing" during the first write and hang there
 
-Prints "ready", and "half" when half of the work is done; at the end a JSON object: how many of each
-outcome there were. A wrong byte, or an outcome that nobody may see, ends it with a traceback.
+Prints "ready", "half" when half of the work is done, and at the end a JSON object with the count of
+each outcome. A wrong byte or an illegal outcome ends it with a traceback.
 """
 
 import asyncio

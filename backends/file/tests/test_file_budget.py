@@ -1,4 +1,4 @@
-"""The budget against a model of it: chunks with the times of their use."""
+"""The budget against a model: chunks with the times of their use."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvtier_file.budget import Budget, Chunk, Counted
+from kvtier_file.budget import Budget
+from kvtier_file.chunks import ChunkId, StoredChunk
 from kvtier_sdk import TierCapacityError
 
 CAPACITY = 100
-CHUNKS = st.builds(Chunk, st.sampled_from("ab"), st.sampled_from([b"1", b"2", b"3", b"4"]))
+CHUNKS = st.builds(ChunkId, st.sampled_from("ab"), st.sampled_from([b"1", b"2", b"3", b"4"]))
 SIZES = st.integers(0, 60)
 HEADROOMS = st.none() | st.integers(-50, 150)
 # Few, so that some are equal.
@@ -25,20 +26,20 @@ class Stored:
 
 
 class BudgetMachine(RuleBasedStateMachine):
-    """What is counted may lag behind what was used, never the other way round."""
+    """A counted time of use may lag behind the true one, never the other way round."""
 
     def __init__(self) -> None:
         super().__init__()
         self.budget = Budget(CAPACITY)
-        self.stored: dict[Chunk, Stored] = {}
+        self.stored: dict[ChunkId, Stored] = {}
 
     @rule(chunk=CHUNKS, size=SIZES, used_ns=TIMES)
-    def add(self, chunk: Chunk, size: int, used_ns: int) -> None:
-        self.budget.add(Counted(chunk, size, used_ns))
+    def add(self, chunk: ChunkId, size: int, used_ns: int) -> None:
+        self.budget.add(StoredChunk(chunk, size, used_ns))
         self.stored[chunk] = Stored(size, used_ns, used_ns)
 
     @rule(chunk=CHUNKS, later_ns=TIMES, told=st.booleans())
-    def use(self, chunk: Chunk, later_ns: int, told: bool) -> None:
+    def use(self, chunk: ChunkId, later_ns: int, told: bool) -> None:
         if stored := self.stored.get(chunk):
             stored.used_ns += later_ns
             if told:
@@ -46,8 +47,8 @@ class BudgetMachine(RuleBasedStateMachine):
                 self.budget.touch(chunk, stored.used_ns)
 
     @rule(chunk=CHUNKS)
-    def forget(self, chunk: Chunk) -> None:
-        self.budget.forget(chunk)
+    def forget(self, chunk: ChunkId) -> None:
+        self.budget.discard(chunk)
         self.stored.pop(chunk, None)
 
     @rule()
@@ -60,15 +61,15 @@ class BudgetMachine(RuleBasedStateMachine):
         reserved=SIZES,
         headroom=HEADROOMS,
         pinned=st.sets(CHUNKS, max_size=3),
-        in_use=st.sets(st.sampled_from("ab")),
+        open_namespaces=st.sets(st.sampled_from("ab")),
     )
     def make_room(
         self,
         need: int,
         reserved: int,
         headroom: int | None,
-        pinned: set[Chunk],
-        in_use: set[str],
+        pinned: set[ChunkId],
+        open_namespaces: set[str],
     ) -> None:
         excess = sum(stored.size_bytes for stored in self.stored.values()) + need + reserved
         excess -= CAPACITY
@@ -76,13 +77,13 @@ class BudgetMachine(RuleBasedStateMachine):
             excess = max(excess, need + reserved - headroom)
         assert max(0, self.budget.excess_bytes(need, reserved, headroom)) == max(0, excess)
 
-        def victims() -> list[Chunk]:
+        def victims() -> list[ChunkId]:
             return self.budget.victims(
                 need,
                 reserved,
                 headroom,
                 pinned=pinned,
-                in_use=in_use,
+                open_namespaces=open_namespaces,
                 last_used_ns=lambda chunk: self.stored[chunk].used_ns,
             )
 
@@ -92,13 +93,13 @@ class BudgetMachine(RuleBasedStateMachine):
                 victims()
             return
         expected = []
-        free_to_go.sort(key=lambda c: (c.fingerprint in in_use, self.stored[c].used_ns, c))
+        free_to_go.sort(key=lambda c: (c.fingerprint in open_namespaces, self.stored[c].used_ns, c))
         for chunk in free_to_go:
             if excess <= 0:
                 break
             expected.append(chunk)
             excess -= self.stored[chunk].size_bytes
-        # Asked twice, since to ask changes nothing.
+        # Twice, because choosing changes nothing.
         assert victims() == victims() == expected
         for chunk in expected:
             self.forget(chunk)
@@ -118,19 +119,19 @@ class BudgetMachine(RuleBasedStateMachine):
 TestBudget = BudgetMachine.TestCase
 
 
-def victims(budget: Budget, need_bytes: int, headroom_bytes: int | None = None) -> list[Chunk]:
+def victims(budget: Budget, need_bytes: int, headroom_bytes: int | None = None) -> list[ChunkId]:
     return budget.victims(
-        need_bytes, 0, headroom_bytes, pinned=(), in_use=(), last_used_ns=lambda _: None
+        need_bytes, 0, headroom_bytes, pinned=(), open_namespaces=(), last_used_ns=lambda _: None
     )
 
 
 def test_an_unlimited_budget_never_evicts() -> None:
     budget = Budget(None)
-    budget.add(Counted(Chunk("a", b"1"), 10**15, 1))
+    budget.add(StoredChunk(ChunkId("a", b"1"), 10**15, 1))
     assert victims(budget, 10**15) == []
 
 
-def test_refusal_names_the_limit_that_was_met() -> None:
+def test_a_refusal_names_the_limit() -> None:
     budget = Budget(2048)
     with pytest.raises(TierCapacityError, match=r"room for 4 KiB: capacity is 2 KiB, and only 0 B"):
         victims(budget, 4096)
@@ -138,26 +139,26 @@ def test_refusal_names_the_limit_that_was_met() -> None:
         victims(budget, 1024, -4096)
 
 
-def test_a_chunk_that_is_used_again_and_again_leaves_no_litter() -> None:
+def test_repeated_uses_leave_no_outdated_entries() -> None:
     budget = Budget(None)
-    chunk = Chunk("a", b"1")
-    budget.add(Counted(chunk, 1, 0))
+    chunk = ChunkId("a", b"1")
+    budget.add(StoredChunk(chunk, 1, 0))
     for used_ns in range(1000):
         budget.touch(chunk, used_ns)
-    assert len(budget._ages["a"]._heap) < 100
+    assert len(budget._recency["a"]._heap) < 100
 
 
-def test_a_chunk_whose_use_cannot_be_found_out_stays_counted() -> None:
+def test_a_chunk_whose_use_is_unknown_stays_counted() -> None:
     budget = Budget(1)
     for name in (b"1", b"2"):
-        budget.add(Counted(Chunk("a", name), 1, 1))
+        budget.add(StoredChunk(ChunkId("a", name), 1, 1))
 
-    def broken(chunk: Chunk) -> int:
+    def broken(chunk: ChunkId) -> int:
         if chunk.key == b"2":
             raise OSError
         return 1
 
     with pytest.raises(OSError):
-        budget.victims(1, 0, pinned=(), in_use=(), last_used_ns=broken)
+        budget.victims(1, 0, pinned=(), open_namespaces=(), last_used_ns=broken)
     assert len(list(budget)) == 2
     assert len(victims(budget, 1)) == 2

@@ -1,4 +1,4 @@
-"""Capacity and min_free: what is evicted, what is refused, and that the limit holds."""
+"""Capacity and min_free: evictions, refusals, and that the limit holds."""
 
 import asyncio
 import errno
@@ -10,11 +10,11 @@ import pytest
 from kvtier_sdk import TierAuthError, TierCapacityError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
-# What the ledger may grow by before the next store makes room for that too.
+# Growth of the ledger before the next store makes room for it too.
 LEDGER_BYTES = 2 * 4096
 
 
-async def test_the_least_recently_used_goes(bench):
+async def test_the_least_recently_used_chunk_is_evicted(bench):
     tier = await bench.open(capacity=4 * bench.object_bytes)
     await bench.put(tier, *KEYS[:4])
     await tier.touch([KEYS[0], KEYS[10]])
@@ -40,7 +40,7 @@ async def test_a_batch_never_evicts_its_own(bench):
     assert await bench.loads(tier, *KEYS[:3])
 
 
-async def test_what_is_being_loaded_is_not_evicted(bench, monkeypatch):
+async def test_a_chunk_being_loaded_is_not_evicted(bench, monkeypatch):
     tier = await bench.open(capacity=2 * bench.object_bytes)
     await bench.put(tier, *KEYS[:2])
     entered, leave = threading.Semaphore(0), threading.Event()
@@ -58,7 +58,7 @@ async def test_what_is_being_loaded_is_not_evicted(bench, monkeypatch):
     assert await bench.put(tier, KEYS[2]) == [None]
     assert bench.removed == [KEYS[1]]
     both = asyncio.create_task(tier.load([bench.empty(KEYS[2])]))
-    # Once the second load has its chunk too, there is nothing to evict.
+    # Once the second load pins its chunk too, nothing can be evicted.
     assert await asyncio.to_thread(entered.acquire, timeout=30)
     assert isinstance((await bench.put(tier, KEYS[3]))[0], TierCapacityError)
     leave.set()
@@ -77,7 +77,7 @@ async def test_a_lower_capacity_is_met_at_open(bench):
     assert bench.stored_bytes() == 2 * bench.object_bytes
 
 
-async def test_other_namespaces_count_and_go_first(bench):
+async def test_other_namespaces_count_and_are_evicted_first(bench):
     await bench.put(await bench.open(), *KEYS[:3])
     await bench.close()
     bench.facts = {"model": "m", "dtype": "fp8"}
@@ -97,7 +97,7 @@ async def test_other_namespaces_count_and_go_first(bench):
     assert bench.stored_bytes() == 5 * bench.object_bytes
 
 
-async def test_another_namespace_removed_by_hand_is_no_obstacle(bench):
+async def test_another_namespace_may_be_removed_by_hand(bench):
     await bench.put(await bench.open(), *KEYS[:3])
     await bench.close()
     other = bench.directory
@@ -118,10 +118,10 @@ async def test_files_removed_by_hand_make_room(bench):
     assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
 
 
-async def test_a_chunk_put_there_by_somebody_else_is_found_and_counted(bench):
-    stranger = await bench.open()
+async def test_a_chunk_of_another_process_is_found_and_counted(bench):
+    other = await bench.open()
     tier = await bench.open(capacity=2 * bench.object_bytes)
-    await bench.put(stranger, *KEYS[:2])
+    await bench.put(other, *KEYS[:2])
     assert await bench.loads(tier, KEYS[0])
     assert await bench.put(tier, KEYS[1]) == [None]
     assert (await tier.usage()).chunks == 2
@@ -129,7 +129,7 @@ async def test_a_chunk_put_there_by_somebody_else_is_found_and_counted(bench):
     assert await bench.has(tier, *KEYS[:3]) == [False, True, True]
 
 
-async def test_a_chunk_that_cannot_be_evicted_stops_one_store_only(bench, monkeypatch):
+async def test_a_chunk_that_cannot_be_evicted_fails_one_store_only(bench, monkeypatch):
     tier = await bench.open(capacity=2 * bench.object_bytes)
     await bench.put(tier, *KEYS[:2])
     stuck = bench.file(KEYS[0]).name
@@ -157,8 +157,8 @@ async def test_replacing_a_damaged_chunk_keeps_the_count(bench):
     assert await bench.loads(tier, *KEYS[:2])
 
 
-async def test_concurrent_batches_never_take_more_than_the_capacity(small):
-    """The file system itself is watched: its use is one number, so no scan can be overtaken."""
+async def test_concurrent_batches_never_exceed_the_capacity(small):
+    """Watch the file system itself: its use is one number, which no change can overtake."""
     capacity = 6 * small.object_bytes
     tier = await small.open(capacity=capacity)
     status = os.statvfs(small.root)
@@ -192,7 +192,7 @@ async def test_concurrent_batches_never_take_more_than_the_capacity(small):
     assert (await tier.usage()).used_bytes == small.stored_bytes() <= capacity
 
 
-async def test_min_free_is_left_alone(small):
+async def test_min_free_stays_free(small):
     tier = await small.open(min_free="512KiB")
     for key in KEYS[:30]:
         assert await small.put(tier, key) == [None]
@@ -203,7 +203,7 @@ async def test_min_free_is_left_alone(small):
 
 
 async def fill(bench, tier):
-    """Store until something had to go for it."""
+    """Store until the first eviction."""
     for index in range(10**6):
         if bench.removed:
             bench.removed.clear()
@@ -216,17 +216,17 @@ def free_bytes(bench):
     return status.f_bavail * status.f_frsize
 
 
-async def test_a_batch_evicts_for_min_free_what_it_needs_and_no_more(small):
+async def test_a_batch_evicts_no_more_than_min_free_requires(small):
     tier = await small.open(min_free="512KiB")
     await fill(small, tier)
     assert await small.put(tier, *KEYS[:5]) == [None] * 5
-    # One more where the ledger has grown.
+    # One more if the ledger has grown.
     assert len(small.removed) in {5, 6}
     assert free_bytes(small) >= 512 * 1024 - LEDGER_BYTES
 
 
-async def test_batches_at_once_evict_for_min_free_no_more_than_is_under_way(small):
-    """What one has written and not placed yet counts twice for the next, but once only."""
+async def test_concurrent_batches_evict_for_min_free_at_most_their_size_more(small):
+    """Bytes written but not placed yet count twice for the next batch, and no more often."""
     small.chunk_bytes = 3 * 4096
     tier = await small.open(min_free="512KiB")
     await fill(small, tier)
@@ -251,7 +251,7 @@ async def test_min_free_that_cannot_be_met_evicts_nothing(small):
     await small.put(tier, *KEYS[:3])
     (small.root / "filler").write_bytes(bytes(1280 * 1024))
     (verdict,) = await small.put(tier, KEYS[4])
-    # Two of the three would have to go and are let go; a bigger filler leaves no way.
+    # Two of the three have to go, and do; with a bigger filler that is not enough.
     assert verdict is None
     before = small.stored_bytes()
     with open(small.root / "filler", "ab") as filler:

@@ -1,4 +1,4 @@
-"""On the way between a slot and its file nothing is copied."""
+"""No copies between a slot and its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_no_payload_is_copied(bench, monkeypatch, operation, direct_io):
     with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
     assert all(map(bench.holds, batch))
-    # Every byte of header and payload moved between the disk and its own place, once.
+    # Every byte of header and payload moved once, between the disk and its own buffer.
     assert ledger.direct_bytes == 8 * bench.object_bytes
     assert ledger.other_bytes < 8 * 200
     assert peak.allocated_bytes < 256 * 1024

@@ -1,4 +1,4 @@
-"""Options and URLs, and what is wrong with them."""
+"""Options and URLs, and the messages for wrong ones."""
 
 import os
 
@@ -25,7 +25,7 @@ def test_defaults():
     assert options.fsync is False
 
 
-def test_everything_in_a_url(tmp_path, monkeypatch):
+def test_all_options_in_a_url(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = config(
         "file:rel/a%20b?capacity=1GiB&min_free=10GiB&direct_io=off&fsync=yes&retries=1"
@@ -53,22 +53,22 @@ def test_direct_io_spellings(given, expected):
         ("file://data", r"three slashes: 'file:///data'"),
         ("file://me@/kv", r"three slashes"),
         ("file:", r"option 'root' is missing"),
-        ("file:?root=", r"is no path"),
-        ("file:///a%00b", r"is no path"),
-        ("file:///x?root=/y", r"'root' is given"),
+        ("file:?root=", r"is not a path"),
+        ("file:///a%00b", r"is not a path"),
+        ("file:///x?root=/y", r"'root' is given twice"),
         ("file:///x?capcity=1GiB", r"did you mean 'capacity'"),
         ("file:///x?capacity=lots", r"not a quantity"),
         ("file:///x?min_free=101%25", r"outside 0% to 100%"),
-        ("file:///x?direct_io=maybe", r"none of auto, on, off"),
+        ("file:///x?direct_io=maybe", r"not one of auto, on, off"),
         ("file:///x?fsync=maybe", r"neither true nor false"),
     ],
 )
-def test_mistakes_are_explained(url, complaint):
+def test_error_messages(url, complaint):
     with pytest.raises(ConfigError, match=complaint):
         config(url)
 
 
-async def test_a_capacity_below_one_chunk_makes_nothing(bench):
+async def test_a_capacity_below_one_chunk_is_refused_before_anything_is_made(bench):
     tier = bench.make(capacity=bench.object_bytes - 1)
     with pytest.raises(ConfigError, match=r"capacity 104 KiB is below one chunk .*\(104 KiB\)"):
         await tier.open()
@@ -94,7 +94,7 @@ async def test_a_root_that_is_a_file(bench):
     assert bench.root.read_text() == ""
 
 
-async def test_a_root_that_cannot_be_written(bench, monkeypatch):
+async def test_a_root_that_is_not_writable(bench, monkeypatch):
     bench.root.mkdir()
 
     def refuse(*args, **kwargs):

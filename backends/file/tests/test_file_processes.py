@@ -1,4 +1,4 @@
-"""Real processes on one root: storing, loading, evicting, and killed in the midst of it."""
+"""Real processes that store, load and evict on one root, and are killed while they do."""
 
 import fcntl
 import json
@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_file.control import ControlFile
+from kvtier_file.shared_header import HeaderFile
 from kvtier_sdk import TierCapacityError, Usage
 
 HERE = Path(__file__).parent
+#: For processes that use what the tests use.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "tests")}
 KEYS = [index.to_bytes(20, "big") for index in range(40)]
 WORK = {"keys": 40, "batches": 300, "capacity_chunks": 16, "chunk_bytes": 7 * 4096}
 
@@ -27,6 +29,7 @@ def worker(root, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=ENVIRONMENT,
     )
     try:
         yield process
@@ -35,18 +38,18 @@ def worker(root, **options):
         process.communicate()
 
 
-def read_control(root):
-    fd = os.open(root / ".shared" / "control", os.O_RDWR)
+def read_header(root):
+    fd = os.open(root / ".shared" / "header", os.O_RDWR)
     try:
-        control_file = ControlFile(fd)
-        with control_file.locked():
-            return control_file.read()
+        header_file = HeaderFile(fd)
+        with header_file.locked():
+            return header_file.read()
     finally:
         os.close(fd)
 
 
 class Watch:
-    """Measures a file system that nothing else uses: one number, which no scan can miss."""
+    """Measures a file system that nothing else uses: one number, which no change can overtake."""
 
     def __init__(self, root):
         self._root = root
@@ -63,12 +66,12 @@ class Watch:
 
     def _run(self):
         while not self._stop.is_set():
-            # The ledger grows; measured first, it is not more than what it takes below.
+            # The ledger grows; measured first, its size is at most what is subtracted below.
             ledger_bytes = (self._root / ".shared" / "ledger").stat().st_blocks * 512
             used_bytes = self._free_before - self._free_bytes() - ledger_bytes
             self.most_bytes = max(self.most_bytes, used_bytes)
-            control = read_control(self._root)
-            counted_bytes = control.used_bytes + control.reserved_bytes
+            header = read_header(self._root)
+            counted_bytes = header.used_bytes + header.reserved_bytes
             self.most_counted_bytes = max(self.most_counted_bytes, counted_bytes)
             self.looks += 1
 
@@ -101,18 +104,18 @@ async def test_processes_share_one_root_and_one_is_killed(small, processes):
     assert all(outcome["stored"] > 50 and outcome["loaded"] > 10 for outcome in outcomes)
     assert watch.looks > 100
     assert capacity / 2 < watch.most_counted_bytes <= capacity
-    # Directories take nothing here; a page each for the manifest and the control file, and one
-    # that the ledger may have grown by while we looked.
+    # Directories take nothing here. A page each for the manifest and the header file, and one
+    # by which the ledger may have grown during a look.
     assert capacity / 2 < watch.most_bytes <= capacity + 4 * 4096
     usage = await tier.usage()
     assert usage == Usage(len(list(small.root.glob("*/??/*.kv"))), small.stored_bytes(), capacity)
-    # To be short of room is reason enough to sweep and to end the dead one's lease.
+    # A process short of room sweeps and reaps the lease of the dead one.
     assert await small.put(tier, *KEYS[:16]) == [None] * 16
     assert await small.put(tier, *KEYS[16:32]) == [None] * 16
     assert small.temporaries() == []
-    control = read_control(small.root)
-    assert (control.settled, control.reserved_bytes, len(control.promises)) == (True, 0, 1)
-    assert (control.chunks, control.used_bytes) == (16, small.stored_bytes())
+    header = read_header(small.root)
+    assert (header.clean, header.reserved_bytes, len(header.reservations)) == (True, 0, 1)
+    assert (header.chunks, header.used_bytes) == (16, small.stored_bytes())
 
 
 async def test_case_15_processes_store_the_same_keys_at_once(bench):
@@ -132,18 +135,18 @@ async def test_case_15_processes_store_the_same_keys_at_once(bench):
     assert await bench.loads(tier, *KEYS)
 
 
-async def test_what_was_reserved_by_the_dead_is_free_again(bench):
+async def test_reservations_of_the_dead_are_freed(bench):
     bench.chunk_bytes = WORK["chunk_bytes"]
     tier = await bench.open(capacity=3 * bench.object_bytes)
     with worker(bench.root, seed=0, capacity_chunks=3, gate="write") as writer:
         assert next(writer.stdout) == "ready\n"
         assert next(writer.stdout) == "writing\n"
-        reserved_bytes = read_control(bench.root).reserved_bytes
+        reserved_bytes = read_header(bench.root).reserved_bytes
         assert reserved_bytes > 0
         live = bench.temporaries()
         verdicts = await bench.put(tier, *KEYS[:3])
         assert {type(verdict) for verdict in verdicts} >= {TierCapacityError}
-        # Neither being short of room nor an open sweeps what is still being written.
+        # Neither a process short of room nor an open sweeps a live temporary file.
         await bench.open()
         assert bench.temporaries() == live
         assert len(live) == 1
@@ -151,10 +154,10 @@ async def test_what_was_reserved_by_the_dead_is_free_again(bench):
         writer.wait()
         assert await bench.put(tier, *KEYS[:3]) == [None] * 3
     assert bench.temporaries() == []
-    assert read_control(bench.root).reserved_bytes == 0
+    assert read_header(bench.root).reserved_bytes == 0
 
 
-async def test_the_next_open_sweeps_what_the_killed_left(bench):
+async def test_the_next_open_sweeps_after_a_kill(bench):
     bench.chunk_bytes = WORK["chunk_bytes"]
     with worker(bench.root, seed=0, gate="write") as writer:
         assert next(writer.stdout) == "ready\n"
@@ -163,8 +166,8 @@ async def test_the_next_open_sweeps_what_the_killed_left(bench):
     tier = await bench.open()
     assert bench.temporaries() == []
     assert await tier.usage() == Usage(0, 0, None)
-    control = read_control(bench.root)
-    assert (control.reserved_bytes, len(control.promises)) == (0, 1)
+    header = read_header(bench.root)
+    assert (header.reserved_bytes, len(header.reservations)) == (0, 1)
 
 
 FORKING = """
@@ -174,7 +177,7 @@ from conftest import Workbench
 
 store = Workbench(pathlib.Path(sys.argv[1])).make()._store
 store.open()
-with store._account.section():
+with store._usage.locked():
     pid = os.fork()
     if pid == 0:
         print("forked", flush=True)
@@ -185,21 +188,23 @@ with store._account.section():
 
 
 async def test_a_forked_child_holds_neither_the_lock_nor_the_lease(bench):
-    """Drop ``register_at_fork``: whoever comes next waits for a lock that the child holds."""
+    """Drop ``register_at_fork``: the next process waits for a lock that the child holds."""
     script = [sys.executable, "-c", FORKING, bench.root, HERE]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(script, **pipes) as process:
+    with subprocess.Popen(script, env=ENVIRONMENT, **pipes) as process:
         assert next(process.stdout) == "forked\n"
         assert process.wait() == -signal.SIGKILL
-        with open(bench.root / ".shared" / "control") as control:
-            fcntl.flock(control, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open(bench.root / ".shared" / "header") as header:
+            fcntl.flock(header, fcntl.LOCK_EX | fcntl.LOCK_NB)
         await bench.open()
-        assert len(read_control(bench.root).promises) == 1
+        assert len(read_header(bench.root).reservations) == 1
 
 
-def test_killed_at_any_call_and_the_others_count_right(tmp_path):
-    """Drop ``changing`` in ``ChunkStore._make_room``: chunks are counted that are gone."""
+def test_a_kill_at_any_call_leaves_the_count_right(tmp_path):
+    """Drop ``mark_dirty`` in ``ChunkStore._make_room``: chunks stay counted that are gone."""
     script = [sys.executable, HERE / "crash_everywhere.py", tmp_path / "kv"]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        script, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 50

@@ -1,14 +1,16 @@
-"""What a restart finds: recency, temporaries of the dead, manifests, what a kill left."""
+"""Restarts: recency, temporary files of dead processes, manifests, and kills."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from kvtier_file.leases import TemporaryNames, new_lease
+from kvtier_file.leases import new_lease
+from kvtier_file.temporaries import TemporaryNames
 from kvtier_sdk import Namespace
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -46,7 +48,7 @@ async def test_recency_survives(bench):
 
 @pytest.mark.parametrize("step_s", [-86400, -1, 86400])
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_clock_that_is_set_turns_no_order_round(bench, step_s, restart):
+async def test_setting_the_clock_keeps_the_order(bench, step_s, restart):
     capacity = 4 * bench.object_bytes
     tier = await bench.open(capacity=capacity)
     await bench.put(tier, *KEYS[:4])
@@ -67,7 +69,7 @@ async def test_a_clock_that_is_set_turns_no_order_round(bench, step_s, restart):
 
 
 @pytest.mark.parametrize("used_ns", [2**62, 2**63 - 1, 2**63, -1])
-async def test_a_file_with_an_impossible_time_goes_first(bench, used_ns):
+async def test_a_file_with_an_impossible_time_is_evicted_first(bench, used_ns):
     tier = await bench.open()
     await bench.put(tier, *KEYS[:4])
     file = bench.file(KEYS[2])
@@ -110,30 +112,34 @@ async def test_foreign_files_are_left_alone_and_not_counted(bench):
     assert all(path.read_bytes() == b"mine" for path in foreign)
 
 
-async def test_temporaries_of_the_dead_are_swept_and_no_others(bench):
+async def test_only_temporaries_of_dead_processes_are_swept(bench):
     await bench.put(await bench.open(), KEYS[0])
     directory = bench.directory
     (living,) = os.listdir(bench.root / ".shared" / "leases")
     names = [TemporaryNames(lease).new() for lease in (living, new_lease())]
     for name in [*names, "not-ours"]:
         (directory / "tmp" / name).write_bytes(bytes(4096))
-    # The sweep reaches the temporaries of other namespaces too.
+    # The sweep includes other namespaces.
     bench.facts = {"model": "other"}
     await bench.open()
     assert sorted(os.listdir(directory / "tmp")) == sorted([names[0], "not-ours"])
 
 
-async def test_killed_in_mid_work(bench):
+async def test_a_writer_killed_at_work(bench):
     conftest = os.path.join(os.path.dirname(__file__), "conftest.py")
+    tests = Path(__file__).parents[3] / "tests"
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(bench.root), conftest], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(bench.root), conftest],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tests)},
     )
     assert writer.stdout is not None
     with writer, writer.stdout as lines:
         stored = [int(next(lines)) for _ in range(25)]
         writer.send_signal(signal.SIGKILL)
         stored += [int(line) for line in lines]
-    # As if it had died a little earlier as well.
+    # As if it had also died a little earlier.
     (lease,) = os.listdir(bench.root / ".shared" / "leases")
     (bench.directory / "tmp" / TemporaryNames(lease).new()).write_bytes(bytes(100))
     tier = await bench.open(capacity=40 * bench.object_bytes)
@@ -145,7 +151,7 @@ async def test_killed_in_mid_work(bench):
     assert bench.stored_bytes() <= 40 * bench.object_bytes
 
 
-async def test_manifest_tells_the_facts_and_stays(bench):
+async def test_the_manifest_holds_the_facts_and_is_not_replaced(bench):
     await bench.open()
     manifest = bench.directory / "manifest.json"
     text = manifest.read_text()

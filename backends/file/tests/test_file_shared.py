@@ -1,6 +1,6 @@
-"""Several tiers on one root, in one process: each has a lease, a lock and an account of its own.
+"""Several tiers on one root, in one process, each with its own lease, lock and replica.
 
-With real processes: ``test_file_processes.py``.
+The tests with real processes are in ``test_file_processes.py``.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvtier_file import account
-from kvtier_file.control import ControlFile
+from kvtier_file import usage_replica
 from kvtier_file.root import Root
+from kvtier_file.shared_header import HeaderFile
 from kvtier_sdk import ChunkNotFoundError, TierCapacityError, TierError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
@@ -23,31 +23,31 @@ KEYS = [index.to_bytes(20, "big") for index in range(60)]
 
 @pytest.fixture
 async def pair(make_bench):
-    """Two benches on one root, as two processes would have it; each hears of its own removals."""
+    """Two benches on one root, like two processes, each with its own reports of removals."""
     return make_bench(), make_bench()
 
 
 @contextmanager
-def control_file(bench):
-    fd = os.open(bench.root / ".shared" / "control", os.O_RDWR)
+def header_file(bench):
+    fd = os.open(bench.root / ".shared" / "header", os.O_RDWR)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def read_control(bench):
-    with control_file(bench) as fd:
-        return ControlFile(fd).read()
+def read_header(bench):
+    with header_file(bench) as fd:
+        return HeaderFile(fd).read()
 
 
-def assert_settled(bench):
-    """The counters say what a scan finds."""
-    control = read_control(bench)
-    assert control.settled
+def assert_clean(bench):
+    """Check that the counters agree with the disk."""
+    header = read_header(bench)
+    assert header.clean
     files = list(bench.root.glob("*/??/*.kv"))
-    assert (control.chunks, control.used_bytes) == (len(files), bench.stored_bytes())
-    assert control.reserved_bytes == 0
+    assert (header.chunks, header.used_bytes) == (len(files), bench.stored_bytes())
+    assert header.reserved_bytes == 0
 
 
 async def test_one_budget(pair):
@@ -58,10 +58,10 @@ async def test_one_budget(pair):
     await other.put(second, *KEYS[3:6])
     assert one.stored_bytes() == capacity
     assert await first.usage() == await second.usage() == Usage(4, capacity, capacity)
-    assert_settled(one)
+    assert_clean(one)
 
 
-async def test_what_another_stored_goes_if_it_is_the_oldest(pair):
+async def test_the_oldest_chunk_is_evicted_if_another_stored_it(pair):
     one, other = pair
     capacity = 2 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
@@ -72,7 +72,7 @@ async def test_what_another_stored_goes_if_it_is_the_oldest(pair):
 
 
 @pytest.mark.parametrize("use", ["load", "touch", "store"])
-async def test_what_another_used_stays(pair, use):
+async def test_a_chunk_that_another_used_stays(pair, use):
     one, other = pair
     capacity = 3 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
@@ -90,9 +90,7 @@ async def test_what_another_used_stays(pair, use):
 
 
 @pytest.mark.parametrize("ahead_s", [3600, -3600])
-async def test_what_a_process_with_another_time_stores_is_neither_first_nor_last_to_go(
-    pair, ahead_s
-):
+async def test_chunks_of_a_process_with_a_wrong_clock_are_evicted_in_turn(pair, ahead_s):
     one, other = pair
     one.clock.ahead_s = ahead_s
     capacity = 4 * one.object_bytes
@@ -109,7 +107,7 @@ async def test_what_a_process_with_another_time_stores_is_neither_first_nor_last
     assert await other.has(second, *KEYS[36:42]) == [True, False, False, True, True, True]
 
 
-async def test_who_knows_nothing_of_the_future_loses_nothing_to_it(pair):
+async def test_a_clock_ahead_elsewhere_costs_no_recent_chunk(pair):
     one, other = pair
     capacity = 4 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
@@ -117,7 +115,7 @@ async def test_who_knows_nothing_of_the_future_loses_nothing_to_it(pair):
     one.clock.ahead_s = 86400
     assert await one.loads(first, KEYS[0])
     await one.put(first, KEYS[4])
-    # Its time was taken after it had learned of the other's.
+    # Its time was taken after it had learned the other's.
     await other.put(second, KEYS[5])
     assert await other.has(second, *KEYS[:6]) == [True, False, False, True, True, True]
     await other.put(second, KEYS[6], KEYS[7])
@@ -125,7 +123,7 @@ async def test_who_knows_nothing_of_the_future_loses_nothing_to_it(pair):
 
 
 @pytest.mark.parametrize("use", ["load", "touch"])
-async def test_a_use_by_a_clock_that_is_behind_makes_nothing_older(pair, use):
+async def test_a_use_by_a_slow_clock_makes_no_chunk_older(pair, use):
     one, other = pair
     one.clock.ahead_s = -3600
     first, second = await one.open(), await other.open()
@@ -141,7 +139,7 @@ async def test_a_use_by_a_clock_that_is_behind_makes_nothing_older(pair, use):
     assert other.removed == [KEYS[0]]
 
 
-async def test_each_hears_of_all_removals_once(pair):
+async def test_each_reports_all_removals_once(pair):
     one, other = pair
     capacity = 2 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
@@ -149,7 +147,7 @@ async def test_each_hears_of_all_removals_once(pair):
     await other.put(second, *KEYS[2:4])
     assert other.removed == KEYS[:2]
     assert one.removed == []
-    # A lookup looks at the disk, and finds out; whatever else asks the account does too.
+    # A lookup sees it on disk. Every call that takes the lock learns of it too.
     assert await one.has(first, KEYS[0]) == [False]
     assert one.removed == KEYS[:2]
     await second.delete([KEYS[2]])
@@ -160,7 +158,7 @@ async def test_each_hears_of_all_removals_once(pair):
     assert one.removed == other.removed == KEYS[:3]
 
 
-async def test_what_was_removed_and_stored_again_is_no_removal(pair):
+async def test_a_chunk_removed_and_stored_again_is_not_reported(pair):
     one, other = pair
     first, second = await one.open(), await other.open()
     await one.put(first, KEYS[0])
@@ -188,7 +186,7 @@ async def test_case_15_one_key_stored_twice_at_once(pair, monkeypatch):
     assert await first.usage() == Usage(1, one.object_bytes, None)
     assert await one.loads(first, KEYS[0])
     assert await other.loads(second, KEYS[0])
-    assert_settled(one)
+    assert_clean(one)
 
 
 async def test_reservations_of_all_count(pair, monkeypatch, make_gate):
@@ -200,16 +198,16 @@ async def test_reservations_of_all_count(pair, monkeypatch, make_gate):
         patch.setattr(os, "pwritev", gate)
         store = asyncio.create_task(one.put(first, KEYS[0]))
         await gate.reached()
-        assert read_control(one).reserved_bytes == capacity
+        assert read_header(one).reserved_bytes == capacity
         (verdict,) = await other.put(second, KEYS[2])
         gate.leave.set()
         assert await store == [None]
     assert type(verdict) is TierCapacityError
     assert await other.put(second, KEYS[2]) == [None]
-    assert_settled(one)
+    assert_clean(one)
 
 
-async def test_namespaces_in_use_compete_by_recency_and_others_go_first(make_bench):
+async def test_open_namespaces_compete_by_recency_and_others_go_first(make_bench):
     one, other = make_bench(), make_bench()
     other.facts = {"model": "other"}
     capacity = 4 * one.object_bytes
@@ -219,7 +217,7 @@ async def test_namespaces_in_use_compete_by_recency_and_others_go_first(make_ben
     await one.put(first, KEYS[2])
     assert await one.has(first, *KEYS[:3]) == [False, True, True]
     await one.close()
-    # Though used later than the chunks of 'other', these are in nobody's way any more.
+    # They were used later than the chunks of 'other', but no process has them open.
     await other.put(second, KEYS[2])
     assert await other.has(second, *KEYS[:3]) == [True] * 3
 
@@ -234,7 +232,7 @@ async def test_a_live_temporary_is_never_swept(pair, monkeypatch, make_gate):
         await gate.reached()
     temporaries = one.temporaries()
     assert len(temporaries) == 1
-    # Opening sweeps, and so does being short of room.
+    # An open sweeps, and so does a process short of room.
     second = await other.open(capacity=other.object_bytes)
     assert isinstance((await other.put(second, KEYS[1]))[0], TierCapacityError)
     assert one.temporaries() == temporaries
@@ -246,7 +244,7 @@ async def test_lookups_and_loads_need_no_lock(pair):
     one, _ = pair
     tier = await one.open()
     await one.put(tier, KEYS[0])
-    with control_file(one) as fd:
+    with header_file(one) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         assert await one.has(tier, *KEYS[:2]) == [True, False]
         assert await one.loads(tier, KEYS[0])
@@ -258,10 +256,10 @@ async def test_lookups_and_loads_need_no_lock(pair):
 
 
 @pytest.mark.parametrize(("capacity_chunks", "expected"), [(640, 2), (320, 4), (12, 20)])
-async def test_a_batch_takes_the_lock_twice_and_never_while_it_writes(
+async def test_a_batch_takes_the_lock_twice_and_writes_without_it(
     bench, monkeypatch, capacity_chunks, expected
 ):
-    """A step reserves no more than a sixty-fourth of the capacity, so that others have room."""
+    """A step reserves at most a sixty-fourth of the capacity, so that others have room."""
     tier = await bench.open(capacity=capacity_chunks * bench.object_bytes)
     await bench.put(tier, *KEYS[40:50])
     taken = []
@@ -272,7 +270,7 @@ async def test_a_batch_takes_the_lock_twice_and_never_while_it_writes(
         real_flock(fd, operation)
 
     def unlocked(*args):
-        with control_file(bench) as fd:
+        with header_file(bench) as fd:
             real_flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return real_pwritev(*args)
 
@@ -282,51 +280,51 @@ async def test_a_batch_takes_the_lock_twice_and_never_while_it_writes(
     assert taken.count(fcntl.LOCK_EX) == expected
 
 
-async def test_who_comes_second_does_not_scan(pair, monkeypatch):
+async def test_the_second_process_does_not_scan(pair, monkeypatch):
     one, other = pair
     first = await one.open()
     await one.put(first, *KEYS[:5])
-    monkeypatch.setattr(Root, "count", lambda *args: pytest.fail("counted anew"))
+    monkeypatch.setattr(Root, "scan", lambda *args: pytest.fail("recounted"))
     second = await other.open()
     assert (await second.usage()).chunks == 5
     await one.put(first, *KEYS[5:10])
     assert (await second.usage()).chunks == 10
 
 
-async def test_a_ledger_begun_anew_is_followed(pair, monkeypatch):
-    monkeypatch.setattr(account, "_SHORT_BYTES", 1000)
+async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
+    monkeypatch.setattr(usage_replica, "_MIN_COMPACTION_BYTES", 1000)
     one, other = pair
     capacity = 4 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
-    monkeypatch.setattr(Root, "count", lambda *args: pytest.fail("counted anew"))
+    monkeypatch.setattr(Root, "scan", lambda *args: pytest.fail("recounted"))
     ledger = one.root / ".shared" / "ledger"
     await other.put(second, b"old")
     generations, lengths = set(), []
     for key in KEYS:
         await one.put(first, key)
-        generations.add(read_control(one).generation)
+        generations.add(read_header(one).generation)
         lengths.append(ledger.stat().st_size)
-        assert_settled(one)
+        assert_clean(one)
     assert len(generations) > 3
     assert max(lengths) < 2000
     await other.put(second, KEYS[0])
-    # The second has missed whole generations; what it never knew it does not report.
+    # The second has missed whole generations; it reports only chunks that it knew.
     assert other.removed == [b"old", KEYS[56]]
     assert (await second.usage()).chunks == 4
     await one.put(first, *KEYS[1:5])
     await other.put(second, *KEYS[5:9])
     assert set(KEYS[57:]) <= set(other.removed)
-    assert_settled(one)
+    assert_clean(one)
 
 
 @pytest.mark.parametrize(
     "damage", ["zeros", "short", "checksum", "short ledger", "zeros in ledger", "other ledger"]
 )
-async def test_a_damaged_account_is_counted_anew(pair, damage):
+async def test_damaged_shared_files_cause_a_recount(pair, damage):
     one, other = pair
     first, second = await one.open(), await other.open()
     await one.put(first, *KEYS[:5])
-    with control_file(one) as fd:
+    with header_file(one) as fd:
         if damage == "zeros":
             os.pwrite(fd, bytes(4096), 0)
         elif damage == "short":
@@ -347,11 +345,11 @@ async def test_a_damaged_account_is_counted_anew(pair, damage):
     await other.put(second, *KEYS[5:7])
     assert (await first.usage()).chunks == 7
     assert other.removed == one.removed == []
-    assert_settled(one)
+    assert_clean(one)
 
 
-@pytest.mark.parametrize("lost", ["", "control", "ledger", "leases"])
-async def test_shared_files_removed_by_hand_are_made_and_joined_anew(pair, lost):
+@pytest.mark.parametrize("lost", ["", "header", "ledger", "leases"])
+async def test_shared_files_removed_by_hand_are_made_and_joined_again(pair, lost):
     one, other = pair
     capacity = 4 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
@@ -365,13 +363,15 @@ async def test_shared_files_removed_by_hand_are_made_and_joined_anew(pair, lost)
     await other.put(second, *KEYS[5:8])
     assert one.stored_bytes() == capacity
     assert await first.usage() == await second.usage() == Usage(4, capacity, capacity)
-    assert len(read_control(one).promises) == len(os.listdir(one.root / ".shared" / "leases")) == 2
-    assert_settled(one)
+    assert (
+        len(read_header(one).reservations) == len(os.listdir(one.root / ".shared" / "leases")) == 2
+    )
+    assert_clean(one)
 
 
 @pytest.mark.parametrize("made_again", [False, True])
 @pytest.mark.parametrize("first_call", ["lookup", "load", "store", "touch", "usage"])
-async def test_a_root_removed_by_hand_is_made_and_joined_anew(pair, first_call, made_again):
+async def test_a_root_removed_by_hand_is_made_and_joined_again(pair, first_call, made_again):
     one, other = pair
     capacity = 4 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
@@ -397,8 +397,10 @@ async def test_a_root_removed_by_hand_is_made_and_joined_anew(pair, first_call, 
     assert (one.directory / "manifest.json").exists()
     assert await one.loads(first, KEYS[7])
     assert await first.usage() == await second.usage() == Usage(4, capacity, capacity)
-    assert len(read_control(one).promises) == len(os.listdir(one.root / ".shared" / "leases")) == 2
-    assert_settled(one)
+    assert (
+        len(read_header(one).reservations) == len(os.listdir(one.root / ".shared" / "leases")) == 2
+    )
+    assert_clean(one)
 
 
 @pytest.mark.parametrize("obstacle", ["no parent", "a file"])
@@ -433,7 +435,7 @@ async def test_a_root_removed_again_and_again_costs_no_descriptor(bench):
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-async def test_joining_anew_that_fails_is_tried_again(bench, monkeypatch):
+async def test_a_failed_rejoin_is_tried_again(bench, monkeypatch):
     tier = await bench.open()
     shutil.rmtree(bench.root / ".shared")
     with monkeypatch.context() as patch:
@@ -462,7 +464,7 @@ async def test_a_file_put_there_by_hand_is_counted_when_it_is_used(bench, use):
     else:
         assert await bench.put(tier, KEYS[0]) == [None]
     assert await tier.usage() == Usage(1, bench.object_bytes, None)
-    assert_settled(bench)
+    assert_clean(bench)
 
 
 async def test_a_lost_lease_is_taken_again(pair):
@@ -476,7 +478,7 @@ async def test_a_lost_lease_is_taken_again(pair):
     assert lease.exists()
 
 
-async def test_a_full_disk_leaves_the_ledger_behind_and_not_the_store(pair, monkeypatch):
+async def test_a_store_succeeds_without_room_for_the_ledger(pair, monkeypatch):
     one, other = pair
     first, second = await one.open(), await other.open()
     real = os.pwrite
@@ -491,13 +493,13 @@ async def test_a_full_disk_leaves_the_ledger_behind_and_not_the_store(pair, monk
         assert await one.put(first, *KEYS[:3]) == [None] * 3
         await second.delete([KEYS[0]])
         assert (await first.usage()).chunks == (await second.usage()).chunks == 2
-        assert not read_control(one).settled
+        assert not read_header(one).clean
     assert (await second.usage()).chunks == 2
     assert one.removed == other.removed == [KEYS[0]]
-    assert_settled(one)
+    assert_clean(one)
 
 
-async def test_an_account_that_cannot_be_kept_fails_stores_and_not_loads(pair, monkeypatch):
+async def test_a_lock_that_fails_fails_stores_and_not_loads(pair, monkeypatch):
     bench, other = pair
     tier, second = await bench.open(), await other.open()
     await bench.put(tier, KEYS[0])
@@ -510,14 +512,14 @@ async def test_an_account_that_cannot_be_kept_fails_stores_and_not_loads(pair, m
         with pytest.raises(Exception, match="No locks available"):
             await bench.put(tier, KEYS[1])
         assert await bench.loads(tier, KEYS[0])
-        # Not even where it has yet to be counted.
+        # Not even for a process that has yet to count the chunk.
         assert await other.loads(second, KEYS[0])
     assert await bench.put(tier, KEYS[1]) == [None]
     assert bench.temporaries() == []
-    assert_settled(bench)
+    assert_clean(bench)
 
 
-async def test_files_that_came_and_went_while_nobody_looked_are_counted_by_the_next(bench):
+async def test_changes_while_no_process_ran_are_counted_at_open(bench):
     await bench.put(await bench.open(), *KEYS[:3])
     await bench.close()
     file = bench.file(KEYS[0])
@@ -525,10 +527,10 @@ async def test_files_that_came_and_went_while_nobody_looked_are_counted_by_the_n
     bench.file(KEYS[1]).rename(bench.directory / "0a.kv")
     tier = await bench.open()
     assert await tier.usage() == Usage(1, bench.object_bytes, None)
-    assert_settled(bench)
+    assert_clean(bench)
 
 
-async def test_an_open_that_fails_leaves_no_lease_and_no_descriptor(bench, monkeypatch):
+async def test_a_failed_open_leaves_no_lease_and_no_descriptor(bench, monkeypatch):
     before = sorted(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", lambda *args: 1 / 0)
@@ -544,7 +546,7 @@ async def test_an_open_that_fails_leaves_no_lease_and_no_descriptor(bench, monke
             await bench.open()
     assert sorted(os.listdir("/proc/self/fd")) == before
     await bench.open()
-    assert_settled(bench)
+    assert_clean(bench)
 
 
 async def test_a_lock_lost_after_the_write_leaves_no_file_and_no_reservation(bench, monkeypatch):
@@ -564,10 +566,10 @@ async def test_a_lock_lost_after_the_write_leaves_no_file_and_no_reservation(ben
             await bench.put(tier, KEYS[0])
     assert bench.temporaries() == []
     assert await bench.put(tier, KEYS[0]) == [None]
-    assert_settled(bench)
+    assert_clean(bench)
 
 
-async def test_after_an_error_that_nobody_expected_the_next_counts_anew(pair, monkeypatch):
+async def test_an_unexpected_error_causes_a_recount(pair, monkeypatch):
     one, other = pair
     capacity = 2 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open()
@@ -584,10 +586,10 @@ async def test_after_an_error_that_nobody_expected_the_next_counts_anew(pair, mo
             await one.put(first, KEYS[2])
     assert (await second.usage()).chunks == (await first.usage()).chunks == 1
     assert one.removed == KEYS[:1]
-    assert_settled(one)
+    assert_clean(one)
 
 
-async def test_opens_beside_one_who_is_writing_more_than_the_own_capacity(
+async def test_a_tier_opens_while_another_writes_more_than_its_capacity(
     pair, monkeypatch, make_gate
 ):
     one, other = pair
@@ -605,12 +607,12 @@ async def test_opens_beside_one_who_is_writing_more_than_the_own_capacity(
     assert await second.usage() == Usage(1, one.object_bytes, one.object_bytes)
 
 
-async def test_who_leaves_gives_back_what_was_reserved_and_its_lease(pair):
+async def test_a_closed_tier_leaves_no_reservation_and_no_lease(pair):
     one, other = pair
     first = await one.open()
     await one.put(first, KEYS[0])
     await other.open()
     await one.close()
     await other.close()
-    assert read_control(one).promises == {}
+    assert read_header(one).reservations == {}
     assert os.listdir(one.root / ".shared" / "leases") == []

@@ -1,4 +1,4 @@
-"""Chunks in and out: content, verdicts, foreign files, failures of the file system."""
+"""Stores and loads: content, verdicts, foreign files, failures of the file system."""
 
 import asyncio
 import errno
@@ -26,7 +26,7 @@ MODES = ["off", "auto"]
 
 
 def failing(call: Callable[..., int], code: int, *, times: int = 10**9) -> Callable[..., int]:
-    """``call``, whose first ``times`` calls raise that error."""
+    """``call``, but its first ``times`` calls raise that error."""
     left = iter(range(times))
 
     def wrapped(*args: object, **kwargs: object) -> int:
@@ -39,14 +39,14 @@ def failing(call: Callable[..., int], code: int, *, times: int = 10**9) -> Calla
 
 @pytest.mark.parametrize("direct_io", MODES)
 @pytest.mark.parametrize("chunk_bytes", [1, 4096, 100_000, 2**20 + 1])
-async def test_what_is_stored_comes_back(bench, direct_io, chunk_bytes):
+async def test_a_stored_chunk_is_loaded_unchanged(bench, direct_io, chunk_bytes):
     bench.chunk_bytes = chunk_bytes
     tier = await bench.open(direct_io=direct_io)
     assert await bench.has(tier, *KEYS) == [False] * 20
     assert await bench.put(tier, *KEYS[:10]) == [None] * 10
     assert await bench.has(tier, *KEYS) == [True] * 10 + [False] * 10
     assert await bench.loads(tier, *reversed(KEYS[:10]))
-    assert bench.file(KEYS[0]).read_bytes() == b"".join(bench.content(KEYS[0]))
+    assert bench.file(KEYS[0]).read_bytes() == bench.content(KEYS[0])
     assert bench.temporaries() == []
 
 
@@ -56,7 +56,7 @@ async def test_empty_batches(bench):
     assert await bench.has(tier) == []
 
 
-async def test_fsync_stores_as_well(bench, monkeypatch):
+async def test_fsync_syncs_data_and_names(bench, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     tier = await bench.open(fsync="true")
@@ -69,7 +69,7 @@ async def test_fsync_stores_as_well(bench, monkeypatch):
     assert synced[2] == str(shard)
 
 
-async def test_no_fsync_unless_asked_for(bench, monkeypatch):
+async def test_no_fsync_by_default(bench, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("fsync"))
     tier = await bench.open()
     assert await bench.put(tier, KEYS[0]) == [None]
@@ -131,7 +131,7 @@ async def test_a_link_in_a_chunks_place_is_not_followed(bench, tmp_path):
     (verdict,) = await tier.load([target])
     assert isinstance(verdict, CorruptChunkError | ChunkNotFoundError)
     assert not any(target.payload)
-    # A store puts the link aside and leaves alone what it points to.
+    # A store replaces the link and leaves its target alone.
     secret.write_bytes(b"precious")
     file.unlink(missing_ok=True)
     file.symlink_to(secret)
@@ -172,7 +172,7 @@ async def test_a_shard_that_is_a_link_is_not_followed(bench, tmp_path):
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-async def test_what_is_no_file_in_a_chunks_place(bench, make):
+async def test_a_directory_or_pipe_in_a_chunks_place(bench, make):
     tier = await bench.open()
     await bench.put(tier, *KEYS[:2])
     file = bench.file(KEYS[0])
@@ -226,14 +226,14 @@ async def test_concurrent_stores_of_one_key(bench, monkeypatch, make_gate):
 @pytest.mark.parametrize("direct_io", MODES)
 async def test_short_writes_and_reads_are_continued(bench, monkeypatch, direct_io):
     def short(move):
-        # 5,000 bytes at most, so that what is left is aligned to nothing.
+        # 5,000 bytes at most, so that the rest is not aligned.
         return lambda fd, buffers, offset: move(fd, [buffers[0][:5000]], offset)
 
     tier = await bench.open(direct_io=direct_io)
     monkeypatch.setattr(os, "pwritev", short(os.pwritev))
     monkeypatch.setattr(os, "preadv", short(os.preadv))
     assert await bench.put(tier, KEYS[0]) == [None]
-    assert bench.file(KEYS[0]).read_bytes() == b"".join(bench.content(KEYS[0]))
+    assert bench.file(KEYS[0]).read_bytes() == bench.content(KEYS[0])
     assert await bench.loads(tier, KEYS[0])
 
 
@@ -270,13 +270,13 @@ async def test_a_full_file_system(small):
     assert small.temporaries() == []
     assert small.stored_bytes() == len(stored) * small.object_bytes
     assert await small.loads(tier, *stored)
-    # Full or not, it opens again, and what it has can be loaded.
+    # It opens again although the disk is full, and its chunks can be loaded.
     await small.close()
     assert await small.loads(await small.open(), *stored)
 
 
 def fill_up(at: Path) -> None:
-    """Somebody else leaves not a page."""
+    """Leave not a page free."""
     with suppress(OSError), open(at / "log", "ab", buffering=0) as log:
         while log.write(bytes(4096)):
             pass
@@ -298,7 +298,7 @@ async def crowded(bench, crowded_at):
     return bench
 
 
-async def test_a_new_namespace_in_a_full_file_system_makes_room_first(crowded):
+async def test_a_new_namespace_on_a_full_file_system_makes_room_first(crowded):
     tier = await crowded.open(min_free="5%")
     assert (crowded.directory / "manifest.json").exists()
     assert await crowded.has(tier, KEYS[0]) == [False]
@@ -309,7 +309,7 @@ async def test_a_new_namespace_in_a_full_file_system_makes_room_first(crowded):
 @pytest.mark.parametrize("options", [{"min_free": 0}, {"min_free": "1MiB"}, {"direct_io": "on"}])
 async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded, options):
     tier = await crowded.open(**options)
-    with suppress(TierCapacityError):  # where there is no room for its directories either
+    with suppress(TierCapacityError):  # if there is no room for its directories either
         (verdict,) = await crowded.put(tier, KEYS[5])
         assert type(verdict) is TierCapacityError
     assert not (crowded.directory / "manifest.json").exists()
@@ -319,14 +319,12 @@ async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded, options)
     assert (crowded.directory / "manifest.json").exists()
 
 
-async def test_a_namespace_that_a_full_file_system_left_half_made_keeps_nobody_out(
-    bench, monkeypatch
-):
+async def test_a_namespace_half_made_on_a_full_file_system_opens(bench, monkeypatch):
     old, new = bench.facts, {"model": "new"}
     await bench.put(await bench.open(), KEYS[0])
     await bench.close()
     bench.facts = new
-    bench.directory.mkdir()  # for the directory of its temporaries there was no room
+    bench.directory.mkdir()  # without room for its directory of temporary files
     monkeypatch.setattr(os, "mkdir", failing(os.mkdir, errno.ENOSPC))
     for facts, is_stored in ((old, True), (new, False)):
         bench.facts = facts
@@ -355,7 +353,7 @@ async def test_a_failed_read_is_an_outage_not_a_miss(bench, monkeypatch):
             await bench.has(tier, KEYS[0])
 
 
-async def test_delete_goes_on_past_a_failure(bench, monkeypatch):
+async def test_delete_continues_after_a_failure(bench, monkeypatch):
     tier = await bench.open()
     await bench.put(tier, *KEYS[:3])
     with monkeypatch.context() as patch:
@@ -377,7 +375,7 @@ async def test_delete_goes_on_past_a_failure(bench, monkeypatch):
     assert await tier.usage() == Usage(0, 0, None)
 
 
-async def test_scan_lists_what_can_be_loaded(bench):
+async def test_scan_lists_loadable_chunks(bench):
     tier = await bench.open()
     await bench.put(tier, *KEYS)
     os.truncate(bench.file(KEYS[3]), 10)
@@ -388,7 +386,7 @@ async def test_scan_lists_what_can_be_loaded(bench):
     assert sorted(found, key=lambda entry: entry.key) == expected
 
 
-async def test_keys_that_count_up_spread_over_the_shards(bench):
+async def test_counted_up_keys_spread_over_the_shards(bench):
     bench.chunk_bytes = 1
     tier = await bench.open()
     await bench.put(tier, *(index.to_bytes(36, "little") for index in range(1024)))
@@ -406,7 +404,7 @@ async def test_modes_of_files_and_directories(bench):
     assert {path.stat().st_mode & 0o7777 for path in directories} == {0o700}
 
 
-async def test_cancelled_in_mid_store(bench, monkeypatch, make_gate):
+async def test_a_cancelled_store_waits_for_its_thread(bench, monkeypatch, make_gate):
     tier = await bench.open()
     gate = make_gate(os.pwritev, after=1)
     monkeypatch.setattr(os, "pwritev", gate)
@@ -414,7 +412,7 @@ async def test_cancelled_in_mid_store(bench, monkeypatch, make_gate):
     await gate.reached()
     store.cancel()
     done, _ = await asyncio.wait([store], timeout=0.05)
-    # The thread is still at the buffers, so the coroutine is too.
+    # The thread still uses the buffers, so the coroutine has not returned.
     assert not done
     gate.leave.set()
     with pytest.raises(asyncio.CancelledError):
@@ -425,7 +423,7 @@ async def test_cancelled_in_mid_store(bench, monkeypatch, make_gate):
     assert (await tier.usage()).chunks == len(kept)
 
 
-async def test_cancelled_in_mid_load(bench, monkeypatch, make_gate):
+async def test_a_cancelled_load_waits_for_its_thread(bench, monkeypatch, make_gate):
     tier = await bench.open()
     await bench.put(tier, KEYS[0])
     gate = make_gate(os.preadv)
@@ -466,7 +464,7 @@ async def test_after_close_every_call_is_an_outage(bench):
         await bench.has(tier, KEYS[0])
 
 
-async def test_descriptors_are_given_back(bench):
+async def test_all_descriptors_are_closed(bench):
     before = sorted(os.listdir("/proc/self/fd"))
     tier = await bench.open(capacity=3 * bench.object_bytes)
     await bench.put(tier, *KEYS)
@@ -480,7 +478,7 @@ async def test_descriptors_are_given_back(bench):
 
 
 async def flags_of_writes(bench, tier, monkeypatch):
-    """Whether O_DIRECT was on, write by write, for one chunk."""
+    """The O_DIRECT flag at each write of one chunk."""
     seen = []
     real = os.pwritev
 
@@ -506,7 +504,7 @@ async def test_direct_io_on_and_off(bench, monkeypatch, direct_io, expected):
 
 @pytest.fixture
 def no_direct(monkeypatch):
-    """A file system that takes no O_DIRECT."""
+    """A file system that does not support O_DIRECT."""
     real = fcntl.fcntl
 
     def refusing(fd, command, argument=0):
@@ -518,22 +516,22 @@ def no_direct(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_direct")
-async def test_direct_io_auto_falls_back_and_says_so(bench, monkeypatch, caplog):
+async def test_direct_io_auto_falls_back_and_logs_it(bench, monkeypatch, caplog):
     caplog.set_level("INFO")
     tier = await bench.open(direct_io="auto")
     assert [record.levelname for record in caplog.records] == ["INFO"]
-    assert "takes no O_DIRECT" in caplog.text
+    assert "does not support O_DIRECT" in caplog.text
     assert await flags_of_writes(bench, tier, monkeypatch) == [False]
 
 
 @pytest.mark.usefixtures("no_direct")
-async def test_direct_io_on_fails_where_it_cannot_work(bench):
-    with pytest.raises(ValueError, match="takes no O_DIRECT: Invalid argument"):
+async def test_direct_io_on_fails_without_support(bench):
+    with pytest.raises(ValueError, match="does not support O_DIRECT: Invalid argument"):
         await bench.open(direct_io="on")
     assert bench.temporaries() == []
 
 
-async def test_direct_io_that_fails_on_one_file_falls_back_for_it(bench, monkeypatch):
+async def test_direct_io_falls_back_for_a_single_file(bench, monkeypatch):
     tier = await bench.open(direct_io="auto")
 
     def picky(move):

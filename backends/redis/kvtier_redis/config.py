@@ -14,14 +14,14 @@ from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
 HostPort = tuple[str, int]
 
 _BRACES = frozenset("{}")
-# What is in no host: it belongs to a URL, or parts a list.
+# Characters of URLs and lists, never of a host.
 _FOREIGN = frozenset("@/;, ")
 
 
 def _host(value: object) -> object:
     """A name or an address."""
     if isinstance(value, str) and not _is_host(value):
-        # Not shown: what stands here by mistake may hold a password.
+        # Not shown: a value that is here by mistake may hold a password.
         raise ValueError("this is no name or address of a host; the port is option 'port'")
     return value
 
@@ -43,7 +43,7 @@ def _hosts(value: object) -> tuple[str, ...]:
         raise ValueError(f"{value!r} is no list of servers; write for example 'b:26379,c:26379'")
     found = tuple(part.strip() for part in parts if part.strip())
     for part in found:
-        # An address with colons needs its brackets: where it ends is a guess without them.
+        # An address with colons needs its brackets: without them its end is a guess.
         if _FOREIGN & set(part) or part.rpartition("]")[2].count(":") > 1:
             raise ValueError("one is no server; write for example 'b:26379,[::1]:26379'")
         split_host(part, default_port=1)
@@ -91,17 +91,16 @@ class RedisTierConfig(TierConfig):
         username: of an ACL user; the server's default user where absent.
         password: of that user.
         db: number of the database; a cluster has only 0.
-        prefix: what the names of all keys begin with; chunks of different prefixes are apart.
-        ttl_s: a chunk that was neither stored nor used for so long is gone; unlimited where
+        prefix: the beginning of the names of all keys; chunks of different prefixes are apart.
+        ttl_s: the time after which a chunk expires that was neither stored nor used; unlimited if
             absent.
         connections: connections to each node that carry chunks: one at a time to load, some 2 MiB
             of them to store.
-        connect_timeout_s: a connection that takes longer to be made has failed, and so has an
-            answer that carries no chunk.
+        connect_timeout_s: the limit for making a connection, and for a reply that carries no chunk.
         tls: whether to speak TLS, as ``rediss:`` does.
-        tls_ca: file with the certificates to trust; the system's where absent.
-        tls_cert: file with this client's certificate, where the server wants one.
-        tls_key: file with its key; the one with the certificate where absent.
+        tls_ca: file with the certificates to trust; the system's if absent.
+        tls_cert: file with this client's certificate, if the server wants one.
+        tls_key: file with its key; the one with the certificate if absent.
         tls_verify: whether the server's certificate and name are checked.
         sentinel: name of the service to ask Sentinel for.
         sentinel_username: of an ACL user of the Sentinels.
@@ -205,6 +204,6 @@ class RedisTierConfig(TierConfig):
         return url.options_beside(given)
 
     def location(self) -> str:
-        """The server, the database, and what all names in it begin with."""
+        """The server, the database, and the beginning of all names in it."""
         server = quote(self.socket, "") if self.socket else f"{self.host}:{self.port}"
         return f"redis://{server}/{self.db}/{quote(self.prefix, '')}"

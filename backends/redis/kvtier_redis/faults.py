@@ -1,4 +1,4 @@
-"""What servers answer and connections do, as the designed errors."""
+"""Translation of error replies and of exceptions to the SDK's errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kvtier_sdk import (
 
 
 class SettingError(TierError):
-    """An option cannot be right, as the server sees it: a :class:`ConfigError` where it opens."""
+    """The server shows that an option is wrong. Opening the tier raises :class:`ConfigError`."""
 
 
-#: The first word of an answer to what it means here.
+#: The first word of an error reply to its error.
 _WORDS: dict[str, type[TierError]] = {
     "OOM": TierCapacityError,
     **dict.fromkeys(("NOAUTH", "WRONGPASS", "NOPERM", "DENIED"), TierAuthError),
-    # Each of these passes: a start, a failover, a script, a resharding, a disk that is full.
+    # Temporary: a start, a failover, a script, a resharding, a disk that is full.
     **dict.fromkeys(
         (
             "LOADING",
@@ -41,10 +41,10 @@ _WORDS: dict[str, type[TierError]] = {
         ),
         TierUnavailableError,
     ),
-    # Somebody else's value under our key.
+    # A value of another application under our key.
     "WRONGTYPE": CorruptChunkError,
 }
-#: Answers that begin with a plain ERR, by what they say.
+#: Phrases in error replies that begin with a plain ERR.
 _PHRASES: tuple[tuple[str, type[TierError]], ...] = (
     ("max number of clients", TierUnavailableError),
     ("invalid password", TierAuthError),
@@ -75,7 +75,7 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[TierEr
     ),
 )
 _NO_CLUSTER = ("MOVED", "ASK", "CROSSSLOT")
-#: What a server says to whoever takes it for another, and what to do about it.
+#: Replies to a client that takes the server for one of another kind, and what to do about it.
 _SETTINGS = (
     (
         "cluster support disabled",
@@ -87,66 +87,66 @@ _SETTINGS = (
 )
 
 
-# OpenSSL's codes for a certificate without the name, or the address, that was asked for.
+# OpenSSL's codes for a certificate that names another host or another address.
 _OTHER_NAME = (62, 64)
 
 # RedisClusterException is no RedisError.
 _THEIRS = (theirs.RedisError, theirs.RedisClusterException, OSError)
 
 
-def answer_error(answer: str) -> TierError:
-    """What an error answer of the server means.
+def reply_error(text: str) -> TierError:
+    """Translate an error reply.
 
     Args:
-        answer: its text, without the leading ``-``.
+        text: the reply, without the leading ``-``.
 
     Returns:
-        The designed error.
+        The error; a plain :class:`TierError` for an unknown reply.
     """
-    word = answer.partition(" ")[0]
+    word = text.partition(" ")[0]
     if word in _NO_CLUSTER:
         return SettingError("the server belongs to a cluster; set option 'cluster' to true")
     for phrase, advice in _SETTINGS:
-        if phrase in answer:
+        if phrase in text:
             return SettingError(advice)
     kind = _WORDS.get(word)
     if kind is None:
-        kind = next((kind for phrase, kind in _PHRASES if phrase in answer), TierError)
-    return kind(f"the server answered: {answer}")
+        kind = next((kind for phrase, kind in _PHRASES if phrase in text), TierError)
+    return kind(f"the server answered: {text}")
 
 
 def client_error(error: Exception) -> TierError:
-    """What an exception of redis-py or of the system means.
+    """Translate an exception of redis-py or of the system.
 
     Args:
         error: the exception.
 
     Returns:
-        The designed error; one of no known kind is a plain :class:`TierError`.
+        The error; a plain :class:`TierError` for an unknown exception.
     """
     if type(error) is theirs.ConnectionError and isinstance(error.__cause__, theirs.RedisError):
-        # On a Unix socket redis-py wraps what the server answered to the first commands.
+        # On a Unix socket redis-py wraps the error replies to its first commands.
         error = error.__cause__
     refusal = _tls_refusal(error)
     if refusal is not None:
         return TierUnavailableError(refusal, retryable=False)
     if isinstance(error, theirs.RedisClusterException):
-        # Around what the last node did, which tells more: that it is gone, or none of a cluster.
+        # It wraps the error of the last node, which says more: gone, or not part of a cluster.
         reason = error.__cause__ or error.__context__
         if isinstance(reason, _THEIRS):
             return client_error(reason)
     if isinstance(error, theirs.AskError):  # MOVED too
-        return answer_error("MOVED")
+        return reply_error("MOVED")
     for kinds, ours in _CLASSES:
         if isinstance(error, kinds):
             return ours(str(error) or type(error).__name__)
     if isinstance(error, theirs.ResponseError):
-        return answer_error(str(error))
+        return reply_error(str(error))
     return TierError(str(error) or type(error).__name__)
 
 
 def _tls_refusal(error: BaseException | None) -> str | None:
-    """Which options would make TLS work, where an exception rests on that; else ``None``."""
+    """Advice for an exception caused by TLS: the options that would help. Else ``None``."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -166,10 +166,10 @@ def _tls_refusal(error: BaseException | None) -> str | None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise what redis-py and the system raise as the designed errors.
+    """Translate the exceptions of redis-py and of the system.
 
     Raises:
-        TierError: of the fitting class, with the original as its cause.
+        TierError: the translation, with the original as its cause.
     """
     try:
         yield
@@ -177,3 +177,12 @@ def translated() -> Iterator[None]:
         raise
     except _THEIRS as error:
         raise client_error(error) from error
+
+
+def detached(error: TierError) -> TierError:
+    """Return an error without its traceback and its cause, to be kept as a verdict.
+
+    Their frames would hold the buffers of the request.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

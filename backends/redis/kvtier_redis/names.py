@@ -1,4 +1,4 @@
-"""What things are called in the server."""
+"""Names of chunks in the server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Names:
     """The keys of one namespace below one prefix.
 
     ``<prefix>{}<fingerprint>:<key>`` is a chunk, ``<prefix>{}<fingerprint>.manifest`` says what
-    the namespace stands for. A cluster hashes what stands between a key's first pair of braces,
-    and all of the key where that is empty: whatever bytes a chunk's key has, all of it decides.
+    the namespace stands for. A cluster hashes the text between a key's first pair of braces, and
+    the whole key if that is empty: so the whole of a chunk's key decides, whatever its bytes are.
 
     Args:
-        prefix: what each begins with; holds no brace.
+        prefix: the beginning of each name; holds no brace.
         namespace: the namespace.
     """
 
@@ -29,12 +29,12 @@ class Names:
         return self._start + key
 
     def key_in(self, name: bytes) -> OffloadKey:
-        """The chunk that one of the server's keys stands for."""
+        """The chunk of one of the server's keys."""
         return name.removeprefix(self._start)
 
     @property
     def pattern(self) -> bytes:
-        """The glob pattern that all chunks of the namespace match, and nothing else does."""
+        """The glob pattern that matches the chunks of the namespace and nothing else."""
         escaped = b"".join(
             b"\\" + bytes([byte]) if byte in _GLOB_SPECIAL else bytes([byte])
             for byte in self._start

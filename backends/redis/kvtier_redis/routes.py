@@ -1,4 +1,4 @@
-"""Which server holds a chunk, and the client that says so: one server, Sentinel, or a Cluster."""
+"""Routes to the server that holds a chunk: one server, a Sentinel group, or a Cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from kvtier_redis.config import RedisTierConfig
-from kvtier_redis.dialling import Address
+from kvtier_redis.connector import Address
 from kvtier_redis.faults import SettingError, client_error, translated
 from kvtier_sdk import Clock, TierAuthError, TierError, TierUnavailableError
 
@@ -26,10 +26,10 @@ _RUNS_AT_ONCE = 16
 
 
 class Route(ABC):
-    """Where chunks are, and every command that moves none.
+    """The way from a key to its server, and all commands that move no chunk.
 
     Attributes:
-        is_cluster: whether servers send requests elsewhere.
+        is_cluster: whether servers redirect requests.
     """
 
     is_cluster = False
@@ -43,11 +43,11 @@ class Route(ABC):
         """The server that holds a key, as far as is known.
 
         Raises:
-            TierError: none does.
+            TierError: no server is known.
         """
 
     def suspect(self) -> None:
-        """Something was not where it should be: find out anew, beside what goes on."""
+        """Report that a chunk was not where it should be: search again, in the background."""
         return
 
     async def open(self) -> None:
@@ -60,7 +60,7 @@ class Route(ABC):
             await self._client.ping()
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         await self._client.aclose()
 
     async def run(self, *commands: Sequence[str | bytes]) -> list[Any]:
@@ -99,12 +99,12 @@ class Route(ABC):
             TierError: while iterating, a server could not be asked.
         """
         with translated():
-            # Somebody else's list or hash below our prefix is no chunk, and has no length.
+            # Lists and hashes of other applications below our prefix are no chunks.
             async for name in self._client.scan_iter(pattern, _SCAN_COUNT, "string"):
                 yield name
 
     async def facts(self) -> list[dict[str, Any]]:
-        """What ``INFO`` says, of each server that holds chunks.
+        """The reply to ``INFO`` of each server that holds chunks.
 
         Raises:
             TierError: a server could not be asked.
@@ -120,16 +120,17 @@ async def _execute(pipeline: Any) -> list[Any]:
     try:
         results: list[Any] = await pipeline.execute(raise_on_error=False)
     except (RuntimeError, AttributeError) as error:
-        # redis-py keeps to a connection that another call has cut meanwhile: uvloop refuses a
-        # transport that is closed, or its reader is None. Neither is an error of redis-py's own.
+        # redis-py goes on with a connection that another call has closed: uvloop refuses a closed
+        # transport, or its reader is None. Neither error is one of redis-py's own.
         raise TierUnavailableError(f"a connection was cut: {error}") from error
     return results
 
 
 class _Moving(Route):
-    """A route whose servers change places. Until it is known better, the last known ones hold.
+    """A route whose servers change places.
 
-    Whoever could say may hang or be away, and neither is a reason to leave a server that is well.
+    The last known places hold until others are found: the servers that know them may hang or be
+    away, which is no reason to leave a server that is well.
     """
 
     def __init__(self, client: Any, clock: Clock) -> None:
@@ -140,23 +141,23 @@ class _Moving(Route):
 
     @abstractmethod
     async def _find(self) -> None:
-        """Find out where keys are.
+        """Find the places of keys.
 
         Raises:
-            TierError: nobody says so; what was known before still holds.
+            TierError: no server knows them; those known before still hold.
         """
 
     def suspect(self) -> None:
         self._is_in_doubt = True
         if self._search is None or self._search.done():
-            self._search = self._clock.spawn(self._find_anew(), name="find where chunks are")
+            self._search = self._clock.spawn(self._search_again(), name="search for chunks")
 
-    async def _find_anew(self) -> None:
+    async def _search_again(self) -> None:
         while self._is_in_doubt:
             self._is_in_doubt = False
             with suppress(TierError):
                 await self._find()
-            # While a server is down each batch complains, and asking costs something.
+            # While a server is down every batch reports it, and a search costs something.
             await self._clock.sleep(_FIND_PAUSE_S)
 
     async def close(self) -> None:
@@ -215,7 +216,7 @@ class BehindSentinel(_Moving):
 
 
 class _Sentinels(Sentinel):
-    """Asks one after the other, as redis-py does; but tells a refusal from an outage.
+    """Asks one Sentinel after the other, as redis-py does; but tells a refusal from an outage.
 
     Attributes:
         master: the last known.
@@ -224,13 +225,13 @@ class _Sentinels(Sentinel):
     master: tuple[str, int] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        # redis-py asks this for each connection that it makes: Sentinels that are away would be an
-        # outage. Who fails at the master has it found anew.
+        # redis-py calls this for each connection that it makes: with all Sentinels away, that would
+        # be an outage. A request that fails at the master starts a search.
         return self.master or await self.find_master(service_name)
 
     async def find_master(self, service_name: str) -> tuple[str, int]:
         failures: list[tuple[str, TierError]] = []
-        # A list of our own: while one is asked, another search may change theirs.
+        # A copy: another search may change the list while a Sentinel is asked.
         for sentinel in list(self.sentinels):
             try:
                 masters: Any = await sentinel.sentinel_masters()
@@ -240,7 +241,7 @@ class _Sentinels(Sentinel):
                 continue
             state = masters.get(service_name)
             if state and self.check_master_state(state, service_name):
-                # It is the one to ask first next time.
+                # The next search asks it first.
                 self.sentinels.remove(sentinel)
                 self.sentinels.insert(0, sentinel)
                 self.master = state["ip"], state["port"]
@@ -252,7 +253,7 @@ class _Sentinels(Sentinel):
 
 
 def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierError:
-    """Why no Sentinel names a master: what an operator can mend comes first."""
+    """Explain that no Sentinel names a master: errors that an operator can mend come first."""
     if not failures:
         return SettingError(f"no Sentinel knows {service!r}; check option 'sentinel'")
     for place, error in failures:
@@ -301,7 +302,7 @@ class Cluster(_Moving):
 
 
 def open_route(config: RedisTierConfig, clock: Clock) -> Route:
-    """The route that the options ask for; not connected yet."""
+    """Make the route that the options ask for; it is not connected yet."""
     if config.cluster:
         return Cluster(config, clock)
     return BehindSentinel(config, clock) if config.sentinel else OneServer(config)

@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import ClassVar
 
-from kvtier_redis.answers import Answer, Kind, command, set_command
-from kvtier_redis.carrier import Carrier
 from kvtier_redis.config import RedisTierConfig
-from kvtier_redis.dialling import Dialler
-from kvtier_redis.faults import SettingError, answer_error
+from kvtier_redis.connector import Connector
+from kvtier_redis.dispatcher import Dispatcher
+from kvtier_redis.faults import SettingError, reply_error
 from kvtier_redis.names import Names
+from kvtier_redis.resp import Exchange, Kind, Reply, command, set_command
 from kvtier_redis.routes import Route, open_route
-from kvtier_redis.wire import Exchange
 from kvtier_sdk import (
     Capability,
     ChunkNotFoundError,
@@ -40,7 +39,7 @@ _SCAN_BATCH = 500
 class RedisTier(SecondaryTierManager):
     """Chunks as values of a Redis or Valkey server, a master behind Sentinel, or a Cluster.
 
-    A chunk's header and payload are one value, so that what the server evicts is always whole.
+    A chunk's header and payload are one value, so that the server evicts whole chunks.
     """
 
     config_model = RedisTierConfig
@@ -50,9 +49,9 @@ class RedisTier(SecondaryTierManager):
     contract_version: ClassVar[int] = 1
     config: RedisTierConfig
 
-    # Made by open(), on the loop they belong to.
+    # Made by open(), on their loop.
     _route: Route
-    _carrier: Carrier
+    _dispatcher: Dispatcher
 
     def __init__(self, config: RedisTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
@@ -60,17 +59,17 @@ class RedisTier(SecondaryTierManager):
         self._opened = AsyncExitStack()
 
     async def open(self) -> None:
-        dialler = Dialler(self.config, self.context.clock)
+        connector = Connector(self.config, self.context.clock)
         self._route = open_route(self.config, self.context.clock)
         self._opened.push_async_callback(self._route.close)
-        self._carrier = Carrier(
+        self._dispatcher = Dispatcher(
             self._route,
-            dialler,
+            connector,
             connections=self.config.connections,
             object_bytes=self.context.object_bytes,
             clock=self.context.clock,
         )
-        self._opened.callback(self._carrier.close)
+        self._opened.callback(self._dispatcher.close)
         try:
             await self._route.open()
             await self._check_servers()
@@ -90,7 +89,7 @@ class RedisTier(SecondaryTierManager):
         for transfer in batch:
             name = self._names.of(transfer.key)
             exchanges.append(Exchange(name, set_command(name, transfer.buffers, ttl_ms)))
-        await self._carrier.carry(exchanges)
+        await self._dispatcher.run(exchanges)
         return [_error(exchange.outcome) for exchange in exchanges]
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
@@ -98,7 +97,7 @@ class RedisTier(SecondaryTierManager):
         for transfer in batch:
             name = self._names.of(transfer.key)
             exchanges.append(Exchange(name, [command(b"GET", name)], transfer.buffers))
-        await self._carrier.carry(exchanges)
+        await self._dispatcher.run(exchanges)
         return [
             _not_loaded(exchange.outcome, transfer.object_bytes)
             for exchange, transfer in zip(exchanges, batch, strict=True)
@@ -150,17 +149,17 @@ class RedisTier(SecondaryTierManager):
 
     async def _entries(self, keys: Sequence[OffloadKey]) -> list[Entry]:
         lengths = await self._run(keys, "STRLEN")
-        # One that is gone meanwhile has no length.
+        # A key that is gone by now has no length.
         return [Entry(key, length) for key, length in zip(keys, lengths, strict=True) if length]
 
     async def _check_servers(self) -> None:
-        """Complain about what can be seen to go wrong later."""
+        """Report settings of the servers that will cause errors later."""
         try:
             facts = await self._route.facts()
         except TierAuthError:
-            return  # an ACL may forbid to look; nothing else needs it
+            return  # an ACL may forbid INFO, which nothing else needs
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
-            raise answer_error("MOVED")
+            raise reply_error("MOVED")
         if any(
             fact.get("maxmemory") and fact.get("maxmemory_policy") == "noeviction" for fact in facts
         ):
@@ -174,17 +173,17 @@ class RedisTier(SecondaryTierManager):
         try:
             await self._route.run(("SET", self._names.manifest, manifest))
         except TierCapacityError as error:
-            # What is stored can be loaded all the same.
+            # Chunks that are there can be loaded all the same.
             self.context.logger.warning("the manifest was not written: %s", error)
 
 
-def _error(outcome: Answer | TierError | None) -> TierError | None:
+def _error(outcome: Reply | TierError | None) -> TierError | None:
     return outcome if isinstance(outcome, TierError) else None
 
 
-def _not_loaded(outcome: Answer | TierError | None, object_bytes: int) -> TierError | None:
-    """Why a value did not come."""
-    if not isinstance(outcome, Answer):
+def _not_loaded(outcome: Reply | TierError | None, object_bytes: int) -> TierError | None:
+    """The verdict of a load; ``None`` if the value is in its buffers."""
+    if not isinstance(outcome, Reply):
         return outcome
     if outcome.kind is Kind.FILLED:
         return None

@@ -1,10 +1,10 @@
-"""What servers refuse, and why: credentials, roles, limits. All answers are real servers'."""
+"""Refusals by real servers: credentials, roles, limits."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvtier_redis.faults import SettingError, answer_error
+from kvtier_redis.faults import SettingError, reply_error
 from kvtier_sdk import (
     ConfigError,
     CorruptChunkError,
@@ -75,7 +75,7 @@ async def test_no_credentials(bench, guarded):
         await bench.open(guarded.url)
 
 
-async def test_a_password_that_nobody_asked_for_opens_nothing(bench, server):
+async def test_a_password_for_a_server_that_asks_for_none(bench, server):
     with pytest.raises(TierAuthError):
         await bench.open(f"redis://kv:secret@127.0.0.1:{server.port}")
 
@@ -173,8 +173,8 @@ async def test_a_node_of_a_cluster_without_the_option(bench, make_server):
         ("MOVED 3999 127.0.0.1:6381", SettingError, False),
     ],
 )
-def test_every_answer_has_its_error(answer, kind, retryable):
-    error = answer_error(answer)
+def test_every_error_reply_has_its_error(answer, kind, retryable):
+    error = reply_error(answer)
     assert type(error) is kind
     assert error.retryable is retryable
     assert answer in str(error) or "option 'cluster'" in str(error)

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 import pytest
 from support.copies import ByteLedger, traced_peak
 
-from kvtier_redis.answers import Answer, Kind
-from kvtier_redis.dialling import Dialler
-from kvtier_redis.wire import Exchange, Wire
+from kvtier_redis.connector import Connector
+from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
 from kvtier_sdk import (
+    Connection,
     CorruptChunkError,
     SystemClock,
     TierSpec,
@@ -33,14 +33,8 @@ async def proxy(server, make_proxy) -> AsyncIterator[object]:
     await proxy.close()
 
 
-def connected_wire(port: int) -> Wire:
-    sock = socket.create_connection(("127.0.0.1", port))
-    sock.setblocking(False)
-    return Wire(sock, "peer")
-
-
 @contextlib.asynccontextmanager
-async def wire_to(talk) -> AsyncIterator[Wire]:
+async def connection_to(talk) -> AsyncIterator[Connection]:
     """A connection to a server that talks once, as it is told; afterwards both have ended."""
     left = asyncio.Event()
 
@@ -50,9 +44,10 @@ async def wire_to(talk) -> AsyncIterator[Wire]:
         left.set()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as peer:
-        wire = connected_wire(peer.sockets[0].getsockname()[1])
-        yield wire
-        wire.close("the end")
+        address = peer.sockets[0].getsockname()
+        connection = await Connection.connect(address, clock=SystemClock(), timeout_s=10)
+        yield connection
+        connection.close("the end")
         await left.wait()
 
 
@@ -68,72 +63,10 @@ async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
     assert all(map(bench.holds, batch))
-    # Every byte of header and payload moved between the wire and its own place, once.
+    # Every byte of header and payload moved between the socket and its own place, once.
     assert ledger.direct_bytes == 8 * bench.object_bytes
     assert ledger.other_bytes < 8 * 200
     assert peak.allocated_bytes < 256 * 1024
-
-
-@pytest.mark.parametrize("passed_bytes", [0, 3, 9, 10, 40, 74, 80, 60_000, 100_074])
-async def test_a_connection_cut_in_mid_value(bench, proxy, passed_bytes):
-    tier = await bench.open(await proxy.start(), connections=1)
-    await bench.put(tier, KEYS[0])
-    proxy.limit("client", passed_bytes, "cut")
-    (verdict,) = await tier.load([bench.empty(KEYS[0])])
-    assert isinstance(verdict, TierUnavailableError)
-    assert verdict.retryable
-    proxy.release()
-    assert await bench.loads(tier, KEYS[0])
-
-
-@pytest.mark.parametrize("passed_bytes", [0, 20, 70, 60_000, 100_000])
-async def test_a_store_cut_in_mid_value_leaves_nothing(bench, server, proxy, passed_bytes):
-    tier = await bench.open(await proxy.start(), connections=1)
-    await bench.put(tier, KEYS[1])
-    proxy.limit("server", passed_bytes, "cut")
-    (verdict,) = await bench.put(tier, KEYS[0])
-    assert isinstance(verdict, TierUnavailableError)
-    proxy.release()
-    assert await bench.has(tier, *KEYS[:2]) == [False, True]
-    assert await bench.put(tier, KEYS[0]) == [None]
-    assert await bench.loads(tier, *KEYS[:2])
-
-
-@pytest.mark.parametrize("passed_bytes", [0, 30, 2**20])
-async def test_after_a_cancelled_load_nothing_touches_the_buffers(bench, proxy, passed_bytes):
-    bench.chunk_bytes = CHUNK_BYTES
-    tier = await bench.open(await proxy.start(), connections=1)
-    await bench.put(tier, KEYS[0])
-    proxy.limit("client", passed_bytes, "hold")
-    target = bench.empty(KEYS[0])
-    task = asyncio.create_task(tier.load([target]))
-    await proxy.spent.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    target.payload[:] = b"n" * len(target.payload)
-    proxy.release()
-    # Another chunk comes through, and so would what was on the way have.
-    assert await bench.loads(tier, KEYS[0])
-    assert bytes(target.payload) == b"n" * len(target.payload)
-
-
-@pytest.mark.parametrize("passed_bytes", [0, 30, 2**20])
-async def test_after_a_cancelled_store_the_buffers_are_free(bench, server, proxy, passed_bytes):
-    bench.chunk_bytes = 32 * 2**20  # more than the sockets between hold
-    tier = await bench.open(await proxy.start(), connections=1)
-    proxy.limit("server", passed_bytes, "hold")
-    source = bench.full(KEYS[0])
-    task = asyncio.create_task(tier.store([source]))
-    await proxy.spent.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    source.payload[:] = b"n" * len(source.payload)
-    proxy.release()
-    assert await bench.put(tier, KEYS[1]) == [None]
-    # What was given up is not there, in part or in a mixture.
-    assert await bench.has(tier, *KEYS[:2]) == [False, True]
 
 
 async def test_after_cancelled_stores_no_chunk_is_a_mixture(bench, server, proxy):
@@ -157,7 +90,7 @@ async def test_after_cancelled_stores_no_chunk_is_a_mixture(bench, server, proxy
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100])
-async def test_stores_under_way_together_have_each_its_own_answer(piece_bytes):
+async def test_stores_sent_together_get_each_its_own_reply(piece_bytes):
     said = [b"+OK", b"-OOM command not allowed", b"+OK", b"-MOVED 7 h:1", b"+OK"]
     requests = [Exchange(b"%d" % number, [b"<", b"payload", b">"]) for number in range(5)]
 
@@ -171,14 +104,14 @@ async def test_stores_under_way_together_have_each_its_own_answer(piece_bytes):
             await asyncio.sleep(0)
         await reader.read()
 
-    async with wire_to(talk) as wire:
-        await wire.carry(deque(requests), 5)
+    async with connection_to(talk) as connection:
+        await run_some(connection, deque(requests), 5)
         texts = [request.outcome.text for request in requests]
         assert texts == [line.decode()[1:] for line in said]
-        assert wire.is_usable
+        assert connection.is_usable
 
 
-async def test_of_stores_under_way_together_only_those_answered_are_known(bench, server, proxy):
+async def test_of_stores_sent_together_those_with_a_reply_are_stored(bench, server, proxy):
     tier = await bench.open(await proxy.start(), connections=1)
     await bench.put(tier, KEYS[0])
     proxy.limit("client", 3 * len(b"+OK\r\n"), "cut")
@@ -190,19 +123,6 @@ async def test_of_stores_under_way_together_only_those_answered_are_known(bench,
     proxy.release()
     assert await bench.loads(tier, *KEYS[:known])
     assert await bench.put(tier, *KEYS) == [None] * 20
-
-
-async def test_a_cancelled_batch_leaves_the_tier_usable(bench, proxy):
-    tier = await bench.open(await proxy.start(), connections=3)
-    await bench.put(tier, *KEYS)
-    proxy.limit("client", 250_000, "hold")
-    task = asyncio.create_task(tier.load([bench.empty(key) for key in KEYS]))
-    await proxy.spent.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    proxy.release()
-    assert await bench.loads(tier, *KEYS)
 
 
 async def test_connections_are_kept_and_bounded(bench, server, proxy):
@@ -265,77 +185,38 @@ async def test_killed_and_restarted_in_the_middle_of_transfers(bench, server):
     assert await bench.loads(tier, *KEYS)
 
 
-async def test_nobody_there(bench, make_server):
+async def test_no_server(bench, make_server):
     server = make_server()
     with pytest.raises(TierUnavailableError):
         await bench.open(server.url)
 
 
-async def test_somebody_who_never_answers(bench):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        with pytest.raises(TierTimeoutError):
-            await bench.open(f"redis://127.0.0.1:{port}", connect_timeout="200ms")
-
-
-async def test_a_connection_is_made_when_the_server_has_answered():
+async def test_a_connection_is_made_when_the_server_has_replied():
     config = TierSpec.from_url("redis:", connect_timeout="200ms").config
     # The system accepts for a server that hangs.
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(TierTimeoutError, match="no connection to"),
+        pytest.raises(TierTimeoutError, match="no reply from 127.0.0.1:.* within 0.2 s"),
     ):
-        await Dialler(config, SystemClock()).dial(silent.getsockname())
+        await Connector(config, SystemClock()).connect(silent.getsockname())
 
 
-@pytest.mark.parametrize(
-    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n", b"\0" * 100, b"*1\r\n"]
-)
-async def test_somebody_who_speaks_otherwise(answer):
+async def test_a_server_of_another_protocol():
     async def talk(reader, writer):
         await reader.read(100)
-        writer.write(answer)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         with contextlib.suppress(OSError):
             await reader.read()
 
-    async with wire_to(talk) as wire:
-        with pytest.raises(TierUnavailableError, match="connection to peer lost: the server sent"):
-            await wire.call([b"PING\r\n"])
-        assert not wire.is_usable
-        with pytest.raises(TierUnavailableError):
-            await wire.call([b"PING\r\n"])
+    async with connection_to(talk) as connection:
+        with pytest.raises(TierUnavailableError, match="the server sent what is no reply"):
+            await call(connection, b"PING")
+        assert not connection.is_usable
+        with pytest.raises(TierUnavailableError, match="the server sent what is no reply"):
+            await call(connection, b"PING")
 
 
-@pytest.mark.parametrize(
-    ("answer", "is_load"),
-    [
-        *((answer, False) for answer in (b"$-1", b"$3\r\nfoo", b":0", b"+QUEUED", b"+PONG")),
-        *((answer, True) for answer in (b"+OK", b":1")),
-    ],
-)
-async def test_an_answer_of_the_wrong_kind_is_neither_success_nor_damage(answer, is_load):
-    async def talk(reader, writer):
-        await reader.read(100)
-        writer.write(answer + b"\r\n")
-        await reader.read()
-
-    target = [memoryview(bytearray(10))] if is_load else []
-    async with wire_to(talk) as wire:
-        with pytest.raises(TierUnavailableError, match="the server sent what is no answer"):
-            await wire.call([b"request\r\n"], target)
-        assert not wire.is_usable
-
-
-async def test_a_connection_with_another_length_on_its_way_is_of_no_more_use(server):
-    server.ask("SET", "k", b"x" * 1000)
-    wire = connected_wire(server.port)
-    answer = await wire.call([b"GET k\r\n"], [memoryview(bytearray(10))])
-    assert answer == Answer(Kind.OTHER_LENGTH, "1000")
-    # At once: a request that was made before the rest arrives would take it for its answer.
-    assert not wire.is_usable
-
-
-async def test_a_server_that_answers_before_it_has_been_asked_in_full():
+async def test_a_server_that_replies_before_it_has_the_whole_request():
     async def talk(reader, writer):
         await reader.read(100)
         writer.write(b"-ERR too long\r\n")
@@ -343,10 +224,11 @@ async def test_a_server_that_answers_before_it_has_been_asked_in_full():
         writer.transport.abort()
 
     asked = asyncio.Event()
-    async with wire_to(talk) as wire:
+    async with connection_to(talk) as connection:
         # More than the sockets between hold.
-        assert await wire.call([b"SET", bytes(32 * 2**20)]) == Answer(Kind.ERROR, "ERR too long")
-        assert not wire.is_usable
+        reply = await call(connection, b"SET", bytes(32 * 2**20))
+        assert reply == Reply(Kind.ERROR, "ERR too long")
+        assert not connection.is_usable
         asked.set()
 
 
@@ -383,13 +265,13 @@ async def test_a_server_out_of_reach_is_tried_once_for_each_connection(bench, se
     tier = await bench.open(server.url, connections=3)
     server.kill()
     attempts = []
-    dial = Dialler.dial
+    connect = Connector.connect
 
-    async def noting_dial(dialler, address):
+    async def noting_connect(connector, address):
         attempts.append(address)
-        return await dial(dialler, address)
+        return await connect(connector, address)
 
-    monkeypatch.setattr(Dialler, "dial", noting_dial)
+    monkeypatch.setattr(Connector, "connect", noting_connect)
     verdicts = await tier.load([bench.empty(key) for key in KEYS])
     assert [type(verdict) for verdict in verdicts] == [TierUnavailableError] * 20
     assert len(attempts) == 3

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from support.papers import make_papers
 
-from kvtier_redis.carrier import Carrier
-from kvtier_redis.dialling import Dialler
+from kvtier_redis.connector import Connector
+from kvtier_redis.dispatcher import Dispatcher
+from kvtier_redis.resp import Exchange
 from kvtier_redis.routes import OneServer, _Sentinels
-from kvtier_redis.wire import Exchange
 from kvtier_sdk import (
     ConfigError,
     SystemClock,
@@ -67,7 +67,7 @@ async def test_tls_with_a_private_ca(bench, start_tls, papers, chunk_bytes):
     assert server.ask("GET", bench.name(KEYS[0])) == bench.content(KEYS[0])
 
 
-async def test_tls_to_somebody_the_system_does_not_know(bench, start_tls):
+async def test_tls_with_a_certificate_that_is_not_trusted(bench, start_tls):
     server = start_tls()
     url = f"rediss://127.0.0.1:{server.port}"
     with pytest.raises(TierUnavailableError, match=r"not trusted: .* option 'tls_ca'") as caught:
@@ -131,14 +131,14 @@ async def test_a_server_that_signs_in_and_hangs_up(papers):
     port = peer.sockets[0].getsockname()[1]
     config = TierSpec.from_url(f"rediss://:p@127.0.0.1:{port}", tls_ca=papers.ca).config
     clock, route = SystemClock(), OneServer(config)
-    carrier = Carrier(route, Dialler(config, clock), 1, object_bytes=100, clock=clock)
+    dispatcher = Dispatcher(route, Connector(config, clock), 1, object_bytes=100, clock=clock)
     requests = [Exchange(key, [b"request"]) for key in KEYS[:8]]
     async with asyncio.timeout(20):
-        await carrier.carry(requests)
+        await dispatcher.run(requests)
     assert {type(request.outcome) for request in requests} == {TierUnavailableError}
     # Each is tried, or fails with the connection: none is tried again.
     assert 1 <= times <= len(requests)
-    carrier.close()
+    dispatcher.close()
     await route.close()
     peer.close()
 
@@ -476,7 +476,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
         await eventually(at_the_heir, heir)
 
 
-async def test_a_node_that_hangs_is_waited_for_by_nobody_else(bench, start_cluster, monkeypatch):
+async def test_a_node_that_hangs_delays_no_other(bench, start_cluster, monkeypatch):
     servers = start_cluster(3)
     hung = servers[0]
     # It is the first to be asked for the map, and as patiently as can be.

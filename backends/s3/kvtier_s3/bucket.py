@@ -1,4 +1,4 @@
-"""The bucket as aiobotocore sees it: who we are, where it is, what it lists, what it deletes."""
+"""The bucket through aiobotocore: credentials, place, listing, deletion."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from kvtier_s3.faults import NO_OBJECT, Faults, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import ConfigError, TierAuthError
 
-# What one request of S3 deletes at most.
+# The most that one request of S3 deletes.
 _DELETE_BATCH = 1000
-# A server may be silent for a while over as many deletions, or over a page of names.
-_PATIENCE_S = 20.0
+# A server may send nothing for a while during as many deletions, or before a page of names.
+_LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the objects of a bucket are.
+    """The place of a bucket's objects.
 
     Attributes:
-        is_tls: whether TLS is spoken there.
+        is_tls: whether the server speaks TLS.
         host: the server.
         port: its port.
         authority: host and port as a request names them.
-        path: what comes before an object's name; begins and ends with a slash.
+        path: the part before an object's name; begins and ends with a slash.
         region: the one that requests are signed for.
     """
 
@@ -49,11 +49,11 @@ class Place:
 
     @classmethod
     def of(cls, presigned_url: str, name: str) -> Place:
-        """Read it off a URL that botocore has made for an object.
+        """Read the place off a URL that botocore has made for an object.
 
         Args:
             presigned_url: the URL.
-            name: the object's.
+            name: the object's name.
 
         Returns:
             The place.
@@ -77,7 +77,7 @@ class Bucket:
         config: the options.
     """
 
-    #: Where it is; known once it is open.
+    #: Known once the bucket is open.
     place: Place
     #: File with the certificates to trust, if options or environment name one.
     ca_file: str | None
@@ -90,12 +90,12 @@ class Bucket:
         self.faults = Faults(config.bucket, config.endpoint or "AWS", config.region or "")
 
     async def open(self) -> None:
-        """Find credentials and the bucket's place. Nothing is sent to the bucket.
+        """Find the credentials and the bucket's place. Nothing is sent to the bucket.
 
         Raises:
             ConfigError: an option cannot work.
             TierAuthError: there are no credentials.
-            TierError: they could not be had from where they are.
+            TierError: their source failed.
         """
         config = self._config
         with self.faults.bringing_credentials():
@@ -129,7 +129,7 @@ class Bucket:
                 )
             except InvalidRegionError as error:
                 raise ConfigError(f"option 'region': {error}") from None
-            except ValueError as error:  # botocore's word for an endpoint that it cannot read
+            except ValueError as error:  # botocore's error for an endpoint that it cannot parse
                 raise ConfigError(f"option 'endpoint': {error}") from None
             url = await self._client.generate_presigned_url(
                 "get_object", {"Bucket": config.bucket, "Key": "x"}
@@ -143,11 +143,11 @@ class Bucket:
         self.faults = Faults(config.bucket, f"{scheme}://{self.place.authority}", self.place.region)
 
     async def close(self) -> None:
-        """Let go of the client."""
+        """Close the client."""
         await self._opened.aclose()
 
     async def credentials(self) -> Credentials:
-        """Who signs now; temporary credentials are renewed when that is due.
+        """The current credentials; temporary ones are renewed when that is due.
 
         Raises:
             TierAuthError: they could not be renewed.
@@ -157,10 +157,10 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     async def listing(self, start: str) -> AsyncIterator[tuple[str, int]]:
-        """Name the objects whose names begin so, page by page.
+        """List the objects whose names begin with a text, page by page.
 
         Args:
-            start: the beginning.
+            start: the text.
 
         Yields:
             Name and length in bytes.
@@ -168,7 +168,7 @@ class Bucket:
         Raises:
             TierError: the bucket could not be listed.
         """
-        await self.credentials()  # here it can be told when they are what fails
+        await self.credentials()  # here an error is known to be theirs
         with self.faults.translated():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, Prefix=start
@@ -178,10 +178,10 @@ class Bucket:
                     yield found["Key"], found["Size"]
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that are not there are no error.
+        """Delete objects; one that is not there is no error.
 
         Args:
-            names: theirs.
+            names: their names.
 
         Raises:
             TierError: some could not be deleted.
@@ -190,22 +190,22 @@ class Bucket:
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self.faults.translated():
-                answer = await self._client.delete_objects(
+                response = await self._client.delete_objects(
                     Bucket=self._config.bucket, Delete={"Objects": objects, "Quiet": True}
                 )
             errors = [
-                self.faults.error(refusal_in({**answer, "Error": error}))
-                for error in answer.get("Errors", ())
+                self.faults.error(refusal_in({**response, "Error": error}))
+                for error in response.get("Errors", ())
                 if error.get("Code") not in NO_OBJECT
             ]
             if errors:
-                # What another try would mend says less than what it would not.
+                # An error that a retry would not mend says more.
                 raise min(errors, key=lambda error: error.retryable)
 
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """What botocore knows of AWS's services: read once, since that takes a tenth of a second."""
+    """botocore's models of AWS's services, read once: that takes a tenth of a second."""
     return create_loader(data_path)
 
 
@@ -214,7 +214,7 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         signature_version="s3v4",
         s3={"addressing_style": config.addressing},
         connect_timeout=config.connect_timeout_s,
-        read_timeout=max(config.read_timeout_s, _PATIENCE_S),
+        read_timeout=max(config.read_timeout_s, _LISTING_TIMEOUT_S),
         # Retries are the runner's, and so is integrity.
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",

@@ -14,13 +14,13 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
 
 _KEY_BYTES = 32
-# What botocore takes; not every service keeps to AWS's rules for names. Other access points than
-# those of one region are signed for in other ways: on Outposts, of Object Lambda, of many regions.
+# The names that botocore takes: not every service keeps to AWS's rules. Access points on Outposts,
+# of Object Lambda and of many regions need other signatures.
 _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
 )
-#: What is wrong with a place, seen in the options or, where they do not name it, when it is found.
+#: Errors in an endpoint, found in the options or, if they do not name it, when it is resolved.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"
@@ -58,32 +58,32 @@ def _prefix(value: object) -> str:
 class S3TierConfig(TierConfig):
     """Options of the S3 tier.
 
-    What is absent of credentials, region and endpoint is looked for where all AWS tools look: in
-    the environment, in ``~/.aws``, at the machine's own service.
+    Credentials, region and endpoint that are absent come from where all AWS tools find them: the
+    environment, ``~/.aws``, the machine's own service.
 
     Attributes:
         bucket: the bucket; it must be there.
-        prefix: what the names of all objects begin with, without slashes at its ends.
+        prefix: the beginning of the names of all objects, without slashes at its ends.
         endpoint: URL of a service that is not AWS's own.
-        region: the bucket's region; ``us-east-1`` where nothing says otherwise.
+        region: the bucket's region; ``us-east-1`` by default.
         access_key_id: of explicit credentials.
         secret_access_key: of explicit credentials.
         session_token: of explicit credentials that are temporary.
         profile: the profile of ``~/.aws`` to use.
-        addressing: whether the bucket is named in the path or in the host's name; ``auto`` does
-            what fits the endpoint.
-        sse: how the server encrypts objects; as the bucket says where absent.
-        sse_kms_key_id: the key of ``aws:kms``; the account's own where absent.
+        addressing: whether the bucket is named in the path or in the host's name; ``auto`` chooses
+            by the endpoint.
+        sse: how the server encrypts objects; the bucket's default if absent.
+        sse_kms_key_id: the key of ``aws:kms``; the account's own if absent.
         sse_secret_key: a key of the client's own (SSE-C), 32 bytes in base64.
         conditional_put: whether an object that is there already is left alone, for servers that
             can (``If-None-Match``).
         sign_payload: whether the signature covers the payload too, which costs a SHA-256 of it;
             for servers that want it.
         connections: the most connections that look chunks up and carry them, one chunk at a time
-            each. Stores use half of them at most, one where there is but one.
-        connect_timeout_s: a connection that takes longer to be made has failed.
-        read_timeout_s: a connection on which no byte moves for so long has failed.
-        tls_ca: file with the certificates to trust; the system's where absent.
+            each. Stores use half of them at most; a single one serves everything.
+        connect_timeout_s: the limit for making a connection.
+        read_timeout_s: the longest that a request may move no byte.
+        tls_ca: file with the certificates to trust; the system's if absent.
         tls_verify: whether the server's certificate and name are checked.
     """
 
@@ -140,7 +140,7 @@ class S3TierConfig(TierConfig):
 
     @property
     def write_headers(self) -> dict[str, str]:
-        """What a request that makes an object says about its encryption."""
+        """Encryption headers of a request that writes an object."""
         headers = {
             "x-amz-server-side-encryption": self.sse,
             "x-amz-server-side-encryption-aws-kms-key-id": self.sse_kms_key_id,
@@ -149,7 +149,7 @@ class S3TierConfig(TierConfig):
 
     @property
     def read_headers(self) -> dict[str, str]:
-        """What a request about an object that is there says about its encryption."""
+        """Encryption headers of a request for an existing object."""
         if self.sse_secret_key is None:
             return {}
         key = self.sse_secret_key.get_secret_value()
@@ -188,5 +188,5 @@ class S3TierConfig(TierConfig):
         return url.options_beside(given)
 
     def location(self) -> str:
-        """The service, the bucket, and what the names of all objects begin with."""
+        """The service, the bucket, and the beginning of the names of all objects."""
         return f"s3://{quote(self.endpoint or '', '')}/{self.bucket}/{self.prefix}"

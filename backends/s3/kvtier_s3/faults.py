@@ -1,4 +1,4 @@
-"""What servers answer and aiobotocore raises, as the designed errors."""
+"""Translation of error responses and of exceptions to the SDK's errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from botocore import exceptions as theirs
 
-from kvtier_s3.answers import Answer
+from kvtier_s3.http import Response
 from kvtier_sdk import (
     ConfigError,
     TierAuthError,
@@ -23,16 +23,16 @@ from kvtier_sdk import (
 
 
 class SettingError(TierError):
-    """A setting cannot work, as the server sees it: a :class:`ConfigError` where it opens."""
+    """The server shows that a setting is wrong. Opening the tier raises :class:`ConfigError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a server answered instead of doing what it was asked to do.
+    """A refusal by the server.
 
     Attributes:
         status: HTTP's.
-        code: S3's word for it; that of the status where nothing else was said.
+        code: S3's word for it; derived from the status if the server gives none.
         message: S3's explanation; may be empty.
         region: where the bucket is, if the server says so.
         date: the server's time, if it says so.
@@ -45,7 +45,7 @@ class Refusal:
     date: str
 
 
-# An answer to HEAD has no body that could say it.
+# A response to HEAD has no body with a code.
 _CODES = {
     301: "PermanentRedirect",
     307: "TemporaryRedirect",
@@ -57,9 +57,9 @@ _CODES = {
     501: "NotImplemented",
     503: "ServiceUnavailable",
 }
-#: What is said where an object is asked for that is not there; said of all else, there is no S3.
+#: The codes for an object that is not there. In reply to anything else, the server is no S3.
 NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
-# Without the "Exception" that a word may end in: Faults takes it off before it looks here.
+# Without the "Exception" that a code may end in: Faults removes it first.
 _KINDS: dict[str, type[TierError]] = {
     **dict.fromkeys(
         (
@@ -81,7 +81,7 @@ _KINDS: dict[str, type[TierError]] = {
         ("EntityTooLarge", "InsufficientCapacity", "QuotaExceeded", "XMinioStorageFull"),
         TierCapacityError,
     ),
-    # Each of these passes.
+    # Temporary.
     **dict.fromkeys(
         (
             "BandwidthLimitExceeded",
@@ -164,8 +164,8 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
     ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
     ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
 )
-# What comes of the programs and files that bring credentials is passed on as it is: an answer that
-# is no JSON, a file that is missing, credentials that are renewed and still expired.
+# botocore passes errors of credential programs and files on as they are: output that is no JSON, a
+# missing file, renewed credentials that have expired.
 _OF_CREDENTIALS = (
     AttributeError,
     FileNotFoundError,
@@ -174,31 +174,31 @@ _OF_CREDENTIALS = (
     TypeError,
     ValueError,
 )
-# An answer that is not as it should be is passed on as what it led to.
-_OF_ANSWERS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# botocore raises these for a malformed response.
+_OF_RESPONSES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def refusal_of(answer: Answer) -> Refusal:
-    """Read what an answer says that is none of a success.
+def refusal_of(response: Response) -> Refusal:
+    """Read the refusal in a response.
 
     Args:
-        answer: the answer.
+        response: the response.
 
     Returns:
-        What it says.
+        The refusal.
     """
-    text = answer.body.decode(errors="replace")
+    text = response.body.decode(errors="replace")
     return Refusal(
-        answer.status,
-        _code(_element(text, "Code"), answer.status),
+        response.status,
+        _code(_element(text, "Code"), response.status),
         _element(text, "Message"),
-        _element(text, "Region") or answer.headers.get("x-amz-bucket-region", ""),
-        answer.headers.get("date", ""),
+        _element(text, "Region") or response.headers.get("x-amz-bucket-region", ""),
+        response.headers.get("date", ""),
     )
 
 
 def _code(said: str, status: int) -> str:
-    """What was said, where it is more than the status."""
+    """The code that the server gave, or that of the status."""
     return said if said not in ("", str(status)) else _CODES.get(status, str(status))
 
 
@@ -208,13 +208,13 @@ def _element(text: str, name: str) -> str:
 
 
 def refusal_in(response: Mapping[str, Any]) -> Refusal:
-    """Read what botocore made of an answer.
+    """Read the refusal in an error of botocore.
 
     Args:
         response: of a ``ClientError``.
 
     Returns:
-        What it says.
+        The refusal.
     """
     error: Mapping[str, Any] = response.get("Error", {})
     metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
@@ -230,7 +230,7 @@ def refusal_in(response: Mapping[str, Any]) -> Refusal:
 
 
 class Faults:
-    """Says what went wrong in the words of the options.
+    """Explains errors in terms of the options.
 
     Args:
         bucket: the bucket's name.
@@ -244,15 +244,15 @@ class Faults:
         self._region = region
 
     def error(self, refusal: Refusal) -> TierError:
-        """What a refusal means.
+        """Translate a refusal.
 
         Args:
-            refusal: what the server answered.
+            refusal: the refusal.
 
         Returns:
-            The designed error.
+            The error.
         """
-        # The services behind S3 have words of their own for the same: "KMS.ThrottlingException".
+        # Services behind S3 have their own codes for the same: "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
         if kind is None:
@@ -307,13 +307,13 @@ class Faults:
         return ""
 
     def translate(self, error: Exception) -> Exception:
-        """What an exception of aiobotocore or of the system means.
+        """Translate an exception of aiobotocore or of the system.
 
         Args:
             error: the exception.
 
         Returns:
-            The designed error; one of no known kind is a plain :class:`TierError`.
+            The error; a plain :class:`TierError` for an unknown exception.
         """
         if isinstance(error, theirs.ClientError):
             return self.error(refusal_in(error.response))
@@ -326,11 +326,11 @@ class Faults:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Raise what aiobotocore and the system raise as the designed errors.
+        """Translate the exceptions of aiobotocore and of the system.
 
         Raises:
-            TierError: of the fitting class, with the original as its cause.
-            ConfigError: a setting was seen to be wrong before anything was sent.
+            TierError: the translation, with the original as its cause.
+            ConfigError: a setting is wrong, found before anything was sent.
         """
         try:
             yield
@@ -338,17 +338,17 @@ class Faults:
             raise
         except (theirs.BotoCoreError, theirs.ClientError, OSError) as error:
             raise self.translate(error) from error
-        except _OF_ANSWERS as error:
+        except _OF_RESPONSES as error:
             text = str(error) or type(error).__name__
             raise TierError(f"the server's answer makes no sense: {text}") from error
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """:meth:`translated`, where what is not known comes of bringing credentials.
+        """:meth:`translated`, with unknown exceptions attributed to the credentials.
 
         Raises:
-            TierError: of the fitting class, with the original as its cause.
-            ConfigError: a setting was seen to be wrong before anything was sent.
+            TierError: the translation, with the original as its cause.
+            ConfigError: a setting is wrong, found before anything was sent.
         """
         with self.translated():
             try:

@@ -1,4 +1,4 @@
-"""What objects are called."""
+"""Names of objects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Names:
     directories is slow where one of them is large, and one that partitions by name spreads them.
 
     Args:
-        prefix: what each begins with; may be empty.
+        prefix: the beginning of each name; may be empty.
         namespace: the namespace.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
-        #: What all objects of the namespace begin with, and no others.
+        #: The beginning of the names of all objects of the namespace, and of no others.
         self.start = f"{prefix}/{namespace.fingerprint}/".removeprefix("/")
         self.manifest = f"{self.start}manifest.json"
 
@@ -33,11 +33,11 @@ class Names:
         return f"{self.start}{shard}/{key.hex()}{_SUFFIX}"
 
     def key_in(self, name: str) -> OffloadKey | None:
-        """The chunk that an object holds; ``None`` where it holds none."""
+        """The chunk that an object holds; ``None`` if it holds none."""
         _, _, last = name.rpartition("/")
         try:
             key = bytes.fromhex(last.removesuffix(_SUFFIX))
         except ValueError:
             return None
-        # Exactly as we write it: in its shard, no capitals, no spaces.
+        # Only exactly as we write it: in its shard, without capitals or spaces.
         return key if self.of(key) == name else None

@@ -1,4 +1,4 @@
-"""Objects in and out of a bucket, over connections of our own."""
+"""Reading and writing objects of a bucket, over connections of our own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from kvtier_s3.answers import Answer, AnswerReader, request_head
 from kvtier_s3.bucket import Bucket
 from kvtier_s3.config import S3TierConfig
-from kvtier_s3.dialling import Dialler, tls_context
+from kvtier_s3.connector import Connector, tls_context
 from kvtier_s3.faults import NO_OBJECT, refusal_of
+from kvtier_s3.http import Response, request, request_head
 from kvtier_s3.signing import EMPTY, UNSIGNED, Signer
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -29,10 +29,10 @@ class Objects:
     """Reads and writes objects, each in one request.
 
     Args:
-        bucket: an open bucket: where, and who.
+        bucket: an open bucket: its place and credentials.
         config: the options.
         clock: time and timers.
-        logger: for what an operator should know.
+        logger: for messages to operators.
 
     Raises:
         ConfigError: the TLS options cannot work.
@@ -49,7 +49,7 @@ class Objects:
         self._path = place.path
         self._signer = Signer(place.authority, place.region)
         self._connections = ConnectionPool(
-            Dialler(place.host, place.port, tls, config, clock).dial, config.connections
+            Connector(place.host, place.port, tls, config, clock).connect, config.connections
         )
         self._read_headers = config.read_headers
         self._write_headers = config.write_headers
@@ -57,48 +57,48 @@ class Objects:
         self._is_conditional = config.conditional_put
 
     def close(self) -> None:
-        """Cut all connections."""
+        """Close all connections."""
         self._connections.close()
 
     async def check(self, start: str) -> None:
-        """See whether the bucket is there and can be read.
+        """Check that the bucket is there and can be read.
 
         Args:
-            start: what the names begin with that matter.
+            start: the beginning of the names to read.
 
         Raises:
-            TierError: it is not.
+            TierError: it cannot.
         """
         query = f"list-type=2&max-keys=1&prefix={quote(start, safe='')}"
-        answer = await self._ask("GET", self._path.removesuffix("/") or "/", {}, query=query)
-        if answer.status != 200:
-            raise self._refused(answer)
+        response = await self._ask("GET", self._path.removesuffix("/") or "/", {}, query=query)
+        if response.status != 200:
+            raise self._refused(response)
 
     async def has(self, name: str) -> bool:
-        """Whether an object is there.
+        """Look an object up.
 
         Args:
-            name: its.
+            name: its name.
 
         Returns:
-            Whether it is.
+            Whether it is there.
 
         Raises:
-            TierError: the question could not be answered.
+            TierError: that could not be found out.
         """
-        answer = await self._ask("HEAD", self._at(name), self._read_headers)
-        if answer.status == 404:
+        response = await self._ask("HEAD", self._at(name), self._read_headers)
+        if response.status == 404:
             return False
-        if answer.status != 200:
-            raise self._refused(answer)
+        if response.status != 200:
+            raise self._refused(response)
         return True
 
     async def read(self, name: str, target: Sequence[memoryview]) -> None:
         """Fill buffers from an object.
 
         Args:
-            name: its.
-            target: as long as the object, together.
+            name: its name.
+            target: together as long as the object.
 
         Raises:
             ChunkNotFoundError: there is no such object.
@@ -107,53 +107,53 @@ class Objects:
 
         After a cancellation nothing touches the buffers.
         """
-        answer = await self._ask("GET", self._at(name), self._read_headers, target=target)
-        if answer.is_filled:
+        response = await self._ask("GET", self._at(name), self._read_headers, target=target)
+        if response.is_filled:
             return
-        if answer.status == 404 and refusal_of(answer).code in NO_OBJECT:
+        if response.status == 404 and refusal_of(response).code in NO_OBJECT:
             raise ChunkNotFoundError("no such chunk")
-        if answer.status != 200:
-            raise self._refused(answer)
-        if answer.length_bytes is None:
-            # Says nothing about the object, which may be whole.
+        if response.status != 200:
+            raise self._refused(response)
+        if response.length_bytes is None:
+            # No damage: the object may be whole.
             raise TierError(
                 "the server, or a proxy before it, does not say how long an object is "
-                "(its answer has no Content-Length)"
+                "(its response has no Content-Length)"
             )
         raise CorruptChunkError(
-            f"{answer.length_bytes} bytes stored; expected {sum(map(len, target))}"
+            f"{response.length_bytes} bytes stored; expected {sum(map(len, target))}"
         )
 
     async def write(self, name: str, buffers: Buffers) -> None:
-        """Make an object of buffers, over one that may be there.
+        """Write an object, over one that may be there.
 
         Args:
-            name: its.
+            name: its name.
             buffers: its content, one after the other.
 
         Raises:
-            TierError: it was not written; what was there stays.
+            TierError: it was not written; an object that was there stays.
 
         After a cancellation nothing touches the buffers.
         """
-        answer = await self._put(name, buffers, self._write_headers)
-        if answer.status != 200:
-            raise self._refused(answer)
+        response = await self._put(name, buffers, self._write_headers)
+        if response.status != 200:
+            raise self._refused(response)
 
     async def add(self, name: str, buffers: Buffers) -> None:
-        """Make an object of buffers, unless there is one; else as :meth:`write`."""
+        """Write an object unless it is there; otherwise like :meth:`write`."""
         if not self._is_conditional:
             await self.write(name, buffers)
             return
-        answer = await self._put(name, buffers, self._write_headers | {"if-none-match": "*"})
-        if answer.status == 501:
+        response = await self._put(name, buffers, self._write_headers | {"if-none-match": "*"})
+        if response.status == 501:
             self._logger.info("the server knows no conditional put; objects are written over")
             self._is_conditional = False
             await self.write(name, buffers)
-        elif answer.status not in (200, 412):
-            raise self._refused(answer)
+        elif response.status not in (200, 412):
+            raise self._refused(response)
 
-    async def _put(self, name: str, buffers: Buffers, headers: Mapping[str, str]) -> Answer:
+    async def _put(self, name: str, buffers: Buffers, headers: Mapping[str, str]) -> Response:
         hashed = await run_blocking(_sha256, buffers) if self._signs_payload else UNSIGNED
         return await self._ask("PUT", self._at(name), headers, buffers=buffers, hashed=hashed)
 
@@ -170,20 +170,19 @@ class Objects:
         buffers: Buffers = (),
         hashed: str = EMPTY,
         target: Sequence[memoryview] = (),
-    ) -> Answer:
+    ) -> Response:
         credentials = await self._bucket.credentials()
-        async with self._connections.borrow(for_store=method == "PUT") as wire:
+        async with self._connections.borrow(for_store=method == "PUT") as connection:
             signed = self._signer.headers(
                 method, path, query, headers, hashed, credentials, self._clock.wall_s()
             )
             if method == "PUT":
                 signed["content-length"] = str(sum(map(len, buffers)))
             head = request_head(method, f"{path}?{query}" if query else path, signed)
-            reader = AnswerReader(target, has_body=method != "HEAD")
-            return await wire.call([head, *buffers], reader)
+            return await request(connection, [head, *buffers], target, has_body=method != "HEAD")
 
-    def _refused(self, answer: Answer) -> TierError:
-        return self._bucket.faults.error(refusal_of(answer))
+    def _refused(self, response: Response) -> TierError:
+        return self._bucket.faults.error(refusal_of(response))
 
 
 def _sha256(buffers: Buffers) -> str:

@@ -1,7 +1,7 @@
 """Signatures of requests: AWS Signature Version 4, as far as chunks need it.
 
-botocore's signer is right for everything, and takes longer than the rest of a request; a test holds
-the two against each other.
+botocore's signer covers everything, and takes longer than the rest of a request. A test
+compares the two.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 
 
 class Credentials(NamedTuple):
-    """Who signs.
+    """The credentials of a request.
 
     Attributes:
-        access_key_id: says which secret.
+        access_key_id: names the secret.
         secret_access_key: the secret.
         token: proves temporary credentials; ``None`` for lasting ones.
     """
@@ -38,14 +38,14 @@ class Signer:
     """Signs requests to one host in one region.
 
     Args:
-        host: as the request names it, with a port that is not the scheme's own.
+        host: as the request names it, with the port unless it is the scheme's default.
         region: the region.
     """
 
     def __init__(self, host: str, region: str) -> None:
         self._host = host
         self._region = region
-        # The key is good for a day.
+        # The signing key changes once a day.
         self._key: tuple[str, str, bytes] = ("", "", b"")
 
     def headers(
@@ -66,7 +66,7 @@ class Signer:
             query: its parts sorted and percent-encoded.
             headers: further ones, their names in small letters.
             payload_hash: SHA-256 of the payload in hex, or :data:`UNSIGNED`.
-            credentials: who signs.
+            credentials: whose signature.
             now_s: seconds since the epoch.
 
         Returns:

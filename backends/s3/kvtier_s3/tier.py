@@ -29,7 +29,7 @@ from kvtier_sdk import (
 class S3Tier(ChunkTierManager):
     """Chunks as objects of an S3 bucket.
 
-    A chunk's header and payload are one object, written in one request, so that what is there is
+    A chunk's header and payload are one object, written in one request: an object that is there is
     always whole.
     """
 
@@ -40,7 +40,7 @@ class S3Tier(ChunkTierManager):
     contract_version: ClassVar[int] = 1
     config: S3TierConfig
 
-    # Made by open(), on the loop that they belong to.
+    # Made by open(), on their loop.
     _bucket: Bucket
     _objects: Objects
 
@@ -89,5 +89,5 @@ class S3Tier(ChunkTierManager):
         try:
             await self._objects.write(self._names.manifest, [manifest])
         except (TierAuthError, TierCapacityError) as error:
-            # What is stored can be loaded all the same.
+            # Chunks that are there can be loaded all the same.
             self.context.logger.warning("the manifest was not written: %s", error)

@@ -1,4 +1,4 @@
-"""A real S3 server for each module, one whose answers are written down, and tiers in them."""
+"""A real S3 server for each module, a scripted one, and tiers in them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 @pytest.fixture(autouse=True)
 def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever whoever runs the tests has set: they find none of it."""
+    """Hide the settings of the user who runs the tests."""
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -89,7 +89,7 @@ class S3Bench(Workbench):
 
 
 def reply(status: int, body: bytes | str = b"", **headers: str) -> bytes:
-    """An answer as it goes over the wire."""
+    """Encode a response."""
     body = body.encode() if isinstance(body, str) else body
     lines = [f"HTTP/1.1 {status} Word", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -98,7 +98,7 @@ def reply(status: int, body: bytes | str = b"", **headers: str) -> bytes:
 
 @dataclass
 class Request:
-    """What the scripted server was asked."""
+    """A request to the scripted server."""
 
     method: str
     target: str
@@ -114,7 +114,7 @@ def make_reply() -> Callable[..., bytes]:
 
 @dataclass
 class Scripted:
-    """An HTTP server that answers what it is told to, once each, and then 200 for ever."""
+    """An HTTP server that sends the given responses, once each, and 200 after those."""
 
     requests: list[Request] = field(default_factory=list)
     #: Answers to come; each is what to send, and the connection is closed after ``None``.

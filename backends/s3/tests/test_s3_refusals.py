@@ -1,4 +1,4 @@
-"""What servers refuse, and why. What rclone does not answer, a scripted server does."""
+"""Refusals by rclone, and by a scripted server where rclone gives none."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes
     assert await bench.put(tier, KEYS[0]) == [None]
 
 
-async def test_what_comes_behind_an_answer_is_none_to_the_next_request(bench, scripted, make_reply):
+async def test_bytes_behind_a_response_do_not_answer_the_next_request(bench, scripted, make_reply):
     tier = await bench.open(scripted.url(), connections=1)
     scripted.answers = [make_reply(200, bench.content(KEYS[0])) + make_reply(404)]
     assert await bench.loads(tier, KEYS[0])
@@ -322,7 +322,7 @@ def listed(size: str) -> str:
     ("status", "body"),
     [(200, listed("<Size>many</Size>")), (200, listed("")), (301, "")],
 )
-async def test_answers_that_make_no_sense_are_no_fault_of_the_credentials(
+async def test_malformed_responses_are_no_fault_of_the_credentials(
     bench, scripted, make_reply, status, body
 ):
     tier = await bench.open(scripted.url())

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import asynccontextmanager
 
 import pytest
 from support.copies import ByteLedger, traced_peak
 from support.s3_server import S3Server
 
-from kvtier_s3.answers import AnswerReader
-from kvtier_s3.wire import Wire
+from kvtier_s3.http import request
 from kvtier_sdk import (
     ChunkNotFoundError,
+    Connection,
     CorruptChunkError,
     SystemClock,
     TierTimeoutError,
@@ -24,32 +23,10 @@ KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20
 
 
-class Ledger(ByteLedger):
-    """Counts what the event loop receives, too."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(monkeypatch, "writev")
-        get_buffer, updated = Wire.get_buffer, Wire.buffer_updated
-        rooms = {}
-
-        def noting_room(wire, sizehint):
-            rooms[wire] = get_buffer(wire, sizehint)
-            return rooms[wire]
-
-        def noting_bytes(wire, nbytes):
-            self._counting(lambda fd, views: nbytes)(0, [rooms.pop(wire)])
-            updated(wire, nbytes)
-
-        monkeypatch.setattr(Wire, "get_buffer", noting_room)
-        monkeypatch.setattr(Wire, "buffer_updated", noting_bytes)
-
-
 @pytest.mark.parametrize("operation", ["store", "load"])
-async def test_a_payload_moves_between_the_wire_and_its_slot_and_nowhere_else(
-    bench, monkeypatch, operation
-):
+async def test_no_payload_is_copied(bench, monkeypatch, operation):
     bench.chunk_bytes = CHUNK_BYTES
-    ledger = Ledger(monkeypatch)  # now: a loop looks its protocol's methods up once
+    ledger = ByteLedger(monkeypatch, "readv", "writev")
     tier = await bench.open(bench.url, conditional_put=False)
     full = [bench.full(key) for key in KEYS[:8]]
     assert await tier.store(full) == [None] * 8
@@ -58,86 +35,11 @@ async def test_a_payload_moves_between_the_wire_and_its_slot_and_nowhere_else(
     with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
     assert all(map(bench.holds, batch))
-    # All moved once, to or from its own place, but what came in one piece with an answer's head.
+    # Every byte moved once, to or from its own place, but those received with a response's head.
     heads_bytes = 8 * 3072
     assert 0 <= 8 * bench.object_bytes - ledger.direct_bytes < heads_bytes
     assert ledger.other_bytes < heads_bytes
     assert peak.allocated_bytes < 256 * 1024
-
-
-@pytest.mark.parametrize("passed_bytes", [0, 3, 9, 40, 300, 500, 60_000, 100_100])
-async def test_a_connection_cut_in_mid_body(bench, proxy, passed_bytes):
-    tier = await bench.open(bench.url_of(endpoint=await proxy.start()), connections=1)
-    await bench.put(tier, KEYS[0])
-    proxy.limit("client", passed_bytes, "cut")
-    (verdict,) = await tier.load([bench.empty(KEYS[0])])
-    assert isinstance(verdict, TierUnavailableError)
-    assert verdict.retryable
-    proxy.release()
-    assert await bench.loads(tier, KEYS[0])
-
-
-@pytest.mark.parametrize("passed_bytes", [0, 20, 70, 700, 60_000, 100_000])
-async def test_a_store_cut_in_mid_body_leaves_nothing(bench, proxy, passed_bytes):
-    tier = await bench.open(bench.url_of(endpoint=await proxy.start()), connections=1)
-    await bench.put(tier, KEYS[1])
-    proxy.limit("server", passed_bytes, "cut")
-    (verdict,) = await bench.put(tier, KEYS[0])
-    assert isinstance(verdict, TierUnavailableError)
-    proxy.release()
-    assert await bench.has(tier, *KEYS[:2]) == [False, True]
-    assert await bench.put(tier, KEYS[0]) == [None]
-    assert await bench.loads(tier, *KEYS[:2])
-
-
-@pytest.mark.parametrize("passed_bytes", [0, 30, 2**20])
-async def test_after_a_cancelled_load_nothing_touches_the_buffers(bench, proxy, passed_bytes):
-    bench.chunk_bytes = CHUNK_BYTES
-    tier = await bench.open(bench.url_of(endpoint=await proxy.start()), connections=1)
-    await bench.put(tier, KEYS[0])
-    proxy.limit("client", passed_bytes, "hold")
-    target = bench.empty(KEYS[0])
-    task = asyncio.create_task(tier.load([target]))
-    await proxy.spent.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    target.payload[:] = b"n" * len(target.payload)
-    proxy.release()
-    # Another chunk comes through, and so would what was on the way have.
-    assert await bench.loads(tier, KEYS[0])
-    assert bytes(target.payload) == b"n" * len(target.payload)
-
-
-@pytest.mark.parametrize("passed_bytes", [0, 30, 2**20])
-async def test_after_a_cancelled_store_the_buffers_are_free(bench, proxy, passed_bytes):
-    bench.chunk_bytes = 32 * 2**20  # more than the sockets between hold
-    tier = await bench.open(bench.url_of(endpoint=await proxy.start()), connections=1)
-    proxy.limit("server", passed_bytes, "hold")
-    source = bench.full(KEYS[0])
-    task = asyncio.create_task(tier.store([source]))
-    await proxy.spent.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    source.payload[:] = b"n" * len(source.payload)
-    proxy.release()
-    assert await bench.put(tier, KEYS[1]) == [None]
-    # What was given up is not there, in part or in a mixture.
-    assert await bench.has(tier, *KEYS[:2]) == [False, True]
-
-
-async def test_a_cancelled_batch_leaves_the_tier_usable(bench, proxy):
-    tier = await bench.open(bench.url_of(endpoint=await proxy.start()), connections=3)
-    await bench.put(tier, *KEYS)
-    proxy.limit("client", 250_000, "hold")
-    task = asyncio.create_task(tier.load([bench.empty(key) for key in KEYS]))
-    await proxy.spent.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    proxy.release()
-    assert await bench.loads(tier, *KEYS)
 
 
 async def test_connections_are_kept_and_bounded(bench, proxy):
@@ -223,16 +125,9 @@ async def test_killed_and_restarted_in_the_middle_of_transfers(bench, tmp_path):
         await bench.close()
 
 
-async def test_nobody_there(bench, tmp_path):
+async def test_no_server(bench, tmp_path):
     with pytest.raises(TierUnavailableError, match="no connection to 127.0.0.1:"):
         await bench.open(S3Server(tmp_path).url)
-
-
-async def test_somebody_who_never_answers(bench):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(TierTimeoutError, match="nothing moved for 0.2 s"):
-            await bench.open(bench.url_of(endpoint=endpoint), read_timeout="200ms")
 
 
 async def test_a_server_that_falls_silent_in_mid_body(bench, proxy):
@@ -249,7 +144,7 @@ async def test_a_server_that_falls_silent_in_mid_body(bench, proxy):
 
 @asynccontextmanager
 async def peer_that_says(answer: bytes):
-    """A wire to somebody who says this once, reads nothing, and waits."""
+    """A connection to a server that says this once, reads nothing, and waits."""
     leave = asyncio.Event()
 
     async def serve(reader, writer):
@@ -259,12 +154,11 @@ async def peer_that_says(answer: bytes):
 
     # It takes a little into its buffers, and no more.
     peer = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
-    wire = Wire("peer", SystemClock(), silence_s=3600)
-    _, port = peer.sockets[0].getsockname()
-    await asyncio.get_running_loop().create_connection(lambda: wire, "127.0.0.1", port)
-    yield wire
+    address = peer.sockets[0].getsockname()
+    connection = await Connection.connect(address, clock=SystemClock(), timeout_s=10)
+    yield connection
     leave.set()
-    wire.close("the test is over")
+    connection.close("the test is over")
     peer.close()
 
 
@@ -276,17 +170,16 @@ async def peer_that_says(answer: bytes):
         (b"HTTP/1.1 500 No\r\n\r\n", 0),
     ],
 )
-async def test_a_connection_on_which_nothing_can_follow_is_of_no_more_use(answer, target):
-    reader = AnswerReader([memoryview(bytearray(target))])
-    async with peer_that_says(answer) as wire:
-        await wire.call([b"GET / HTTP/1.1\r\n\r\n"], reader)
-        # At once: a request that was made before the rest arrives would take it for its answer.
-        assert not wire.is_usable
+async def test_a_connection_on_which_no_response_can_follow_is_closed(answer, target):
+    async with peer_that_says(answer) as connection:
+        await request(connection, [b"GET / HTTP/1.1\r\n\r\n"], [memoryview(bytearray(target))])
+        # At once: the next request would take the rest for its response.
+        assert not connection.is_usable
 
 
-async def test_nothing_is_sent_to_somebody_who_has_answered_already():
+async def test_nothing_is_sent_after_the_response():
     content = memoryview(bytearray(64 * 2**20))  # more than the sockets between hold
     answer = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
-    async with peer_that_says(answer) as wire, asyncio.timeout(30):
-        assert (await wire.call([b"PUT", content], AnswerReader())).status == 503
-        assert not wire.is_usable
+    async with peer_that_says(answer) as connection, asyncio.timeout(30):
+        assert (await request(connection, [b"PUT", content])).status == 503
+        assert not connection.is_usable

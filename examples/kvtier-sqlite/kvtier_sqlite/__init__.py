@@ -1,4 +1,4 @@
-"""A tier in one SQLite file: a chunk is a row, for every process of the machine that opens it."""
+"""A tier in one SQLite file, which processes of one machine may share. A chunk is a row."""
 
 import sqlite3
 import threading
@@ -16,8 +16,8 @@ class SQLiteTierConfig(kv.TierConfig):
     """Options of the SQLite tier.
 
     Attributes:
-        path: the file, made where it is missing; ``sqlite:?path=/data/kv.db``.
-        max_chunks: how many it holds before the oldest go.
+        path: the file, made if it is missing: ``sqlite:?path=/data/kv.db``.
+        max_chunks: the most chunks that it holds; beyond it, the oldest are removed.
     """
 
     path: str
@@ -25,7 +25,7 @@ class SQLiteTierConfig(kv.TierConfig):
 
 
 class SQLiteTier(kv.ChunkTierManager):
-    """Chunks as rows of a table in one file."""
+    """Stores chunks as rows of one table."""
 
     config_model = SQLiteTierConfig
     capabilities = kv.Capability.DELETE

@@ -1,51 +1,29 @@
-"""The options that stand in vLLM's ``kv_connector_extra_config``. Ours are strict."""
+"""Our options in vLLM's ``kv_connector_extra_config``."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from kvtier_sdk.config.location_conflicts import location_conflicts
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.config.tiering import read_tiers
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
-from kvtier_sdk.options.model import (
-    StrictModel,
-    nearest,
-    option_path,
-    validate_options,
-)
-from kvtier_sdk.options.units import Flag, Seconds
+from kvtier_sdk.options.model import StrictModel, validate_options
+from kvtier_sdk.options.place import Place
+from kvtier_sdk.options.units import BytesOrShare, Flag, Seconds
 from kvtier_sdk.tiering import TieringConfig
 
-#: Keys of ``kv_connector_extra_config`` that vLLM's connector reads, whatever the spec.
-ENGINE_KEYS = (
-    "spec_name",
-    "spec_module_path",
-    "block_size",
-    "blocks_per_chunk",
-    "offload_prompt_only",
-    "self_describing_kv_events",
-    "canonical_layout",
-    "sync_load_budget_bytes",
-)
-# Keys of a tier's entry that vLLM's own manager keeps for itself.
-_ENGINE_TIER_KEYS = frozenset({"type", "module_path", "backpressure"})
-#: What ``type`` says where our class is named instead of the registered type.
+#: The ``type`` of an entry that names our class instead of the registered type.
 CLASS_TYPE = "KVTierSecondaryTier"
 
-_WHERE = "kv_connector_extra_config"
+# Options of a tier's entry that vLLM's own manager keeps for itself.
+_ENGINE_TIER_OPTIONS = ("type", "module_path", "backpressure")
 _TIERS = "secondary_tiers"
-#: What vLLM calls options of a :class:`TieringConfig`.
-_ENGINE_NAMES = {
-    "pool_bytes": "cpu_bytes_to_use",
-    "policy": "eviction_policy",
-    "tiers": _TIERS,
-}
+#: The options' place in vLLM's configuration.
+EXTRA_CONFIG = Place("kv_connector_extra_config")
 
 
 class GuestOptions(StrictModel):
@@ -53,8 +31,8 @@ class GuestOptions(StrictModel):
 
     Attributes:
         verify: false switches digests off; for measurements and tests only.
-        model_revision: what tells this model from others of its name.
-        shutdown_timeout_s: for draining the tier, and again for closing it.
+        model_revision: tells this model from others of its name.
+        shutdown_timeout_s: time to drain the tier, and again to close it.
     """
 
     verify: Flag = True
@@ -75,149 +53,99 @@ class SecondaryTierEntry:
     options: GuestOptions
 
     @classmethod
-    def read(cls, options: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Self:
-        """Read an entry as vLLM hands it over.
+    def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
+        """Find the entry of a tier that vLLM's ``spec`` makes, of which it passes the ``options``.
 
-        Args:
-            options: the entry, without the keys that vLLM keeps for itself.
-            entries: all of ``secondary_tiers``, this one among them.
-
-        Returns:
-            The validated entry.
-
-        Raises:
-            ConfigError: as for :meth:`read_all`.
-            BackendError: the backend cannot be found or loaded.
+        vLLM makes one tier after the other. With the first one all entries are read, and kept with
+        the spec. Raises as :meth:`read_all`.
         """
-        read = cls.read_all(entries)
-        path = next((path for path, entry in _ours(entries).items() if entry == options), None)
-        return read[path] if path else cls._read(options, _TIERS)
+        entries = spec.extra_config.get(_TIERS, [])
+        if not hasattr(spec, "kvtier_entries"):
+            spec.kvtier_entries = cls.read_all(entries)
+        places = (place for place, own in _ours(entries).items() if own == options)
+        entry: Self = spec.kvtier_entries[next(places)]
+        return entry
 
     @classmethod
-    def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[str, Self]:
-        """Read the entries that are ours.
+    def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[Place, Self]:
+        """Read the entries that are ours by their places, ``secondary_tiers[0]``.
 
-        Args:
-            entries: all of ``secondary_tiers``; others are vLLM's to check.
-
-        Returns:
-            Path, ``secondary_tiers[0]``, to validated entry.
+        The others are vLLM's to check.
 
         Raises:
-            ConfigError: an option is wrong, or two entries have one name or clash otherwise.
-            BackendError: a backend cannot be found or loaded.
+            ConfigError: an option is wrong, a backend cannot be found or loaded, or two entries
+                have one name or conflict otherwise.
         """
-        read = {path: cls._read(entry, path) for path, entry in _ours(entries).items()}
-        tiers = {path: entry.tier for path, entry in read.items()}
-        names: set[str] = set()
-        for path, tier in tiers.items():
-            if tier.name in names:
-                raise ConfigError(
-                    f"{_WHERE}: option '{path}.name': two tiers are named {tier.name!r}; name "
-                    f"one of them, for example '{tier.name}-2'"
-                )
-            names.add(tier.name)
-        for path, fault in location_conflicts(tiers):
-            raise ConfigError(f"{_WHERE}: option {path!r}: {tiers[path].name!r} {fault}")
-        return read
-
-    @classmethod
-    def _read(cls, entry: Mapping[str, Any], path: str) -> Self:
-        names = GuestOptions.option_names()
-        guest = {name: value for name, value in entry.items() if name in names}
-        own = {name: value for name, value in entry.items() if name not in names}
-        return cls(
-            TierSpec.from_options({"type": TIER_TYPE, **own}, where=_WHERE, path=path),
-            validate_options(GuestOptions, guest, where=_WHERE, path=path),
-        )
+        ours = _ours(entries)
+        options = {
+            place: validate_options(GuestOptions, GuestOptions.take_from(entry), place)
+            for place, entry in ours.items()
+        }
+        specs = read_tiers({place: {"type": TIER_TYPE, **own} for place, own in ours.items()})
+        return {place: cls(spec, options[place]) for place, spec in specs.items()}
 
 
-class EngineOptions(StrictModel):
-    """Options of our own manager under vLLM, beside those of a :class:`TieringConfig`.
-
-    Attributes:
-        copies: who copies between the device and the host pool: ``kvtier``, ``vllm``, or
-            ``auto``: vLLM where it can, which is not on a CPU.
-        model_revision: what tells this model from others of its name.
-    """
-
-    copies: Literal["auto", "kvtier", "vllm"] = "auto"
-    model_revision: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SpecOptions:
-    """``kv_connector_extra_config`` for our own manager, validated.
-
-    Attributes:
-        config: host pool, policies and tiers.
-        engine: the rest.
-    """
-
-    config: TieringConfig
-    engine: EngineOptions
-
-    @classmethod
-    def read(cls, extra_config: Mapping[str, Any]) -> Self:
-        """Read ``kv_connector_extra_config``.
-
-        Args:
-            extra_config: as configured.
-
-        Returns:
-            Our part of it, validated. Backends and policies in it have been imported.
-
-        Raises:
-            ConfigError: an option is wrong.
-        """
-        own = {key: value for key, value in extra_config.items() if key not in ENGINE_KEYS}
-        of_engine = EngineOptions.option_names()
-        _check_names(own, [*of_engine, *_config_names(), *ENGINE_KEYS])
-        ours = {theirs: ours for ours, theirs in _ENGINE_NAMES.items()}
-        config = {ours.get(key, key): value for key, value in own.items() if key not in of_engine}
-        engine = {key: value for key, value in own.items() if key in of_engine}
-        if "pool_bytes" not in config:
-            raise ConfigError(
-                f"{_WHERE}: option 'cpu_bytes_to_use' is missing; it says how big the host pool "
-                "is, for example '4GiB'"
-            )
-        try:
-            tiering = TieringConfig.from_dict(config, where=_WHERE)
-        except ConfigError as error:
-            raise ConfigError(in_vllms_names(str(error))) from error
-        return cls(tiering, validate_options(EngineOptions, engine, where=_WHERE))
-
-
-def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Our entries by their paths, without the keys that vLLM keeps for itself."""
+def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Any]]:
+    """Our entries by their places, without the options that vLLM keeps for itself."""
     return {
-        option_path(_TIERS, index): {
-            key: value for key, value in entry.items() if key not in _ENGINE_TIER_KEYS
+        EXTRA_CONFIG.at(_TIERS, index): {
+            name: value for name, value in entry.items() if name not in _ENGINE_TIER_OPTIONS
         }
         for index, entry in enumerate(entries)
         if entry.get("type") in (TIER_TYPE, CLASS_TYPE)
     }
 
 
-def _config_names() -> list[str]:
-    """Options of a :class:`TieringConfig` as they are called here; an engine knows the others."""
-    known_to_engine = ("slots", "chunk_bytes")
-    names = TieringConfig.option_names()
-    return [_ENGINE_NAMES.get(name, name) for name in names if name not in known_to_engine]
+class EngineOptions(StrictModel):
+    """Options of our own manager under vLLM, beside those of a :class:`TieringConfig`.
+
+    Attributes:
+        copies: what copies between the device and the host pool: ``kvtier``, ``vllm``, or
+            ``auto``, which is vLLM except on a CPU, where it cannot.
+        model_revision: tells this model from others of its name.
+    """
+
+    copies: Literal["auto", "kvtier", "vllm"] = "auto"
+    model_revision: str | None = None
 
 
-def _check_names(options: Iterable[str], known: Sequence[str]) -> None:
-    mistakes = [
-        f"{_WHERE}: unknown option {name!r}; {nearest(name, known, 'allowed')}"
-        for name in options
-        if name not in known
-    ]
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
+class SpecOptions(EngineOptions, TieringConfig):
+    """``kv_connector_extra_config`` for our own manager; some options have vLLM's names."""
 
+    # The engine knows these.
+    slots: ClassVar[None] = None  # type: ignore[misc]
+    chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
 
-def in_vllms_names(message: str) -> str:
-    """A complaint about a :class:`TieringConfig` with its options called as vLLM's users do."""
-    for ours, theirs in _ENGINE_NAMES.items():
-        message = re.sub(rf"'{ours}\b", f"'{theirs}", message)
-    return message
+    pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
+    policy: str = Field("lru", alias="eviction_policy")
+    #: As they are written, but after :meth:`from_dict`: a worker has none, and does not read them.
+    tiers: Any = Field((), alias="secondary_tiers")
+
+    # vLLM's connector reads these under any spec.
+    spec_name: Any = None
+    spec_module_path: Any = None
+    block_size: Any = None
+    blocks_per_chunk: Any = None
+    offload_prompt_only: Any = None
+    self_describing_kv_events: Any = None
+    canonical_layout: Any = None
+    sync_load_budget_bytes: Any = None
+
+    @model_validator(mode="after")
+    def _check_pool(self) -> Self:
+        if self.pool_bytes is None:
+            raise ValueError(
+                "option 'cpu_bytes_to_use' is missing; it says how big the host pool is, for "
+                "example '4GiB'"
+            )
+        return self
+
+    @property
+    def config(self) -> TieringConfig:
+        """The part that a manager is made from, with the manager's names."""
+        fields = {name: getattr(self, name) for name in TieringConfig.model_fields}
+        return TieringConfig.model_construct(self.model_fields_set & fields.keys(), **fields)
+
+    def read_tiers(self) -> Sequence[TierSpec]:
+        """Read the tiers. Raises as :meth:`TieringConfig.from_dict`."""
+        return tuple(read_tiers(EXTRA_CONFIG.at(_TIERS).entries(self.tiers)).values())

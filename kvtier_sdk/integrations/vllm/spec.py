@@ -18,9 +18,10 @@ from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS, Identi
 from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import metric_definitions
-from kvtier_sdk.integrations.vllm.options import SpecOptions
+from kvtier_sdk.integrations.vllm.options import EXTRA_CONFIG, SpecOptions
 from kvtier_sdk.integrations.vllm.region import JoinedRegion, refuse_absent
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.pool.limits import total_memory_bytes
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
-    """What vLLM makes once in its scheduler and once in each worker.
+    """The entry point of our manager: vLLM makes one in its scheduler and one in each worker.
 
     Args:
         config: vLLM's description of the engine.
@@ -56,7 +57,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         compat.warn_if_untried()
-        self._options = SpecOptions.read(config.extra_config)
+        self._options = validate_options(SpecOptions, config.extra_config, EXTRA_CONFIG)
         self.replicated_layout = config.replicated_layout
         self._theirs = self._uses_their_copies()
         if config.canonical_layout and not self._theirs:
@@ -70,9 +71,10 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None:
+            tiers = self._options.read_tiers()
             pool = self._scheduler_pool()
             try:
-                self._manager = self._make_manager(pool)
+                self._manager = self._make_manager(pool, tiers)
             except BaseException:
                 pool.close()
                 raise
@@ -92,7 +94,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
     def _uses_their_copies(self) -> bool:
         on_cpu = bool(current_platform.is_cpu())
-        copies = self._options.engine.copies
+        copies = self._options.copies
         if copies == "vllm" and on_cpu:
             raise ConfigError(
                 "kv_connector_extra_config: option 'copies' is 'vllm', which does not copy on a "
@@ -116,17 +118,19 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         return PoolLayout(slots, one.part_bytes, one.workers, one.replicated)
 
     def _pool_bytes(self) -> int:
-        size = self._options.config.pool_bytes or 0
+        size = self._options.pool_bytes or 0
         # A number is bytes, a share of the memory a fraction.
         return size if isinstance(size, int) else int(size * total_memory_bytes())
 
-    def _make_manager(self, pool: HostPool | EngineSlots) -> KVTierOffloadingManager:
+    def _make_manager(
+        self, pool: HostPool | EngineSlots, tiers: Sequence[TierSpec]
+    ) -> KVTierOffloadingManager:
         config = self._options.config
         identity = Identity(
             self.config,
             chunk_bytes=pool.chunk_bytes,
             slot_layout=THEIR_SLOTS if self._theirs else OUR_SLOTS,
-            revision=self._options.engine.model_revision,
+            revision=self._options.model_revision,
         )
 
         def make(
@@ -138,10 +142,10 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
         return KVTierOffloadingManager(
             make,
-            config.tiers,
+            tiers,
             identity,
             on_shutdown=pool.close,
-            # One more than the pipeline's depth with asynchronous scheduling.
+            # With asynchronous scheduling, one more than the pipeline is deep.
             steps_in_flight=self.config.parallel.pp_size + 1,
         )
 
@@ -175,7 +179,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _region(self, worker: int | None) -> JoinedRegion:
-        """vLLM's own shared memory, as its own copies want it."""
+        """vLLM's own shared memory, in the layout of its own copies."""
         return JoinedRegion(
             self.config.engine_id,
             self._layout.workers,

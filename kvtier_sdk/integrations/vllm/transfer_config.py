@@ -9,22 +9,21 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from kvtier_sdk.errors import BackendError, ConfigError
+from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm import HOMES
-from kvtier_sdk.integrations.vllm.options import CLASS_TYPE, SecondaryTierEntry, SpecOptions
-from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
-from kvtier_sdk.options.model import (
-    StrictModel,
-    kind_of,
-    nearest,
-    option_path,
-    validate_options,
+from kvtier_sdk.integrations.vllm.options import (
+    CLASS_TYPE,
+    EXTRA_CONFIG,
+    SecondaryTierEntry,
+    SpecOptions,
 )
+from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
+from kvtier_sdk.options.model import StrictModel, validate_options
+from kvtier_sdk.options.place import Place, nearest
 from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.tiering import TieringConfig
 
 _CONNECTOR = "OffloadingConnector"
-_EXTRA = "kv_connector_extra_config"
 #: The spec whose manager is ours, and those whose manager is vLLM's.
 _HOST_SPEC = "KVTierOffloadingSpec"
 _CPU_SPEC = "KVTierCPUTieringSpec"
@@ -34,7 +33,7 @@ _Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
 class _TransferConfig(StrictModel):
-    """vLLM's ``KVTransferConfig``, of which nothing but the extra config says anything to us."""
+    """vLLM's ``KVTransferConfig``. Only the extra config concerns us."""
 
     kv_connector: str
     engine_id: str | None = None
@@ -54,108 +53,103 @@ class _TransferConfig(StrictModel):
 
 
 def is_transfer_config(options: Mapping[str, Any]) -> bool:
-    """Whether options are vLLM's rather than ours."""
-    return "kv_connector" in options or _EXTRA in options
+    """Tell vLLM's options from our own."""
+    return "kv_connector" in options or EXTRA_CONFIG.where in options
 
 
 def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringConfig:
-    """Read what ``vllm serve --kv-transfer-config`` is given.
+    """Read the argument of ``vllm serve --kv-transfer-config``.
 
     Args:
-        options: the whole of it.
-        where: what it stands in, with which each complaint begins.
+        options: all of it.
+        where: its source; each complaint begins with it.
 
     Returns:
-        The host pool and those tiers that are ours, validated; under vLLM's own manager the
-        other tiers are vLLM's to check.
+        The host pool and our tiers, validated. Under vLLM's own manager the other tiers are
+        vLLM's to check.
 
     Raises:
         ConfigError: an option is wrong, vLLM would not find a class of ours by it, or nothing in
             it is ours.
     """
+    place = Place(where)
     connector = options.get("kv_connector")
     if connector != _CONNECTOR:
         raise ConfigError(
-            f"{where}: option 'kv_connector' is {connector!r}; kvtier is used through "
-            f"{_CONNECTOR!r}"
+            f"{place.at('kv_connector')} is {connector!r}; kvtier is used through {_CONNECTOR!r}"
         )
-    extra = options.get(_EXTRA, {})
-    if not isinstance(extra, Mapping):
-        raise ConfigError(
-            f"{where}: option '{_EXTRA}' should be a table of options, not {kind_of(extra)}"
-        )
-    validate_options(_TransferConfig, options, where=where)
+    validate_options(_TransferConfig, options, place)
+    inside = place.at(EXTRA_CONFIG.where)
+    extra = inside.table(options.get(EXTRA_CONFIG.where, {}))
     spec = extra.get("spec_name")
     try:
         if spec in (_HOST_SPEC, _CPU_SPEC):
-            _check_module(extra, "spec_module_path", class_name=spec)
+            _check_module(extra.get("spec_module_path"), EXTRA_CONFIG.at("spec_module_path"), spec)
         if spec == _HOST_SPEC:
-            return SpecOptions.read(extra).config
+            return SpecOptions.from_dict(extra, where=EXTRA_CONFIG.where).config
         if spec in _GUEST_SPECS:
             return _read_guests(extra)
-    except (ConfigError, BackendError) as error:
+    except ConfigError as error:
         lines = str(error).splitlines()
         raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from error
     known = nearest(str(spec), [_HOST_SPEC, *_GUEST_SPECS], "allowed")
-    raise ConfigError(f"{where}: option '{_EXTRA}.spec_name' is {spec!r}; {known}")
+    raise ConfigError(f"{inside.at('spec_name')} is {spec!r}; {known}")
 
 
 def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
-    entries = extra.get("secondary_tiers", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ConfigError(f"{_EXTRA}: option 'secondary_tiers' should be a list of tables")
-    for index, entry in enumerate(entries):
+    entries = EXTRA_CONFIG.at("secondary_tiers").entries(extra.get("secondary_tiers", []))
+    tables = {place: place.table(entry) for place, entry in entries.items()}
+    for place, entry in tables.items():
         if entry.get("type") == CLASS_TYPE:
-            path = option_path("secondary_tiers", index)
-            _check_module(entry, "module_path", class_name=CLASS_TYPE, path=path)
+            _check_module(entry.get("module_path"), place.at("module_path"), CLASS_TYPE)
     pool_bytes = _read_pool_bytes(extra.get("cpu_bytes_to_use"))
-    guests = SecondaryTierEntry.read_all(entries)
+    guests = SecondaryTierEntry.read_all(list(tables.values())).values()
     if not guests:
         raise ConfigError(
-            f"{_EXTRA}: no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; nothing is ours"
+            f"{EXTRA_CONFIG} no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; nothing is "
+            "ours"
         )
-    specs = [guest.tier for guest in guests.values()]
-    return TieringConfig.from_dict({"pool_bytes": pool_bytes, "tiers": specs}, where=_EXTRA)
+    tiers = tuple(guest.tier for guest in guests)
+    return TieringConfig.model_construct(pool_bytes=pool_bytes, tiers=tiers)
 
 
-def _check_module(
-    options: Mapping[str, Any], name: str, *, class_name: str, path: str = ""
-) -> None:
-    """vLLM imports a class that nobody registered with it from the module that is named beside it.
+def in_vllms_names(message: str) -> str:
+    """Name the option of the host pool's size as vLLM's users do."""
+    return message.replace("'pool_bytes'", "'cpu_bytes_to_use'")
 
-    Ours cannot be imported here, where vLLM may be missing; of a module of somebody else's, who may
-    pass ours on, only its absence is certain.
+
+def _check_module(module: object, place: Place, class_name: str) -> None:
+    """Check the module from which vLLM imports a class that is not registered with it.
+
+    Our own cannot be imported here, where vLLM may be missing. A foreign module may pass our class
+    on, so only its absence is a mistake.
     """
-    module, option = options.get(name), option_path(path, name)
+    if isinstance(module, str) and _may_hold(module, class_name):
+        return
+    fault = f"is {module!r}, where there is no {class_name}"
     if module is None:
         fault = "is missing"
-    elif isinstance(module, str) and _may_hold(module, class_name):
-        return
-    else:
-        fault = f"is {module!r}, where there is no {class_name}"
-    raise ConfigError(f"{_EXTRA}: option {option!r} {fault}; write {__package__!r}")
+    raise ConfigError(f"{place} {fault}; write {__package__!r}")
 
 
 def _may_hold(module: str, class_name: str) -> bool:
     if module.partition(".")[0] == str(__package__).partition(".")[0]:
         return module in (__package__, f"{__package__}.{HOMES[class_name]}")
-    # What stands above a module is imported, and may raise whatever it likes.
+    # The packages around a module are imported, and may raise anything.
     with suppress(Exception):
         return find_spec(module) is not None
     return False
 
 
 def _read_pool_bytes(value: Any) -> int:
-    """What vLLM makes of the size of its own pool: it calls ``int``, which knows no units."""
+    """Read the size of vLLM's own pool as vLLM does, with ``int``, which knows no units."""
+    place = EXTRA_CONFIG.at("cpu_bytes_to_use")
     if value is None:
-        raise ConfigError(f"{_EXTRA}: option 'cpu_bytes_to_use' is missing")
+        raise ConfigError(f"{place} is missing")
     with suppress(TypeError, ValueError, OverflowError):
         if (pool_bytes := int(value)) > 0:
             return pool_bytes
     advice = f"for example {4 << 30}"
     with suppress(ValueError):
         advice = str(parse_bytes(value) or advice)
-    raise ConfigError(
-        f"{_EXTRA}: option 'cpu_bytes_to_use' is {value!r}, and vLLM takes bytes only; "
-        f"write {advice}"
-    )
+    raise ConfigError(f"{place} is {value!r}, and vLLM takes bytes only; write {advice}")

@@ -1,18 +1,18 @@
-"""What a tier's process builds the tier from: plain data, sent when it starts.
+"""The message from which a tier's process builds the tier, and the errors that it sends back.
 
-It goes through the socket that only the two processes have: it holds secrets, which everybody on
-the machine could read in a command line, and every child of the tier in its environment.
+It is plain data. It goes through the socket between the two processes because it holds secrets: a
+command line can be read by everybody on the machine, an environment by every child of the tier.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -20,22 +20,22 @@ from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendLoadError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import validate_options
-from kvtier_sdk.options.tier import (
-    RunnerOptions,
-    TierConfig,
-)
+from kvtier_sdk.options.place import Place
+from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.pool import PoolLayout
 from kvtier_sdk.runner.process.codec import PROTOCOL_VERSION
 
+_OTHER_OPTIONS = (
+    "a process of its own gets the options as plain data, in which these are not the same: give "
+    "each as it would be written in a file"
+)
+
 
 def fault_of(spec: TierSpec) -> str | None:
-    """Why a process of its own cannot build a tier, if so.
+    """A sentence on why a process of its own cannot build a tier, or ``None``.
 
-    Args:
-        spec: the tier.
-
-    Returns:
-        A sentence for the user, or ``None``.
+    Options that have a plain form are read by the process, which checks that they say the same
+    there (:func:`read_bootstrap`).
     """
     tier_class = spec.tier_class
     if tier_class.__module__ == "__main__" or "<locals>" in tier_class.__qualname__:
@@ -44,40 +44,25 @@ def fault_of(spec: TierSpec) -> str | None:
             "outside of functions"
         )
     try:
-        sent = json.loads(json.dumps([spec.config.to_dict(secrets=True), _common(spec)]))
-        arrived = _read_options(spec.name, tier_class.config_model, *sent)
-    except (TypeError, ValueError, ConfigError):
-        arrived = None
-    if arrived != (spec.config, spec.runner):
-        return (
-            "a process of its own gets the options as plain data, in which these are not the "
-            "same: give each as it would be written in a file"
-        )
+        _options_of(spec)
+    except (TypeError, ValueError):
+        return _OTHER_OPTIONS
     return None
 
 
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int, verify: bool
 ) -> dict[str, Any]:
-    """Write down what the child needs.
+    """Write down what the process needs of a tier without a fault, secrets included.
 
-    Args:
-        spec: a tier without a fault (:func:`fault_of`).
-        namespace: of its chunks.
-        layout: of the pool.
-        pool_fd: the pool's descriptor in the child.
-        verify: whether digests are checked.
-
-    Returns:
-        Plain data, secrets included.
+    ``pool_fd`` is the pool's descriptor in the process.
     """
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,
         "backend": spec.backend,
         "tier_class": _path_of(spec.tier_class),
-        "config": spec.config.to_dict(secrets=True),
-        "runner": _common(spec),
+        **_options_of(spec),
         "facts": dict(namespace.facts),
         "fingerprint": namespace.fingerprint,
         "layout": asdict(layout),
@@ -87,38 +72,43 @@ def write_bootstrap(
     }
 
 
-def read_bootstrap(order: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Read what the parent wrote, in the child.
-
-    Args:
-        order: what arrived.
-
-    Returns:
-        The tier, its namespace, and where what lies in the pool.
+def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
+    """Read in the process what :func:`write_bootstrap` wrote in the engine.
 
     Raises:
-        ConfigError: it is of another release, or not the same here.
+        ConfigError: it is another release's, or does not say the same here.
         BackendLoadError: the backend cannot be imported here.
     """
-    name = order["name"]
-    if order["version"] != PROTOCOL_VERSION:
+    name = bootstrap["name"]
+    place = Place(f"tier {name!r}")
+    if bootstrap["version"] != PROTOCOL_VERSION:
         raise ConfigError(
-            f"tier {name!r}: its process found another release of kvtier-sdk than the engine"
+            f"{place} its process found another release of kvtier-sdk than the engine"
         )
-    namespace = Namespace(order["facts"])
-    if namespace.fingerprint != order["fingerprint"]:
-        raise ConfigError(f"tier {name!r}: the namespace's facts are no plain JSON values")
-    tier_class = _load_class(name, order["tier_class"])
-    config, runner = _read_options(name, tier_class.config_model, order["config"], order["runner"])
-    spec = TierSpec(name, order["backend"], tier_class, config, runner)
-    return spec, namespace, PoolLayout(**order["layout"])
+    namespace = Namespace(bootstrap["facts"])
+    if namespace.fingerprint != bootstrap["fingerprint"]:
+        raise ConfigError(f"{place} the namespace's facts are no plain JSON values")
+    tier_class = _load_class(name, bootstrap["tier_class"])
+    config = validate_options(tier_class.config_model, bootstrap["config"], place)
+    runner = validate_options(RunnerOptions, bootstrap["runner"], place)
+    spec = TierSpec(name, bootstrap["backend"], tier_class, config, runner)
+    if any(bootstrap[part] != options for part, options in _options_of(spec).items()):
+        raise ConfigError(f"{place} {_OTHER_OPTIONS}, or use runner 'thread'")
+    return spec, namespace, PoolLayout(**bootstrap["layout"])
+
+
+def _options_of(spec: TierSpec) -> dict[str, Any]:
+    return {
+        "config": spec.config.to_dict(secrets=True),
+        "runner": spec.runner.to_dict(secrets=True),
+    }
 
 
 def write_error(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data: its class and that one's bases, and what it says."""
+    """Write an exception down as plain data: its class and its bases, text and plain attributes."""
     return {
         "name": type(error).__name__,
-        # That it is some exception says less than its name.
+        # Exception alone would say less than the name does.
         "classes": [
             _path_of(base)
             for base in type(error).__mro__
@@ -131,23 +121,18 @@ def write_error(error: BaseException) -> dict[str, Any]:
 
 
 def read_error(told: Mapping[str, Any]) -> BaseException:
-    """The exception again: of the first of its classes that this process knows and can make.
+    """Make the exception that :func:`write_error` wrote down again.
 
-    It is made of those of its arguments that are plain, or of its text, so that it says the same.
-    Nothing is imported for it.
-
-    Args:
-        told: what :func:`write_error` wrote.
-
-    Returns:
-        The exception, to be raised; a :class:`TierError` with its name where no class will do.
+    Its class is the first one that this process has imported already and can make, from the plain
+    arguments or from the text, so that it has the same text; else it is a :class:`TierError` with
+    the class's name.
     """
     for path in told["classes"]:
         found = _known_class(path)
-        if found is None or not issubclass(found, Exception):
+        if found is None:
             continue
         for args in (told["args"], [told["text"]]):
-            # Whatever a stranger's class does to be made, or to say something.
+            # A foreign class may raise anything when it is made or written out.
             with contextlib.suppress(Exception):
                 error = found.__new__(found, *args)
                 error.args = tuple(args)
@@ -158,7 +143,7 @@ def read_error(told: Mapping[str, Any]) -> BaseException:
 
 
 def _text_of(error: BaseException) -> str:
-    """What an exception says, and what those say that it is a group of."""
+    """The text of an exception, and for a group those of its parts."""
     if not isinstance(error, BaseExceptionGroup):
         return str(error)
     parts = (f"{type(part).__name__}: {_text_of(part)}" for part in error.exceptions)
@@ -169,20 +154,6 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float | None)
 
 
-def _common(spec: TierSpec) -> dict[str, Any]:
-    return spec.runner.to_dict(secrets=True)
-
-
-def _read_options(
-    name: str, model: type[TierConfig], config: Mapping[str, Any], runner: Mapping[str, Any]
-) -> tuple[TierConfig, RunnerOptions]:
-    where = f"tier {name!r}"
-    return (
-        validate_options(model, config, where=where),
-        validate_options(RunnerOptions, runner, where=where),
-    )
-
-
 def _path_of(of: type) -> str:
     return f"{of.__module__}:{of.__qualname__}"
 
@@ -190,21 +161,21 @@ def _path_of(of: type) -> str:
 def _load_class(name: str, path: str) -> type[SecondaryTierManager]:
     module, _, qualname = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in qualname.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # whatever a stranger's module does at import
+        tier_class: type[SecondaryTierManager] = attrgetter(qualname)(
+            importlib.import_module(module)
+        )
+    except Exception as error:  # a foreign module may raise anything at import
         raise BackendLoadError(
             f"tier {name!r}: {path} cannot be imported in a process of its own: "
             f"{type(error).__name__}: {error}; use runner 'thread'"
         ) from error
-    assert isinstance(found, type)
-    return found
+    return tier_class
 
 
-def _known_class(path: str) -> type[BaseException] | None:
+def _known_class(path: str) -> type[Exception] | None:
     module, _, qualname = path.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    try:
+        found = attrgetter(qualname)(sys.modules[module])
+    except (KeyError, AttributeError):
+        return None
+    return found if isinstance(found, type) and issubclass(found, Exception) else None

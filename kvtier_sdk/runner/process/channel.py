@@ -1,76 +1,73 @@
-"""The engine's end of the socket to a tier's process."""
+"""One end of a socket that carries messages, and never waits."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import select
 import socket
-import threading
-from collections.abc import Callable
 
 from kvtier_sdk.runner.process.codec import Kind, MessageSplitter
 
 _READ_BYTES = 1 << 16
-#: A process that leaves so much unread gets no more.
-_MAX_UNREAD_BYTES = 8 << 20
+#: With so much unsent the peer is taken to be stuck.
+_MAX_UNSENT_BYTES = 8 << 20
 
 
 class Channel:
-    """Writes and reads messages without a wait, and without the loop where that is possible.
-
-    What goes through the loop wakes its thread up, which then competes with the engine's for the
-    interpreter lock. So :meth:`write` is for any thread, and leaves to the loop only what the
-    socket does not take at once; :meth:`read` is for one thread at a time.
+    """Writes and reads messages without a wait and without an event loop. For one thread.
 
     Attributes:
-        at_end: whether nothing more is to be read.
-        is_closed: whether nothing is read or written any more.
+        at_end: true once the peer has closed its end, or the connection is broken.
 
     Args:
-        own: a connected socket, which is the link's from now on.
-        event_loop: takes care of what has to wait.
+        own: a connected socket, which belongs to the channel from now on.
     """
 
-    def __init__(self, own: socket.socket, event_loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
         self.at_end = False
         self._socket = own
         self._readable = select.poll()
         self._readable.register(own, select.POLLIN)
-        self._event_loop = event_loop
         self._splitter = MessageSplitter()
         self._arrived = memoryview(bytearray(_READ_BYTES))
-        self._writing = threading.Lock()
-        self._unwritten = bytearray()
-        self.is_closed = False
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """True if the socket has not accepted everything that was written."""
+        return bool(self._unsent)
 
     @property
     def is_full(self) -> bool:
-        """Whether the other side has left so much unread that it should get no more."""
-        return len(self._unwritten) > _MAX_UNREAD_BYTES
+        """True if the peer has left so much unread that it should get no more."""
+        return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def write(self, data: bytes) -> None:
-        """Write messages, behind those that wait. For a link that is closed they are lost."""
-        with self._writing:
-            if self.is_closed:
-                return
-            if self._unwritten:
-                self._unwritten += data
-                return
-            self._unwritten += data[self._send(data) :]
-            if self._unwritten:
-                with contextlib.suppress(RuntimeError):  # the loop has been closed
-                    self._event_loop.call_soon_threadsafe(self._write_when_possible)
+        """Write messages, behind those that are unsent. For a broken peer they are lost."""
+        if self._unsent:
+            self._unsent += data
+            self.flush()
+        elif (count := self._send(data)) < len(data):
+            self._unsent += data[count:]
+
+    def flush(self) -> None:
+        """Send what was left unsent, as far as the socket accepts it."""
+        if self._unsent:
+            del self._unsent[: self._send(self._unsent)]
 
     def read(self) -> list[tuple[Kind, bytes]]:
-        """Read what is there, to its end: uvloop lets go of a socket that was reset, unread or not.
+        """Read everything that has arrived.
 
         Returns:
-            Each message that is whole now.
+            Each message that is complete.
 
         Raises:
-            MessageError: something else was there.
+            MessageError: something else has arrived.
         """
         messages: list[tuple[Kind, bytes]] = []
         # A read in vain ends in an exception, which takes the engine several times as long.
@@ -86,42 +83,23 @@ class Channel:
             messages += self._splitter.split(self._arrived[:count])
         return messages
 
-    def attend(self, arrived: Callable[[], object]) -> None:
-        """Have the loop call ``arrived`` whenever there is something to read. On the loop."""
-        if not self.at_end:
-            self._event_loop.add_reader(self._socket.fileno(), arrived)
-
-    def ignore(self) -> None:
-        """Leave it unread until somebody looks. On the loop."""
-        if not self.is_closed:
-            self._event_loop.remove_reader(self._socket.fileno())
+    def finish(self, timeout_s: float) -> None:
+        """Wait until everything is sent, or the peer is broken or takes too long."""
+        self._socket.settimeout(timeout_s)
+        with contextlib.suppress(OSError):
+            self._socket.sendall(self._unsent)
 
     def close(self) -> None:
-        """Close the socket, at once. On the loop, while nobody reads."""
-        with self._writing:
-            if self.is_closed:
-                return
-            self._event_loop.remove_reader(self._socket.fileno())
-            self._event_loop.remove_writer(self._socket.fileno())
-            self.is_closed = self.at_end = True
-            self._unwritten.clear()
-            self._socket.close()
+        """Close the socket. A second call does nothing."""
+        self.at_end = True
+        self._unsent.clear()
+        self._socket.close()
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Write what the socket takes; how much that is. What nobody reads any more is taken."""
+        """Send what the socket accepts and return the count; a broken peer counts as all sent."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
             return len(data)
-
-    def _write_when_possible(self) -> None:
-        if not self.is_closed:
-            self._event_loop.add_writer(self._socket.fileno(), self._write_rest)
-
-    def _write_rest(self) -> None:
-        with self._writing:
-            del self._unwritten[: self._send(self._unwritten)]
-            if not self._unwritten:
-                self._event_loop.remove_writer(self._socket.fileno())

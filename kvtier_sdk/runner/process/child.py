@@ -1,10 +1,11 @@
-"""A tier's process: reads jobs, has a thread runner do them, and writes back what it reports.
+"""A tier's process: one loop that reads jobs, runs the tier, and writes reports.
 
 Started by :mod:`kvtier_sdk.runner.process.child_process`; not to be run by hand.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import logging
@@ -14,15 +15,20 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.errors import TierContractError
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Report
+from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
+from kvtier_sdk.runner.loop_thread import close_tier, run_until
 from kvtier_sdk.runner.process.bootstrap import read_bootstrap, write_error
+from kvtier_sdk.runner.process.channel import Channel
 from kvtier_sdk.runner.process.codec import (
     Kind,
     MessageSplitter,
@@ -32,136 +38,214 @@ from kvtier_sdk.runner.process.codec import (
     read_plain,
     write_reports,
 )
-from kvtier_sdk.runner.thread import ThreadRunner
 
 _STDERR = 2
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
 #: Where processors are short the engine goes first.
 _NICENESS = 5
 #: How long the tier may take to end in good order when the engine is gone, and the process.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
+#: How long a tier that did not open may take to close.
+_REFUSED_CLOSE_S = 5.0
+#: How long the last reports may take to leave.
+_LAST_REPORTS_S = 1.0
 
 
 class Child:
-    """The tier's side of the socket.
-
-    The main thread only reads: it sees that the engine is gone, or wants an end, whatever the
-    tier's thread is stuck in.
+    """The tier's side of the two sockets, on the process's one loop.
 
     Args:
-        link: the socket.
+        name: the tier's.
+        control: everything but jobs and reports.
+        data: jobs and reports.
+        clock: time and tasks.
     """
 
-    def __init__(self, link: socket.socket) -> None:
-        self._channel = link
+    def __init__(
+        self, name: str, control: socket.socket, data: socket.socket, clock: SystemClock
+    ) -> None:
+        self._control = control
+        self._data = Channel(data)
+        self._clock = clock
+        self._event_loop = clock.new_event_loop()
+        self._thread_id = threading.get_ident()
+        self._log = TierLog(name, clock)
+        self._splitter = MessageSplitter()
+        # Lines of the log are written in any thread, the rest in the loop's.
         self._writing = threading.Lock()
-        self._runner: ThreadRunner | None = None
-        self._opening: threading.Thread | None = None
+        self._reports: deque[Report] = deque()
+        self._sending = False
+        self._tier_loop: TierLoop | None = None
+        self._opening: asyncio.Task[None] | None = None
+        # Kept, since a loop holds its tasks weakly.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
 
-    def serve(self) -> None:
-        """Do what is asked until the engine says so, or is gone. Ends the process."""
-        splitter = MessageSplitter()
-        with contextlib.suppress(OSError):
-            while data := self._channel.recv(_READ_BYTES):
-                for kind, body in splitter.split(data):
-                    self._take(kind, body)
-        self._end(_ORPHAN_CLOSE_S)
+    def serve(self) -> NoReturn:
+        """Do what the engine asks until it says so, or is gone; then end the process."""
+        asyncio.set_event_loop(self._event_loop)
+        self._event_loop.add_reader(self._control, self._read_control)
+        run_until(self._event_loop, lambda: False, self._log)
+        _exit()
 
-    def send(self, data: bytes) -> None:
-        """Write messages. On any thread; an engine that is gone is no error."""
-        with self._writing:
-            self._send(data)
+    # --- the control socket -----------------------------------------------------------------
+
+    def _read_control(self) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self._control.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        if not data:
+            # The engine is gone.
+            self._event_loop.remove_reader(self._control)
+            self._end(_ORPHAN_CLOSE_S)
+        for kind, body in self._splitter.split(data):
+            self._take(kind, body)
 
     def _take(self, kind: Kind, body: bytes) -> None:
         if kind is Kind.BOOTSTRAP:
             self._begin(read_plain(body))
-        elif kind is Kind.JOBS and self._runner is not None:
-            self._runner.submit(read_jobs(body))
-            # A loop that has ended refuses jobs without a notification.
-            self._send_reports()
         elif kind is Kind.DRAIN:
-            timeout_s = read_plain(body)
-            threading.Thread(target=self._drain, args=(timeout_s,), daemon=True).start()
+            self._spawn(self._drain(read_plain(body)), "drain")
         elif kind is Kind.CLOSE:
             self._end(read_plain(body))
+        elif kind is Kind.PING:
+            self._send(message(Kind.PING, b""))
 
-    def _begin(self, order: Mapping[str, Any]) -> None:
+    def _send(self, data: bytes) -> None:
+        """Write to the control socket, in any thread; an engine that is gone is no error."""
+        with self._writing, contextlib.suppress(OSError):
+            self._control.sendall(data)
+
+    def _spawn(self, coroutine: Any, name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._clock.spawn(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- the tier ---------------------------------------------------------------------------
+
+    def _begin(self, bootstrap: Mapping[str, Any]) -> None:
         try:
-            self._runner = self._build(order)
-        except Exception as error:
+            self._tier_loop = self._build(bootstrap)
+        except BaseException as error:  # a client in Rust that panics raises no Exception
             self._refuse(error)
-        self._opening = threading.Thread(target=self._open, args=(self._runner,), daemon=True)
-        self._opening.start()
-
-    def _build(self, order: Mapping[str, Any]) -> ThreadRunner:
-        name = order["name"]
-        _send_logs(f"kvtier.tier.{name}", order["log_level"], self.send)
-        spec, namespace, layout = read_bootstrap(order)
-        # Its pages are there already; mapping them takes long for a large pool.
-        pool = HostPool.attach(order["pool_fd"], layout, prefault=False)
-        os.close(order["pool_fd"])
-        clock = SystemClock()
-
-        def make_loop(report: Callable[[Report], None]) -> TierLoop:
-            return TierLoop(
-                spec,
-                namespace=namespace,
-                memory=pool,
-                clock=clock,
-                report=report,
-                give_up=self._give_up,
-                verify=order["verify"],
-            )
-
-        return ThreadRunner(name, make_loop, clock, self._send_reports)
-
-    def _open(self, runner: ThreadRunner) -> None:
-        try:
-            runner.start()
-        except BaseException as error:
-            # One that was broken off is no refusal: the main thread is closing the tier.
-            if not self._ending:
-                self._refuse(error)
         else:
-            self.send(message(Kind.OPENED, b""))
+            self._opening = self._spawn(self._open(self._tier_loop), "open")
 
-    def _refuse(self, error: BaseException) -> None:
+    def _build(self, bootstrap: Mapping[str, Any]) -> TierLoop:
+        _send_logs(self._log.logger.name, bootstrap["log_level"], self._send)
+        spec, namespace, layout = read_bootstrap(bootstrap)
+        # Its pages are there already; mapping them takes long for a large pool.
+        pool = HostPool.attach(bootstrap["pool_fd"], layout, prefault=False)
+        os.close(bootstrap["pool_fd"])
+        return TierLoop(
+            spec,
+            namespace=namespace,
+            memory=pool,
+            clock=self._clock,
+            report=self._take_report,
+            give_up=self._give_up,
+            verify=bootstrap["verify"],
+        )
+
+    async def _open(self, tier_loop: TierLoop) -> None:
         try:
-            self.send(plain_message(Kind.REFUSED, write_error(error)))
+            await tier_loop.open()
+        except Exception as error:
+            await self._refuse_opened(error)
+        except BaseException as error:
+            if self._ending:
+                raise
+            # A SystemExit or CancelledError is the tier's.
+            told = TierContractError(f"raised {error!r}")
+            told.tier, told.operation = self._log.tier, "open"
+            await self._refuse_opened(told)
+        else:
+            self._event_loop.add_reader(self._data, self._take_jobs)
+            self._send(message(Kind.OPENED, b""))
+
+    async def _refuse_opened(self, error: Exception) -> None:
+        """Close a tier that did not open, then refuse. One that is being closed is no refusal."""
+        if not self._ending and self._tier_loop is not None:
+            self._ending = True
+            with contextlib.suppress(TimeoutError):
+                async with self._clock.timeout(_REFUSED_CLOSE_S):
+                    await close_tier(self._tier_loop.close, self._log)
+            self._refuse(error)
+
+    def _refuse(self, error: BaseException) -> NoReturn:
+        try:
+            self._send(plain_message(Kind.REFUSED, write_error(error)))
         finally:
             # The engine waits for a word or an end.
             _exit()
 
-    def _drain(self, timeout_s: float) -> None:
-        ended = self._runner is None or self._runner.drain(timeout_s)
+    def _give_up(self) -> None:
+        """Ask for the end of this process: the engine knows what to tell of the jobs."""
+        self._send(message(Kind.HUNG, b""))
+
+    async def _drain(self, timeout_s: float) -> None:
+        ended = self._tier_loop is None or await self._tier_loop.drain(timeout_s)
         self._send_reports()
-        self.send(plain_message(Kind.DRAIN, ended))
+        self._send(plain_message(Kind.DRAIN, ended))
 
     def _end(self, timeout_s: float) -> None:
-        self._ending = True
-        if self._runner is not None:
-            self._runner.close(timeout_s)
-            self._send_reports()
-        if self._opening is not None:
-            # An opening that has just failed closes the tier itself.
-            self._opening.join(timeout_s)
-        _exit()
+        if not self._ending:
+            self._ending = True
+            self._spawn(self._close(timeout_s), "close")
 
-    def _give_up(self) -> None:
-        """The engine knows how to end this process, and what to tell of the jobs."""
-        self.send(message(Kind.HUNG, b""))
+    async def _close(self, timeout_s: float) -> None:
+        try:
+            async with self._clock.timeout(timeout_s):
+                if self._opening is not None and not self._opening.done():
+                    self._opening.cancel()
+                    await asyncio.wait([self._opening])
+                if self._tier_loop is not None:
+                    await close_tier(self._tier_loop.close, self._log)
+        except TimeoutError:
+            self._log.debug("the tier did not close within %g s", timeout_s)
+        finally:
+            self._send_reports()
+            self._data.finish(_LAST_REPORTS_S)
+            _exit()
+
+    # --- jobs and reports ---------------------------------------------------------------------
+
+    def _take_jobs(self) -> None:
+        for _, body in self._data.read():
+            if self._tier_loop is not None:
+                self._tier_loop.submit(read_jobs(body))
+        if self._data.at_end:
+            self._event_loop.remove_reader(self._data)
+            self._end(_ORPHAN_CLOSE_S)
+
+    def _take_report(self, report: Report) -> None:
+        """Take a report, in the loop's thread or, for removed chunks, any other."""
+        self._reports.append(report)
+        if self._sending:
+            return
+        self._sending = True
+        # Sent at the end of this turn of the loop, with all that it reports.
+        if threading.get_ident() == self._thread_id:
+            self._event_loop.call_soon(self._send_reports)
+        else:
+            self._event_loop.call_soon_threadsafe(self._send_reports)
 
     def _send_reports(self) -> None:
-        """Write what was reported, all at once. On the tier's thread and others."""
-        with self._writing:
-            if self._runner is not None and (reports := self._runner.poll()):
-                self._send(message(Kind.REPORTS, write_reports(reports)))
+        self._sending = False
+        reports = []
+        while self._reports:
+            reports.append(self._reports.popleft())
+        if reports:
+            self._data.write(message(Kind.REPORTS, write_reports(reports)))
+            if self._data.has_unsent:
+                self._event_loop.add_writer(self._data, self._send_rest)
 
-    def _send(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self._channel.sendall(data)
+    def _send_rest(self) -> None:
+        self._data.flush()
+        if not self._data.has_unsent:
+            self._event_loop.remove_writer(self._data)
 
 
 class _LogSender(logging.Handler):
@@ -188,55 +272,58 @@ def _send_logs(own: str, level: int, send: Callable[[bytes], None]) -> None:
     logging.getLogger(own).setLevel(level)
 
 
-def _watch_parent(link: socket.socket) -> None:
-    """End with the engine, whatever all other threads are stuck in.
+def _watch_parent(control: socket.socket) -> None:
+    """End the process with the engine, even if its loop is stuck.
 
     A copy that the engine forked may hold its end of the socket open; then only the engine's own
     end tells.
     """
     watched = select.poll()
-    watched.register(link, 0)
+    watched.register(control, 0)
     with contextlib.suppress(OSError):
         watched.register(os.pidfd_open(os.getppid()), select.POLLIN)
     watched.poll()
-    # The main thread reads the end of the file now, where it is not stuck.
+    # The loop reads the end of the file now, if it is not stuck.
     with contextlib.suppress(OSError):
-        link.shutdown(socket.SHUT_RD)
+        control.shutdown(socket.SHUT_RD)
     threading.Event().wait(_ORPHAN_END_S)
     os._exit(1)
 
 
 def _open_standard_streams() -> None:
-    """Take the descriptors of those that the engine does not have.
+    """Take the descriptors of standard streams that the engine does not have.
 
-    What a library writes there must not end up in a socket or the pool.
+    Text that a library writes there must not end up in a socket or the pool.
     """
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)
 
 
-def _exit() -> None:
-    """End now: no thread that hangs, and nothing that a library left, holds the process back."""
+def _exit() -> NoReturn:
+    """End now: neither a thread that hangs nor an exit handler holds the process back."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(0)
 
 
-def main(link_fd: int) -> None:
+def main(name: str, control_fd: int, data_fd: int) -> None:
     """Be a tier's process.
 
     Args:
-        link_fd: the inherited descriptor of a connected socket.
+        name: the tier's.
+        control_fd: the inherited descriptor of a connected socket, for all but jobs and reports.
+        data_fd: that of another one, for jobs and reports.
     """
-    # When this ends is the engine's business: it closes the tier first.
+    # The engine decides when this ends: it closes the tier first.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _open_standard_streams()
     faulthandler.enable(_STDERR)
     os.nice(_NICENESS)
-    link = socket.socket(fileno=link_fd)
-    link.set_inheritable(False)
-    threading.Thread(target=_watch_parent, args=(link,), daemon=True).start()
-    Child(link).serve()
+    control, data = socket.socket(fileno=control_fd), socket.socket(fileno=data_fd)
+    control.set_inheritable(False)
+    data.set_inheritable(False)
+    threading.Thread(target=_watch_parent, args=(control,), daemon=True).start()
+    Child(name, control, data, SystemClock()).serve()

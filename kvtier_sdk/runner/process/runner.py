@@ -1,9 +1,8 @@
-"""A tier's loop in a process of its own, which is started anew when it dies."""
+"""A tier's loop in a process of its own."""
 
 from __future__ import annotations
 
-import asyncio
-import os
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.aio.clock import Clock
@@ -11,226 +10,36 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.runner.base import PoolMemory
-from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import (
-    BreakerMoved,
     Job,
     JobResult,
     ProcessRestarted,
     Report,
+    RunnerStopped,
     Verdict,
 )
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.process.bootstrap import fault_of, write_bootstrap
-from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
-from kvtier_sdk.runner.thread import ThreadRunner
+from kvtier_sdk.runner.loop_thread import LoopThread
+from kvtier_sdk.runner.process.bootstrap import fault_of
+from kvtier_sdk.runner.process.channel import Channel
+from kvtier_sdk.runner.process.child_process import ChildProcess
+from kvtier_sdk.runner.process.codec import Kind, MessageError, message, read_reports, write_job
+from kvtier_sdk.runner.process.supervisor import Supervisor
 
-#: The pause before a process is started anew; it doubles up to the longest.
-_FIRST_PAUSE_S = 1.0
-_MAX_PAUSE_S = 30.0
-#: How long a process that is started anew may take to open the tier, where the first took less
-#: than half of it; otherwise twice as long as the first.
-_REOPEN_S = 60.0
-#: How long an opening that is cancelled may take to end.
-_CANCEL_S = 10.0
 #: How long the kernel may take to end a process that is killed.
 _KILL_S = 10.0
 
 
-class RestartPauses:
-    """How long to wait before a process is started anew. Pure state."""
-
-    def __init__(self) -> None:
-        self._next_s = _FIRST_PAUSE_S
-
-    def after(self, lived_s: float) -> float:
-        """The next pause.
-
-        Args:
-            lived_s: how long the tier was open in the last process; long enough, and the pauses
-                begin anew.
-        """
-        if lived_s >= _MAX_PAUSE_S:
-            self._next_s = _FIRST_PAUSE_S
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, _MAX_PAUSE_S)
-        return pause_s
-
-
-class ProcessLoop:
-    """Stands in the engine for the tier loop that runs in a process.
-
-    While there is no process, or it has not opened the tier, jobs are concluded as
-    ``UNAVAILABLE`` and both breakers are reported open; with the next one they are closed.
-
-    Attributes:
-        patience_s: how long :meth:`close` waits before it kills.
-
-    Args:
-        spec: the tier.
-        namespace: of its chunks.
-        pool: the slots.
-        clock: time and tasks.
-        report: takes each report, on this loop or on the thread that collects it.
-        attentive: whether reports are collected at once, or when somebody calls :meth:`collect`.
-        verify: as for the tier loop.
-    """
-
-    def __init__(
-        self,
-        spec: TierSpec,
-        *,
-        namespace: Namespace,
-        pool: PoolMemory,
-        clock: Clock,
-        report: Callable[[Report], None],
-        attentive: bool,
-        verify: bool = True,
-    ) -> None:
-        self.patience_s = 5.0
-        self._attentive = attentive
-        self._spec = spec
-        self._namespace = namespace
-        self._pool = pool
-        self._clock = clock
-        self._report = report
-        self._verify = verify
-        self._log = TierLog(spec.name, clock)
-        self._child: ChildProcess | None = None
-        self._opening_s = 0.0
-        self._keeper: asyncio.Task[None] | None = None
-        self._closing = False
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process that has the tier, while there is one."""
-        return None if self._child is None else self._child.pid
-
-    async def open(self) -> None:
-        """Start the process and open the tier in it.
-
-        Raises:
-            ConfigError: a setting cannot work.
-            BackendError: the backend cannot be imported in the process.
-            TierError: the store cannot be reached, or the process died.
-        """
-        began_s = self._clock.now_s()
-        self._child = await self._start()
-        self._opening_s = self._clock.now_s() - began_s
-        self._keeper = self._clock.spawn(self._keep(), name=f"keep {self._spec.name}")
-
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Take jobs. On any thread."""
-        child = self._child
-        if child is not None and not self._closing:
-            child.submit(jobs)
-        else:
-            self._refuse(jobs)
-
-    def collect(self) -> None:
-        """Report what the process has. On any thread; waits for nothing."""
-        child = self._child
-        if child is not None:
-            child.collect()
-
-    async def drain(self, timeout_s: float) -> bool:
-        """As the tier loop's."""
-        return self._child is None or await self._child.drain(timeout_s)
-
-    async def close(self) -> None:
-        """Close the tier and end its process; kill it where it does not end."""
-        self._closing = True
-        if self._keeper is None:
-            return
-        if self._child is not None:
-            await self._child.end(self.patience_s)
-        else:
-            self._keeper.cancel()
-        await asyncio.wait([self._keeper])
-
-    def abandon(self) -> None:
-        """Conclude every job as cancelled, and each that is handed over later."""
-        self._closing = True
-        if self._child is not None:
-            self._child.kill_and_wait()
-            self._child.give_up(Verdict.CANCELLED)
-            self._child = None
-
-    async def _start(self) -> ChildProcess:
-        pool_fd = copy_fd(self._pool.fd)
-        try:
-            return await self._start_with(pool_fd)
-        finally:
-            os.close(pool_fd)
-
-    async def _start_with(self, pool_fd: int) -> ChildProcess:
-        child = ChildProcess(
-            self._spec.name, self._clock, self._report, self._log, attentive=self._attentive
-        )
-        order = write_bootstrap(
-            self._spec,
-            namespace=self._namespace,
-            layout=self._pool.layout,
-            pool_fd=pool_fd,
-            verify=self._verify,
-        )
-        try:
-            await child.start(order, pool_fd)
-        except BaseException:
-            await child.end(_CANCEL_S)
-            raise
-        return child
-
-    async def _keep(self) -> None:
-        """Wait for the process's end, again and again, and start the next one."""
-        pauses = RestartPauses()
-        while self._child is not None:
-            opened_s = self._clock.now_s()
-            reason = f"the tier's process died: {await self._child.ended}"
-            child, self._child = self._child, None
-            if self._closing:
-                child.give_up(Verdict.CANCELLED)
-                return
-            child.give_up(Verdict.UNAVAILABLE, reason)
-            self._tell(BreakerState.OPEN)
-            self._log.error("%s", reason)
-            await self._start_anew(pauses, self._clock.now_s() - opened_s)
-
-    async def _start_anew(self, pauses: RestartPauses, lived_s: float) -> None:
-        limit_s = max(_REOPEN_S, 2 * self._opening_s)
-        while self._child is None:
-            pause_s = pauses.after(lived_s)
-            self._log.info("the tier's process is started anew in %g s", pause_s)
-            await self._clock.sleep(pause_s)
-            try:
-                # Who waits for the first opening can break it off; for this one nobody waits.
-                async with self._clock.timeout(limit_s):
-                    self._child = await self._start()
-            except Exception as error:
-                reason = str(error) or f"it did not open the tier within {limit_s:g} s"
-                self._log.warning("the tier's process could not be started anew: %s", reason)
-                lived_s = 0.0
-        self._log.warning("the tier's process was started anew")
-        self._report(ProcessRestarted())
-        self._tell(BreakerState.CLOSED)
-
-    def _tell(self, state: BreakerState) -> None:
-        for direction in Direction:
-            self._report(BreakerMoved(direction, state))
-
-    def _refuse(self, jobs: Sequence[Job]) -> None:
-        verdict = Verdict.CANCELLED if self._closing else Verdict.UNAVAILABLE
-        for job in jobs:
-            self._report(JobResult(job.job_id, [verdict] * len(job.keys)))
-
-
-class ProcessRunner(ThreadRunner):
+class ProcessRunner:
     """Runs a tier in a process of its own, which maps the pool; only keys and verdicts cross.
 
-    Jobs go into the process's socket and reports come out of it on the engine's own thread, inside
-    :meth:`submit` and :meth:`poll`: a thread that did it for the engine would take the interpreter
-    lock from it each time. A thread there is, which sleeps: it starts the process, looks after it,
-    and starts it anew when it dies. Who wants to be notified has that thread read, and wakes it up
-    for each report.
+    The engine's own thread writes jobs into the process's socket and reads reports out of it,
+    inside :meth:`submit` and :meth:`poll`: a thread that did it for the engine would take the
+    interpreter lock from it each time. A mostly idle supervisor thread starts the process and
+    restarts it when it dies.
+
+    An engine that wants to be notified has the supervisor thread watch the socket: it is woken up
+    for each burst of reports.
 
     Args:
         spec: the tier.
@@ -238,14 +47,12 @@ class ProcessRunner(ThreadRunner):
         pool: the slots; shared, and not closed before the runner.
         clock: time and tasks in the engine; its ``now_s`` must be the machine's, which the
             process has too.
-        notify: as for :class:`ThreadRunner`.
+        notify: called in the supervisor thread when there is something to poll; must not block.
         verify: as for the tier loop.
 
     Raises:
         ConfigError: the pool is of one process, or the tier cannot be built in another one.
     """
-
-    _parting_s = _KILL_S
 
     def __init__(
         self,
@@ -260,48 +67,205 @@ class ProcessRunner(ThreadRunner):
         fault = fault_of_process(spec, pool)
         if fault is not None:
             raise ConfigError(f"tier {spec.name!r}: option 'runner' is 'process', but {fault}")
-
-        def make_loop(report: Callable[[Report], None]) -> ProcessLoop:
-            self._process_loop = ProcessLoop(
-                spec,
-                namespace=namespace,
-                pool=pool,
-                clock=clock,
-                report=report,
-                attentive=notify is not None,
-                verify=verify,
-            )
-            return self._process_loop
-
-        super().__init__(spec.name, make_loop, clock, notify)
+        self._name = spec.name
+        self._notify = notify
+        self._log = TierLog(spec.name, clock)
+        # Belongs to the engine's thread, as long as the process that it leads to is known to live.
+        self._data: Channel | None = None
+        # What the supervisor has done and the engine's thread has not taken.
+        self._changes: deque[RunnerStopped | ChildProcess] = deque()
+        self._watched = False
+        self._closing = False
+        self._supervisor = Supervisor(
+            spec,
+            namespace=namespace,
+            pool=pool,
+            clock=clock,
+            log=self._log,
+            on_restart=self._restarted,
+            on_death=self._died,
+            verify=verify,
+        )
+        self._thread = LoopThread(spec.name, clock, self._log, self._supervisor.abandon)
 
     @property
     def pid(self) -> int | None:
-        """Of the process that has the tier, while there is one."""
-        return self._process_loop.pid
+        """Id of the process that has the tier, while there is one."""
+        child = self._supervisor.child
+        return None if child is None else child.pid
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        if self._over:
-            super().submit(jobs)
-        else:
-            self._process_loop.submit(jobs)
+    def start(self) -> None:
+        """Start the process and open the tier in it.
+
+        Raises:
+            ConfigError: a setting cannot work; nothing runs any more.
+            BackendError: the backend cannot be imported in the process; likewise.
+            TierError: the store cannot be reached; likewise.
+        """
+        try:
+            self._thread.start(self._supervisor.open)
+        except BaseException:
+            self.close(timeout_s=5.0)
+            raise
+        child = self._supervisor.child
+        if child is not None:
+            self._data = child.data
+        self._watch()
+
+    def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
+        """Write jobs into the process's socket.
+
+        Args:
+            jobs: at least one.
+
+        Returns:
+            Results of jobs that were not written.
+        """
+        if self._closing or not self._thread.is_open:
+            return [self._refusal(job, Verdict.CANCELLED) for job in jobs]
+        if self._data is None:
+            reason = "the tier's process is gone"
+            return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
+        if self._data.is_full:
+            reason = "the tier's process does not take its jobs"
+            return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
+        written = []
+        refused = []
+        for job in jobs:
+            try:
+                written.append(write_job(job))
+            except Exception:
+                reason = "could not be handed to the tier's process"
+                self._log.exception("a job %s", reason)
+                refused.append(self._refusal(job, Verdict.FAILED, reason))
+        if written:
+            self._data.write(message(Kind.JOBS, b"".join(written)))
+        return refused
 
     def poll(self) -> Sequence[Report]:
-        self._process_loop.collect()
-        return super().poll()
+        reports: list[Report] = []
+        if self._data is not None:
+            self._read(self._data, reports)
+        while self._changes:
+            change = self._changes.popleft()
+            if isinstance(change, ChildProcess):
+                self._data = change.data
+                reports.append(ProcessRestarted())
+                self._read(self._data, reports)
+                continue
+            if self._data is not None:
+                # Everything that it wrote is there now.
+                self._read(self._data, reports)
+                self._data.close()
+                self._data = None
+            reports.append(change)
+        if self._notify is not None and not self._watched:
+            self._watch()
+        return reports
+
+    def suspect(self) -> None:
+        """Have the process pinged, and killed if it does not answer."""
+        self._thread.call_soon(self._suspect)
+
+    def drain(self, timeout_s: float) -> bool:
+        default = not self._thread.is_running
+        return self._thread.call(self._supervisor.drain(timeout_s), 2 * timeout_s + 1.0, default)
 
     def close(self, timeout_s: float) -> None:
         """Drain, close the tier and end the process. A second call does nothing.
 
         Args:
-            timeout_s: for each of draining and closing; a process that takes longer is killed.
+            timeout_s: time to drain, and again to close; a process that takes longer is killed.
         """
-        self._process_loop.patience_s = timeout_s
-        super().close(timeout_s)
+        if self._closing:
+            return
+        if self._thread.is_open:
+            self.drain(timeout_s)
+        self._closing = True
+        self._thread.close(
+            lambda: self._supervisor.close(timeout_s), timeout_s + _KILL_S, join_s=timeout_s
+        )
+
+    # --- on the engine's thread -----------------------------------------------------------------
+
+    def _read(self, data: Channel, reports: list[Report]) -> None:
+        if data.at_end:
+            return
+        if data.has_unsent:
+            data.flush()
+        try:
+            for _, body in data.read():
+                reports += read_reports(body)
+        except MessageError as error:
+            data.at_end = True
+            self._thread.call_soon(self._distrust, error)
+        if data.at_end:
+            self._thread.call_soon(self._lost)
+
+    def _refusal(self, job: Job, verdict: Verdict, reason: str | None = None) -> JobResult:
+        error = None if reason is None else f"{self._name} {job.operation.value}: {reason}"
+        return JobResult(job.job_id, [verdict] * len(job.keys), error=error)
+
+    def _watch(self) -> None:
+        """Have the supervisor thread notify the engine when the process has written something."""
+        if self._notify is not None and self._data is not None and not self._data.at_end:
+            self._watched = True
+            self._thread.call_soon(self._add_reader, self._data)
+
+    # --- on the supervisor's thread -------------------------------------------------------------
+
+    def _restarted(self, child: ChildProcess) -> None:
+        self._changes.append(child)
+        self._notify_engine()
+
+    def _died(self, child: ChildProcess, reason: str) -> None:
+        self._remove_reader(child.data)
+        verdict = Verdict.CANCELLED if self._closing else Verdict.UNAVAILABLE
+        told = None if self._closing else reason
+        self._changes.append(RunnerStopped(verdict, io_ended=True, reason=told))
+        self._notify_engine()
+
+    def _suspect(self) -> None:
+        if self._supervisor.child is not None:
+            self._supervisor.child.suspect()
+
+    def _distrust(self, error: object) -> None:
+        if self._supervisor.child is not None:
+            self._supervisor.child.distrust(error)
+
+    def _lost(self) -> None:
+        if self._supervisor.child is not None:
+            self._supervisor.child.lost()
+
+    def _add_reader(self, data: Channel) -> None:
+        child = self._supervisor.child
+        if child is None or child.data is not data:
+            self._watched = False
+            return
+        self._thread.event_loop.add_reader(data, self._readable)
+
+    def _remove_reader(self, data: Channel) -> None:
+        self._thread.event_loop.remove_reader(data)
+        self._watched = False
+
+    def _readable(self) -> None:
+        """Notify the engine, once: its next poll reads, and has the socket watched again."""
+        child = self._supervisor.child
+        if child is not None:
+            self._remove_reader(child.data)
+        self._notify_engine()
+
+    def _notify_engine(self) -> None:
+        if self._notify is None:
+            return
+        try:
+            self._notify()
+        except Exception:
+            self._log.exception("notifying the engine failed")
 
 
 def fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:
-    """Why a tier cannot run in a process of its own, if so.
+    """Return why a tier cannot run in a process of its own, if so.
 
     Args:
         spec: the tier.

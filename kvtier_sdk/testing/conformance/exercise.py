@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from kvtier_sdk.errors import TierError
-from kvtier_sdk.runner.thread import end_event_loop
+from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Breach
 from kvtier_sdk.testing.conformance.subject import TierSubject

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kvtier_sdk.errors import TierCapacityError, TierError
-from kvtier_sdk.runner.thread import end_event_loop
+from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
 from kvtier_sdk.testing.conformance.rules import Breach, ConformanceError
 from kvtier_sdk.testing.conformance.subject import TierSubject

@@ -1,20 +1,21 @@
-"""Checks of a tier whose store is unreachable, during the outage and after it."""
+"""The check of a tier whose store is unreachable."""
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Awaitable
 
 from kvtier_sdk.errors import TierError, TierUnavailableError
 from kvtier_sdk.testing.conformance.probe import Probe, describe
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
+from kvtier_sdk.types import Capability
 
 _OUTAGE = "An outage is a TierUnavailableError, never False from lookup."
 
 
 @check(Hook.BREAK_CONNECTION, says=_OUTAGE)
 async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
-    """While the store is unreachable, lookup, store and load give a TierUnavailableError."""
+    """While the store is unreachable, each call that needs it gives a TierUnavailableError."""
     async with subject.opened() as probe:
         stored = await probe.put_one()
         (absent,) = subject.new_keys(1)
@@ -22,33 +23,12 @@ async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
         try:
             await _check_lookup(probe, absent, stored)
             await _check_transfers(probe, absent, stored)
+            if stored is not None and Capability.DELETE in subject.tier_class.capabilities:
+                await _check_raises(probe.bounded(probe.tier.delete([stored]), "delete"), "delete")
+            if Capability.SCAN in subject.tier_class.capabilities:
+                await _check_raises(probe.scan(), "scan")
         finally:
             await _restore(subject)
-
-
-@check(
-    Hook.BREAK_CONNECTION,
-    Hook.RESTORE_CONNECTION,
-    says="whether the same call may succeed in a moment",
-)
-async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
-    """After an outage the tier works again, without being reopened."""
-    async with subject.opened() as probe:
-        await probe.put_one()
-        await subject.call(Hook.BREAK_CONNECTION)
-        try:
-            with contextlib.suppress(TierError):
-                await probe.lookup(subject.new_keys(1))
-        finally:
-            await _restore(subject)
-        error = await _wait_for_recovery(probe)
-        if error is not None:
-            raise Breach(
-                f"{subject.timeout_s:g} s after the end of the outage, lookup still gives "
-                f"{describe(error)}"
-            )
-        if (key := await probe.put_one()) is not None:
-            await probe.expect(key, 0)
 
 
 async def _check_lookup(probe: Probe, *keys: bytes | None) -> None:
@@ -79,21 +59,17 @@ async def _check_transfers(probe: Probe, absent: bytes, stored: bytes | None) ->
             raise Breach(f"the store is unreachable, and the tier gave {describe(verdict)}")
 
 
+async def _check_raises(call: Awaitable[object], operation: str) -> None:
+    try:
+        await call
+    except TierUnavailableError:
+        return
+    except TierError as error:
+        what = f"the store is unreachable, and {operation} raised {describe(error)}"
+        raise Breach(what) from error
+    raise Breach(f"the store is unreachable, and {operation} succeeded")
+
+
 async def _restore(subject: TierSubject) -> None:
     if subject.has(Hook.RESTORE_CONNECTION):
         await subject.call(Hook.RESTORE_CONNECTION)
-
-
-async def _wait_for_recovery(probe: Probe) -> TierError | None:
-    """Look up until the tier answers; return its last error if it never does."""
-    subject = probe.subject
-    end_s = subject.clock.now_s() + subject.timeout_s
-    while True:
-        try:
-            await probe.lookup(subject.new_keys(1))
-        except TierError as error:
-            if subject.clock.now_s() > end_s:
-                return error
-            await subject.clock.sleep(subject.settle_s)
-        else:
-            return None

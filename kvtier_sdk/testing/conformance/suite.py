@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.runner.thread import end_event_loop
+from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.testing.conformance.machine import tier_state_machine
 from kvtier_sdk.testing.conformance.rules import CHECKS, Check, CheckSkipped, Hook
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject

@@ -200,7 +200,7 @@ def test_a_tier_runs_where_its_options_say(
     make_tier: MakeTier, remote: str, url: str, runner: str, kind: type
 ) -> None:
     tier = make_tier(url=remote if url == "remote" else url, runner=runner)
-    assert type(tier._runner) is kind
+    assert type(tier._tier._runner) is kind
 
 
 def test_memory_that_no_process_can_map_is_for_threads(
@@ -209,7 +209,7 @@ def test_memory_that_no_process_can_map_is_for_threads(
     private = np.zeros((SLOTS, ROW_BYTES), np.int8).data
     with pytest.raises(ConfigError, match="option 'runner' is 'process', but the host pool is of"):
         make_tier(private, url="memory:", runner="process")
-    assert type(make_tier(private, url=remote)._runner) is ThreadRunner
+    assert type(make_tier(private, url=remote)._tier._runner) is ThreadRunner
     assert "remote: runs in a thread, which may slow the engine down" in caplog.text
 
 
@@ -219,7 +219,7 @@ def test_a_tier_whose_process_dies_fails_its_jobs_and_comes_back(
     tier = make_tier(url="memory:?latency=500ms", runner="process")
     context = request(tier, "stores")
     tier.submit_store(TransferJob(1, KEYS[:2], np.array([3, 5], np.int32), False, context))
-    before = tier._runner.pid
+    before = tier._tier._runner.pid
     os.kill(before, signal.SIGKILL)
     while not (finished := list(tier.get_finished_jobs())):
         pass
@@ -227,7 +227,7 @@ def test_a_tier_whose_process_dies_fails_its_jobs_and_comes_back(
     assert tier.stats.failures == {"store.unavailable": 2}
     while tier.stats.reads_open:
         assert list(tier.get_finished_jobs()) == []
-    assert tier._runner.pid not in (None, before)
+    assert tier._tier._runner.pid not in (None, before)
     assert look_up(tier, request(tier, "looks"), KEYS[:1]) == [MISS]
 
 

@@ -231,7 +231,7 @@ class Engine:
         self.requests.remove(request)
         self._tree.ended(request.path)
         self._manager.on_request_finished(request.context)
-        if any(item for port in self._inside.ports for item in self._inside.collected(port)):
+        if any(item for tier in self._inside.tiers for item in self._inside.collected(tier)):
             self._breach(
                 "stores do not wait for another step", f"after {request.context.request_id}"
             )
@@ -298,21 +298,21 @@ class Engine:
     def _check_answer(self, key: OffloadKey, answer: LookupResult, context: RequestContext) -> None:
         slot = self._inside.primary.by_key.get(key)
         readable = slot is not None and slot.state is _READY
-        question = self._inside.asked(context.request_id, key)
+        pending = self._inside.asked(context.request_id, key)
         true = {
             LookupResult.HIT: readable,
             LookupResult.MISS: slot is None,
             LookupResult.HIT_PENDING: slot is not None and (not readable or self._plan.one_copy),
-            LookupResult.RETRY: slot is None and question is not None and question.waiting != 0,
+            LookupResult.RETRY: slot is None and pending is not None and pending.waiting != 0,
         }[answer]
         if not true:
             state = "not in the primary tier" if slot is None else slot.state.value
             self._breach("an answer is true", f"{answer.name} for {short(key)}, which is {state}")
-        if answer is LookupResult.RETRY and question is not None and not question.sealed:
-            left_s = question.deadline_s - self._clock.now_s()
+        if answer is LookupResult.RETRY and pending is not None and not pending.sealed:
+            left_s = pending.deadline_s - self._clock.now_s()
             if left_s < self._lookup_deadline_s - ROUNDING_S:
                 self._breach(
-                    "a question has its whole time",
+                    "a lookup has its whole time",
                     f"{short(key)} is asked for just now, and {left_s:g} s are left",
                 )
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.tiering.lookups import PendingLookup
+from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot
-from kvtier_sdk.tiering.tier_port import TierPort
 from kvtier_sdk.types import OffloadKey
 from support.simulation.ledger import Transfer
 
@@ -25,9 +25,9 @@ class Inside:
         self.primary: PrimaryTier = manager._primary
 
     @property
-    def ports(self) -> list[TierPort]:
+    def tiers(self) -> list[ManagedTier]:
         """The tiers, in order."""
-        return self._manager._ports
+        return self._manager._tiers
 
     @property
     def chunk_bytes(self) -> int:
@@ -54,19 +54,14 @@ class Inside:
         """Slots that copies of before a reset may still touch, by the manager's own list."""
         return self._manager._stale_copies
 
-    @property
-    def evicted(self) -> list[OffloadKey] | None:
-        """What was evicted for the store that is being prepared."""
-        return self._manager._evicted
-
     def asked(self, request_id: str, key: OffloadKey) -> PendingLookup | None:
-        """The question that a request awaits the answer to, for a chunk."""
+        """The pending lookup of a request, for a chunk."""
         return self._manager._requests[request_id].asked.get(key)
 
-    def sent(self, port: TierPort) -> Iterator[OffloadKey]:
+    def sent(self, tier: ManagedTier) -> Iterator[OffloadKey]:
         """Readable chunks that a tier is taken to have or to be getting."""
         for key, slot in self.primary.by_key.items():
-            if slot.offers is not None and slot.offers.sent & port.bit:
+            if slot.offers is not None and slot.offers.sent & tier.bit:
                 yield key
 
     def claims(self) -> Iterator[tuple[str, OffloadKey, Slot]]:
@@ -75,40 +70,33 @@ class Inside:
             for key, slot in state.claims.items():
                 yield request_id, key, slot
 
-    def collected(self, port: TierPort) -> Iterator[Transfer]:
+    @staticmethod
+    def collected(tier: ManagedTier) -> Iterator[Transfer]:
         """Loads and stores that were not handed over yet."""
-        for operation, batches in (
-            (Operation.LOAD, list(port._loads.values())),
-            (Operation.STORE, port._stores),
-        ):
-            for batch in batches:
-                for key, slot in zip(batch.keys, batch.slots, strict=True):
-                    yield Transfer(operation, key, slot, True)
+        for job in tier.client._collected:
+            if job.operation in (Operation.LOAD, Operation.STORE):
+                for key, slot in zip(job.keys, job.slots, strict=True):
+                    yield Transfer(job.operation, key, slot, True)
 
     @staticmethod
-    def running(port: TierPort) -> dict[int, Job]:
+    def running(tier: ManagedTier) -> dict[int, Job]:
         """Jobs that the manager takes to be without a result."""
-        return port.jobs._running
+        return tier.client.jobs._running
 
     @staticmethod
-    def quarantined(port: TierPort) -> dict[int, Job]:
+    def quarantined(tier: ManagedTier) -> dict[int, Job]:
         """Jobs that it takes to have a result, and I/O that goes on."""
-        return port.jobs._quarantined
+        return tier.client.jobs._quarantined
 
     @property
-    def open_questions(self) -> dict[OffloadKey, PendingLookup]:
-        """The question of each chunk that is being asked for."""
-        return self._manager._questions.open
+    def open_lookups(self) -> dict[OffloadKey, PendingLookup]:
+        """The pending lookup of each chunk that is being asked for."""
+        return self._manager._lookups.open
 
     @property
-    def new_questions(self) -> list[PendingLookup]:
-        """Questions that no tier has been asked yet."""
-        return self._manager._questions._new
-
-    @property
-    def questions_by_job(self) -> dict[int, PendingLookup]:
-        """The question that each lookup job answers."""
-        return self._manager._questions._by_job
+    def new_lookups(self) -> list[PendingLookup]:
+        """Lookups that no tier has been asked yet."""
+        return self._manager._lookups._new
 
     def offered(self) -> Iterator[Slot]:
         """Slots of which something is still to go to a tier as soon as they are readable."""

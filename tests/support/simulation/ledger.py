@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
+import random
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.runner import TierLoop
-from kvtier_sdk.runner.breaker import BreakerState
+from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import (
     BreakerMoved,
     ChunksRemoved,
@@ -21,13 +22,15 @@ from kvtier_sdk.runner.jobs import (
     Report,
     Verdict,
 )
-from kvtier_sdk.runner.thread import end_event_loop
+from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.testing.inline_runner import InlineRunner
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
 
 #: How far apart two moments of the virtual clock may be that are meant to be one.
 ROUNDING_S = 1e-6
+#: How often a poll brings a result of a job that is over.
+_LATE_RATE = 0.02
 
 
 class Transfer(NamedTuple):
@@ -64,6 +67,7 @@ class Ledger:
             knew that they had been stored.
         removed: chunks to announce as removed, in order.
         given: how many chunks it was handed over to store.
+        refuses: directions whose breaker is not closed, as far as the manager was told.
         counts: what happened how often.
 
     Args:
@@ -89,6 +93,7 @@ class Ledger:
         self.stored: list[OffloadKey] = []
         self.removed: list[OffloadKey] = []
         self.given = 0
+        self.refuses: set[Direction] = set()
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._holds = holds
@@ -161,6 +166,11 @@ class Ledger:
             elif isinstance(report, ChunksRemoved):
                 self.removed.extend(report.keys)
                 self._note_departures(set(report.keys))
+            elif isinstance(report, BreakerMoved):
+                if report.state is BreakerState.CLOSED:
+                    self.refuses.discard(report.direction)
+                else:
+                    self.refuses.add(report.direction)
 
     def put(self, key: OffloadKey) -> None:
         """The tier has written a chunk."""
@@ -311,6 +321,7 @@ class WatchedRunner(InlineRunner):
         ledger: the books.
         note: told of jobs as they are handed over, in words.
         let_go: ends what hangs in the tier.
+        rng: says when a result of a job that is long over comes once more.
     """
 
     def __init__(
@@ -320,8 +331,11 @@ class WatchedRunner(InlineRunner):
         ledger: Ledger,
         note: Callable[..., None],
         let_go: Callable[[], None],
+        rng: random.Random,
     ) -> None:
         self._let_go = let_go
+        self._rng = rng
+        self._over: deque[JobResult] = deque(maxlen=8)
         self._ledger = ledger
         self._note = note
 
@@ -334,20 +348,31 @@ class WatchedRunner(InlineRunner):
 
         super().__init__(make_watched_loop, clock)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         for job in jobs:
             self._note(self._ledger.name, job.operation.value, job.job_id, job.keys, job.slots)
         self._ledger.submitted(jobs)
-        super().submit(jobs)
+        return super().submit(jobs)
 
     def poll(self) -> Sequence[Report]:
         reports = super().poll()
         self._ledger.taken(reports)
+        return [*reports, *self._late(reports)]
+
+    def _late(self, reports: Sequence[Report]) -> list[Report]:
+        """Note what was polled; sometimes return a result of a job that is over already."""
+        late: list[Report] = []
+        if self._over and self._rng.random() < _LATE_RATE:
+            over = self._rng.choice(self._over)
+            late.append(JobResult(over.job_id, [Verdict.OK] * len(over.verdicts)))
+            self._ledger.counts["results of jobs that were over"] += 1
         for report in reports:
             if isinstance(report, JobResult):
                 verdicts = [verdict.value for verdict in report.verdicts]
                 open_io = "" if report.released else "its I/O goes on"
                 self._note(self._ledger.name, "job", report.job_id, "is", verdicts, open_io)
+                if report.released:
+                    self._over.append(report)
             elif isinstance(report, IoEnded):
                 self._note(self._ledger.name, "I/O of job", report.job_id, "has ended")
             elif isinstance(report, ChunksRemoved):
@@ -355,7 +380,7 @@ class WatchedRunner(InlineRunner):
             elif isinstance(report, BreakerMoved):
                 words = report.direction.value, "breaker", report.state.value
                 self._note(self._ledger.name, *words)
-        return reports
+        return late
 
     def close(self, timeout_s: float) -> None:
         self.drain(timeout_s)

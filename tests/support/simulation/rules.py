@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
+from kvtier_sdk.runner.breaker import Direction
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.tiering.slots import Slot, SlotState
@@ -79,9 +80,9 @@ class Rules:
 
     def before_reset(self) -> None:
         """A reset is coming: what is only collected will not be handed over."""
-        for port in self._see.inside.ports:
-            for item in self._see.inside.collected(port):
-                self._withdrawn[port.index] += item.operation is Operation.STORE
+        for tier in self._see.inside.tiers:
+            for item in self._see.inside.collected(tier):
+                self._withdrawn[tier.index] += item.operation is Operation.STORE
 
     def check(self) -> None:
         """Check what holds after every step."""
@@ -91,7 +92,8 @@ class Rules:
             self._check_slot(slot, use)
         self._check_promotions()
         self._check_jobs()
-        self._check_questions()
+        self._check_breakers()
+        self._check_lookups()
         self._check_stores()
         self._check_offers()
         self._check_usage()
@@ -100,7 +102,7 @@ class Rules:
     def check_idle(self) -> None:
         """Check what holds where the manager says that no work is pending."""
         inside = self._see.inside
-        waiting = [item for port in inside.ports for item in inside.collected(port)]
+        waiting = [item for tier in inside.tiers for item in inside.collected(tier)]
         jobs = [ledger.describe() for ledger in self._see.ledgers if ledger.pending]
         if waiting or jobs:
             self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
@@ -111,12 +113,10 @@ class Rules:
         left = {
             "pins": inside.primary.pins,
             "requests": inside.requests,
-            "questions": len(inside.open_questions) + len(inside.new_questions),
-            "answers awaited": len(inside.questions_by_job),
+            "lookups": len(inside.open_lookups) + len(inside.new_lookups),
             "promotions": inside.promotions,
             "offers": [slot.index for slot in inside.offered()],
-            "departures": [len(port.departures) for port in inside.ports if port.departures],
-            "evicted": inside.evicted,
+            "removals": [n for tier in inside.tiers if (n := len(tier.client._removals))],
             "stale copies": len(inside.stale_copies),
             "jobs": [ledger.describe() for ledger in self._see.ledgers if ledger.held],
             "work": self._see.manager.has_pending_work(),
@@ -139,8 +139,8 @@ class Rules:
         """Loads and stores that hold a pin: under way, or collected at the manager."""
         for ledger in self._see.ledgers:
             yield from ledger.transfers()
-        for port in self._see.inside.ports:
-            yield from self._see.inside.collected(port)
+        for tier in self._see.inside.tiers:
+            yield from self._see.inside.collected(tier)
 
     def _uses(self) -> list[_SlotUse]:
         uses = [_SlotUse() for _ in self._see.inside.primary.slots]
@@ -221,16 +221,19 @@ class Rules:
                 f"{self._see.inside.promotions}, and there are {len(busy)}",
             )
 
-    # --- jobs, questions, figures --------------------------------------------------------------
+    # --- jobs, lookups, figures ----------------------------------------------------------------
 
     def _check_jobs(self) -> None:
         inside = self._see.inside
-        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
-            running, quarantined = inside.running(port), inside.quarantined(port)
+        for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
+            client = tier.client
+            running, quarantined = inside.running(tier), inside.quarantined(tier)
             if running.keys() != ledger.pending.keys():
-                self._breach("the manager knows its jobs", f"{port.spec.name}: {list(running)}")
+                self._breach("the manager knows its jobs", f"{client.spec.name}: {list(running)}")
             if running.keys() | quarantined.keys() != ledger.held.keys():
-                self._breach("the manager knows its jobs", f"{port.spec.name}: {ledger.describe()}")
+                self._breach(
+                    "the manager knows its jobs", f"{client.spec.name}: {ledger.describe()}"
+                )
             for job in ledger.pending.values():
                 reads = job.operation in (Operation.LOOKUP, Operation.LOAD)
                 may_ask = self._see.choosy.get(job.request.request_id)
@@ -240,33 +243,49 @@ class Rules:
                         f"{job.operation.value} {job.job_id} of {ledger.name} is for "
                         f"{job.request.request_id}",
                     )
-            if min(port.store_room, port.load_room) < 0:
-                self._breach("queues are bounded", port.spec.name)
+            if min(client.store_room, client.load_room) < 0:
+                self._breach("queues are bounded", client.spec.name)
             for operation, counted_bytes in (
-                (Operation.LOAD, port.load_bytes),
-                (Operation.STORE, port.store_bytes),
+                (Operation.LOAD, client.load_bytes),
+                (Operation.STORE, client.store_bytes),
             ):
                 chunks = sum(
                     len(job.keys) for job in ledger.pending.values() if job.operation is operation
-                ) + sum(item.operation is operation for item in inside.collected(port))
+                ) + sum(item.operation is operation for item in inside.collected(tier))
                 if counted_bytes != chunks * inside.chunk_bytes:
                     self._breach(
                         "queues are counted",
-                        f"{port.spec.name}: {counted_bytes} bytes of {chunks} {operation.value}s",
+                        f"{client.spec.name}: {counted_bytes} bytes of {chunks} {operation.value}s",
                     )
-                if counted_bytes > max(port.spec.runner.max_queue_bytes, inside.chunk_bytes):
-                    self._breach("queues are bounded", f"{port.spec.name}: {counted_bytes} bytes")
+                if counted_bytes > max(client.spec.runner.max_queue_bytes, inside.chunk_bytes):
+                    self._breach("queues are bounded", f"{client.spec.name}: {counted_bytes} bytes")
+
+    def _check_breakers(self) -> None:
+        for tier, ledger in zip(self._see.inside.tiers, self._see.ledgers, strict=True):
+            stats = tier.client.stats
+            for direction, tries, is_open in (
+                (Direction.READ, tier.client.takes_reads, stats.reads_open),
+                (Direction.WRITE, tier.client.takes_stores, stats.stores_open),
+            ):
+                refuses = direction in ledger.refuses
+                if bool(is_open) != refuses or (tries and refuses):
+                    self._breach(
+                        "a breaker's state is mirrored", f"{ledger.name}: {direction.value}"
+                    )
 
     def _check_stores(self) -> None:
         """What a tier with ``through`` is not given is counted, with the reason."""
         inside = self._see.inside
         expected = self._see.manager.stats[0].stored_chunks
-        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
-            if port.whole_requests or port.spec.runner.store_policy != "through":
+        for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
+            client = tier.client
+            if tier.whole_requests or client.spec.runner.store_policy != "through":
                 continue
-            waiting = sum(item.operation is Operation.STORE for item in inside.collected(port))
-            dropped = sum(n for what, n in port.stats.dropped.items() if what.startswith("store."))
-            accounted = ledger.given + waiting + dropped + self._withdrawn[port.index]
+            waiting = sum(item.operation is Operation.STORE for item in inside.collected(tier))
+            dropped = sum(
+                n for what, n in client.stats.dropped.items() if what.startswith("store.")
+            )
+            accounted = ledger.given + waiting + dropped + self._withdrawn[tier.index]
             if accounted != expected:
                 self._breach(
                     "what is dropped is counted",
@@ -276,32 +295,31 @@ class Rules:
     def _check_offers(self) -> None:
         """What a tier is taken to have is there, or on its way."""
         inside = self._see.inside
-        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
+        for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
             under_way = {t.key for t in ledger.transfers()} | {
-                t.key for t in inside.collected(port)
+                t.key for t in inside.collected(tier)
             }
-            for key in inside.sent(port):
+            for key in inside.sent(tier):
                 if not (key in ledger.arrived or ledger.found[key] or key in under_way):
                     self._breach(
                         "what a tier is not offered it has", f"{ledger.name} never got {short(key)}"
                     )
 
-    def _check_questions(self) -> None:
+    def _check_lookups(self) -> None:
         inside = self._see.inside
         answering: dict[int, int] = {}
-        for port, ledger in zip(inside.ports, self._see.ledgers, strict=True):
-            for job_id, job in ledger.pending.items():
-                question = inside.questions_by_job.get(job_id)
-                if job.operation is Operation.LOOKUP and question is not None:
-                    answering[id(question)] = answering.get(id(question), 0) | port.bit
-                    if list(question.keys) != list(job.keys):
-                        self._breach("an answer belongs to its question", f"job {job_id}")
-        for key, question in inside.open_questions.items():
-            if question.sealed and question.waiting != answering.get(id(question), 0):
+        for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
+            for job in ledger.pending.values():
+                if job.operation is Operation.LOOKUP:
+                    answering[id(job.tag)] = answering.get(id(job.tag), 0) | tier.bit
+                    if list(job.tag.keys) != list(job.keys):
+                        self._breach("an answer belongs to its lookup", f"job {job.job_id}")
+        for key, pending in inside.open_lookups.items():
+            if pending.sealed and pending.waiting != answering.get(id(pending), 0):
                 self._breach(
-                    "an answer belongs to its question",
-                    f"{short(key)} waits for tiers {question.waiting:b}, and "
-                    f"{answering.get(id(question), 0):b} are to answer",
+                    "an answer belongs to its lookup",
+                    f"{short(key)} waits for tiers {pending.waiting:b}, and "
+                    f"{answering.get(id(pending), 0):b} are to answer",
                 )
 
     def _check_usage(self) -> None:

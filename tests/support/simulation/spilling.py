@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.contract import StoreMoment
-from kvtier_sdk.tiering.tier_port import TierPort
+from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
 from support.simulation.inside import Inside
@@ -25,15 +25,15 @@ class SpillRule:
     def __init__(self, on_breach: Callable[[str, str], None]) -> None:
         self.resetting = False
         self._breach = on_breach
-        self._owed: list[tuple[TierPort, Ledger]] = []
+        self._owed: list[tuple[ManagedTier, Ledger]] = []
         # By tier: chunks that were readable while it refused stores.
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
         """Learn of the tiers, once they are there."""
-        for port, ledger in zip(inside.ports, ledgers, strict=True):
-            if port.store_policy.moment is StoreMoment.EVICTED:
-                self._owed.append((port, ledger))
+        for tier, ledger in zip(inside.tiers, ledgers, strict=True):
+            if tier.store_policy.moment is StoreMoment.EVICTED:
+                self._owed.append((tier, ledger))
                 self._let_go[ledger.name] = set()
 
     def arrived(self, key: OffloadKey) -> None:
@@ -46,9 +46,9 @@ class SpillRule:
         """A chunk is readable no more."""
         if self.resetting:
             return
-        for port, ledger in self._owed:
+        for tier, ledger in self._owed:
             had = key in ledger.settled or ledger.found[key]
-            if not had and port.takes_stores and key not in self._let_go[ledger.name]:
+            if not had and tier.client.takes_stores and key not in self._let_go[ledger.name]:
                 self._breach(
                     "what is owed to a tier stays until it had it",
                     f"{short(key)} was evicted, and {ledger.name} was not given it",
@@ -60,6 +60,6 @@ class SpillRule:
         Args:
             readable: the chunks that are.
         """
-        for port, ledger in self._owed:
-            if not port.takes_stores:
+        for tier, ledger in self._owed:
+            if not tier.client.takes_stores:
                 self._let_go[ledger.name] |= readable

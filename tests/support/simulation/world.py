@@ -254,7 +254,12 @@ class World:
             return loop
 
         runner = WatchedRunner(
-            make_loop, self.clock, ledger, self.journal.note, let_go=weather.clear_up
+            make_loop,
+            self.clock,
+            ledger,
+            self.journal.note,
+            let_go=weather.clear_up,
+            rng=rng,
         )
         self.manager.add_tier(spec, runner)
         self.weathers.append(weather)
@@ -345,10 +350,11 @@ class World:
         # Recency may be handed over still, and reports be taken.
         self._play_until_idle()
         self.rules.check_rest()
-        for port, loop in zip(self.inside.ports, self.loops, strict=True):
+        for tier, loop in zip(self.inside.tiers, self.loops, strict=True):
             is_over = loop._call.quarantine is not None
-            if not (port.takes_reads and port.takes_stores) and not is_over:
-                self.breach("a breaker closes without traffic", port.spec.name)
+            client = tier.client
+            if not (client.takes_reads and client.takes_stores) and not is_over:
+                self.breach("a breaker closes without traffic", client.spec.name)
 
     def _play_until_idle(self) -> None:
         for _ in range(_LAST_STEPS):

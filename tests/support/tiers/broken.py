@@ -7,6 +7,7 @@ review, and names the one check that rejects it. Read them as examples of what n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -42,9 +43,11 @@ class BrokenTier(ShelfTier):
 
     Attributes:
         fails: the only check that rejects it.
+        settings: arguments that :class:`kvtier_sdk.testing.TierSubject` needs for it.
     """
 
     fails: ClassVar[str]
+    settings: ClassVar[dict[str, Any]] = {}
 
 
 class WrongOrder(BrokenTier):
@@ -355,7 +358,7 @@ class OutlivesCancellation(BrokenTier):
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
         try:
-            await self.context.clock.sleep(_MOMENT_S)
+            await self.context.clock.sleep(_LATER_S)
         except asyncio.CancelledError:
             await asyncio.Event().wait()
 
@@ -413,21 +416,22 @@ class BlocksTheLoop(BrokenTier):
     """Reads its index from disk on the event loop, for a lookup of many keys."""
 
     fails = "check_the_loop_is_never_blocked"
+    settings: ClassVar[dict[str, Any]] = {"blocking_s": 0.2}
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         if len(keys) > 16:
-            time.sleep(1.5)  # the fault
+            time.sleep(0.5)  # the fault
         return await super().lookup(keys, request)
 
 
 class LeavesATask(BrokenTier):
-    """Starts a heartbeat that it never stops."""
+    """Starts a heartbeat and never stops it."""
 
     fails = "check_no_task_is_left"
 
     async def open(self) -> None:
         await super().open()
-        self._heart = self.context.clock.spawn(self._beat(), name="heartbeat never stopped")
+        self._heart = self.context.clock.spawn(self._beat(), name="endless heartbeat")
 
     async def _beat(self) -> None:
         while True:
@@ -556,6 +560,31 @@ class SwallowsOutages(BrokenTier):
             return False
 
 
+class ForgetsToDelete(BrokenTier):
+    """Treats a chunk as deleted although the delete never reached the store."""
+
+    fails = "check_an_outage_is_no_miss"
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        with contextlib.suppress(TierUnavailableError):
+            await super().delete(keys)
+
+
+class TakesACutForTheEnd(BrokenTier):
+    """Reads until the connection ends, and takes a cut connection for the end of the object."""
+
+    fails = "check_an_outage_in_mid_transfer_damages_nothing"
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        was_connected = self.shelf.connected
+        try:
+            await super().load_chunk(transfer)
+        except TierUnavailableError:
+            if not was_connected:
+                raise
+            transfer.payload[: len(transfer.payload) // 2] = bytes(len(transfer.payload) // 2)
+
+
 class StaysAway(BrokenTier):
     """Gives up its store for good at the first outage."""
 
@@ -635,7 +664,7 @@ class NeedsItsParent(BrokenTier):
 
     async def open(self) -> None:
         if not Shelf.exists(self.config.shelf):
-            raise ConfigError("the store is not registered in this process")
+            raise ConfigError("the store is not registered")
         await super().open()
 
 

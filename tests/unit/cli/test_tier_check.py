@@ -25,15 +25,16 @@ from kvtier_sdk import (
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 
 CHUNK_BYTES = 4096
+PATIENCE_S = 60.0
 STEPS = ["open", "store", "lookup", "load", "remove"]
 
 
-def trials(*tiers: TierSpec | str, timeout_s: float = 10.0) -> list[TierCheck]:
+def trials(*tiers: TierSpec | str, timeout_s: float = PATIENCE_S) -> list[TierCheck]:
     config = TieringConfig.from_dict({"slots": 100, "tiers": list(tiers)})
     return list(check_tiers(config, chunk_bytes=CHUNK_BYTES, timeout_s=timeout_s))
 
 
-def trial_of(tier: type[MemoryTier], timeout_s: float = 10.0, **options: Any) -> TierCheck:
+def trial_of(tier: type[MemoryTier], timeout_s: float = PATIENCE_S, **options: Any) -> TierCheck:
     """The trial of one tier of a class."""
     runner = options.pop("runner", {})
     config = tier.config_model.model_validate(options)
@@ -166,7 +167,7 @@ def test_a_tier_that_does_not_work_is_told_with_its_step(
 def test_a_tier_that_does_not_open_is_told(
     runner: str, on_open: str, fault: str, advice: str
 ) -> None:
-    timeout_s = 0.2 if on_open == "hang" else 10.0
+    timeout_s = 0.2 if on_open == "hang" else PATIENCE_S
     trial = trial_of(ScriptedTier, timeout_s, on_open=on_open, runner={"runner": runner})
     assert (trial.fault, trial.steps_s) == (fault, {})
     assert (trial.advice or "").startswith(advice)

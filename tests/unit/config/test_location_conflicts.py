@@ -81,4 +81,4 @@ def test_it_is_told_under_vllms_manager_too() -> None:
         {"type": "kvtier", "url": "file:///a/b?name=n"},
     ]
     with pytest.raises(ConfigError, match=r"option 'secondary_tiers\[2\]': 'n' keeps .* inside"):
-        SecondaryTierEntry.read({"url": "file:///a"}, entries)
+        SecondaryTierEntry.read_all(entries)

@@ -21,6 +21,8 @@ from kvtier_sdk import (
 )
 
 REQUEST = RequestContext("r")
+#: After which a task counts as one that never ends.
+PATIENCE_S = 30.0
 ContextFactory = Callable[..., TierContext]
 
 
@@ -196,7 +198,7 @@ async def test_a_tier_error_raised_while_cancelling_does_not_start_the_next_chun
     task = asyncio.create_task(tier.load(transfers(*keys)))
     await settle()
     task.cancel()
-    await asyncio.wait([task], timeout=1)
+    await asyncio.wait([task], timeout=PATIENCE_S)
     assert task.cancelled()
     assert tier.started == keys[: Recorder.fan_out]
 

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 
 from kvtier_sdk import Bytes, ConfigError, Flag, RunnerOptions, TierConfig, TierURL
-from kvtier_sdk.options.model import (
-    nearest,
-    validate_options,
-)
+from kvtier_sdk.options.model import validate_options
+from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.secrets import masked, url_without_password, without_password
 
 
@@ -28,18 +26,18 @@ def _refuse(value: object) -> object:
 
 def complaint(options: dict[str, object], model: type[TierConfig] = Options) -> str:
     with pytest.raises(ConfigError) as caught:
-        validate_options(model, options, where="tier 'cold'", also_known=["name"])
+        validate_options(model, options, Place("tier 'cold'"), ["name"])
     return str(caught.value)
 
 
 def test_options_are_given_with_their_unit_and_kept_as_numbers() -> None:
-    options = validate_options(Options, {"root": "/x", "capacity": "1KiB"}, where="tier")
+    options = validate_options(Options, {"root": "/x", "capacity": "1KiB"}, Place("tier"))
     assert options.capacity_bytes == 1024
 
 
 def test_text_is_as_good_as_a_value_of_the_kind() -> None:
     text = {"root": "/x", "retries": "3", "sync": "yes"}
-    options = validate_options(Options, text, where="tier")
+    options = validate_options(Options, text, Place("tier"))
     assert (options.retries, options.sync) == (3, True)
 
 
@@ -103,14 +101,14 @@ class Pairs(TierConfig):
     ],
 )
 def test_options_that_need_or_exclude_each_other(options: dict[str, object], told: str) -> None:
-    validate_options(Pairs, {"tls": "yes", "key": "/k"}, where="tier 't'")
-    validate_options(Pairs, {"tls": "no", "speed": "1KiB"}, where="tier 't'")
+    validate_options(Pairs, {"tls": "yes", "key": "/k"}, Place("tier 't'"))
+    validate_options(Pairs, {"tls": "no", "speed": "1KiB"}, Place("tier 't'"))
     with pytest.raises(ConfigError, match=told):
-        validate_options(Pairs, options, where="tier 't'")
+        validate_options(Pairs, options, Place("tier 't'"))
 
 
 def test_options_cannot_be_changed_later() -> None:
-    options = validate_options(Options, {"root": "/x"}, where="tier")
+    options = validate_options(Options, {"root": "/x"}, Place("tier"))
     with pytest.raises(ValidationError, match="frozen"):
         options.root = "/y"
 
@@ -156,15 +154,7 @@ def test_the_runner_has_the_documented_defaults() -> None:
 )
 def test_the_runner_refuses_what_cannot_work(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"option '{next(iter(options))}'"):
-        validate_options(RunnerOptions, options, where="tier")
-
-
-def test_nearest_lists_what_is_known() -> None:
-    assert nearest("rdis", ["s3", "redis"], "installed") == (
-        "did you mean 'redis'? installed: redis, s3"
-    )
-    assert nearest("zzz", ["s3"], "installed") == "installed: s3"
-    assert nearest("zzz", [], "installed") == "installed: none"
+        validate_options(RunnerOptions, options, Place("tier"))
 
 
 def test_a_url_comes_apart() -> None:
@@ -332,7 +322,7 @@ def test_a_secret_is_never_shown(options: dict[str, object], told: str) -> None:
 
 def test_a_secret_is_shown_by_no_repr_but_given_when_asked_for() -> None:
     options = {"password": "hunter2-hunter2", "pin": "hunter2-hunter2", "tokens": 3}
-    guarded = validate_options(Guarded, options, where="tier")
+    guarded = validate_options(Guarded, options, Place("tier"))
     assert "hunter2" not in repr(guarded) + str(guarded)
     assert "tokens=3" in repr(guarded)
     assert guarded.to_dict() == {"password": "***", "pin": "***", "tokens": 3}

@@ -1,6 +1,6 @@
 """The thread runner: wake-ups, and loops that break down. Real threads, no timing.
 
-What every runner promises is in test_runners.py.
+What every runner promises is in test_transports.py.
 """
 
 from __future__ import annotations
@@ -113,6 +113,9 @@ class Rig:
             for _ in range(count)
         ]
 
+    def submit(self, jobs: list[Job]) -> None:
+        self.results += self.runner.submit(jobs)
+
     def take(self) -> list[str]:
         """Poll once; the verdicts of all results so far."""
         for report in self.runner.poll():
@@ -126,6 +129,14 @@ class Rig:
             self.notified.clear()
         return verdicts
 
+    def wait_for_notifications(self, count: int) -> None:
+        """Wait for so many notifications since the start; there are no more."""
+        for _ in range(6000):
+            if self.notifications >= count:
+                break
+            threading.Event().wait(0.005)
+        assert self.notifications == count
+
     def hold(self) -> threading.Event:
         """Stop the tier's thread in mid-call, until the event is set. Takes one job."""
         entered, release = threading.Event(), threading.Event()
@@ -135,9 +146,16 @@ class Rig:
             release.wait(30)
 
         self.tier.on_lookup = stop
-        self.runner.submit(self.jobs(1))
+        self.submit(self.jobs(1))
         assert entered.wait(30)
         return release
+
+
+def end_of_thread(rig: Rig) -> None:
+    thread = rig.runner._thread._thread
+    assert thread is not None
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -153,23 +171,23 @@ def test_a_burst_of_hand_overs_wakes_the_loop_once(rig: Rig) -> None:
     release = rig.hold()
     before = rig.clock.loop.wakes
     for _ in range(10):
-        rig.runner.submit(rig.jobs(3))
+        rig.submit(rig.jobs(3))
     assert rig.clock.loop.wakes == before + 1
     release.set()
     assert rig.wait_for(31) == ["not_found"] * 31
-    rig.runner.submit(rig.jobs(1))
+    rig.submit(rig.jobs(1))
     assert rig.wait_for(32)
 
 
 def test_the_reports_of_one_turn_of_the_loop_notify_once(rig: Rig) -> None:
     rig.runner.start()
-    rig.runner.submit(rig.jobs(20))
+    rig.submit(rig.jobs(20))
     rig.wait_for(20)
-    assert rig.notifications == 1
+    rig.wait_for_notifications(1)
     rig.notified.clear()
-    rig.runner.submit(rig.jobs(20))
+    rig.submit(rig.jobs(20))
     rig.wait_for(40)
-    assert rig.notifications == 2
+    rig.wait_for_notifications(2)
 
 
 def test_a_report_of_another_thread_notifies_too(rig: Rig) -> None:
@@ -193,9 +211,9 @@ def test_a_notification_that_raises_stops_nothing(
         raise RuntimeError("the engine is gone")
 
     rig.runner._notify = broken
-    rig.runner.submit(rig.jobs(1))
+    rig.submit(rig.jobs(1))
     rig.wait_for(1)
-    rig.runner.submit(rig.jobs(1))
+    rig.submit(rig.jobs(1))
     rig.wait_for(2)
     assert "notifying the engine failed" in caplog.text
 
@@ -209,12 +227,10 @@ def test_a_loop_that_breaks_down_concludes_its_jobs_and_says_so(
         rig.clock.loop.breaks_down = True
 
     rig.tier.on_lookup = break_down
-    rig.runner.submit(rig.jobs(5))
+    rig.submit(rig.jobs(5))
     assert len(rig.wait_for(5)) == 5
-    assert rig.runner._thread is not None
-    rig.runner._thread.join(30)
-    assert not rig.runner._thread.is_alive()
-    rig.runner.submit(rig.jobs(1))
+    end_of_thread(rig)
+    rig.submit(rig.jobs(1))
     assert rig.take()[-1] == "cancelled"
     assert "the tier's loop has ended" in caplog.text
 
@@ -223,10 +239,8 @@ def test_a_thread_that_is_stuck_ends_when_it_can(rig: Rig) -> None:
     rig.runner.start()
     release = rig.hold()
     rig.runner.close(0.01)
-    rig.runner.submit(rig.jobs(2))
+    rig.submit(rig.jobs(2))
     assert rig.take() == ["cancelled"] * 2
     release.set()
-    assert rig.runner._thread is not None
-    rig.runner._thread.join(30)
-    assert not rig.runner._thread.is_alive()
+    end_of_thread(rig)
     assert len(rig.take()) == 3, "what was under way has ended in its way"

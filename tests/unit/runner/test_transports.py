@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig
 
 def test_chunks_go_there_and_back(make_rig: MakeRig) -> None:
     rig = make_rig()
-    rig.runner.start()
+    rig.client.open()
     for chunk in range(4):
         rig.pool.view(chunk)[:] = bytes([chunk + 1]) * CHUNK_BYTES
     assert rig.do(Operation.STORE, 0, 1, 2, 3) == ["ok"] * 4
@@ -52,7 +51,7 @@ def test_chunks_go_there_and_back(make_rig: MakeRig) -> None:
 
 def test_what_a_tier_lets_go_of_is_reported(make_rig: MakeRig) -> None:
     rig = make_rig(capacity=2 * (CHUNK_BYTES + header_bytes(1)))
-    rig.runner.start()
+    rig.client.open()
     rig.do(Operation.STORE, 0, 1, 2)
     rig.wait_for(1, others=1)
     (removed,) = rig.others
@@ -62,8 +61,8 @@ def test_what_a_tier_lets_go_of_is_reported(make_rig: MakeRig) -> None:
 
 def test_what_is_no_key_is_told_to_who_lets_go_of_it(make_rig: MakeRig) -> None:
     rig = make_rig(on_load="let_go_of_text")
-    rig.runner.start()
-    rig.runner.submit([rig.job(Operation.LOAD, 0), *rig.lookups(2)])
+    rig.client.open()
+    rig.submit([rig.job(Operation.LOAD, 0), *rig.lookups(2)])
     rig.wait_for(3)
     told = {result.verdicts[0].value: result.error for result in rig.results}
     assert told == {
@@ -77,7 +76,7 @@ def test_a_breaker_that_opens_is_reported(make_rig: MakeRig) -> None:
     rig = make_rig(
         on_lookup="refuse", runner={"breaker_failures": 1, "retries": 0, "probe_interval": 30}
     )
-    rig.runner.start()
+    rig.client.open()
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     assert rig.results[-1].error == "held lookup: connection refused"
     rig.wait_for(1, others=1)
@@ -88,15 +87,15 @@ def test_a_breaker_that_opens_is_reported(make_rig: MakeRig) -> None:
 
 def test_jobs_before_the_start_and_after_the_end_are_cancelled(make_rig: MakeRig) -> None:
     rig = make_rig()
-    rig.runner.submit(rig.lookups(2))
+    rig.submit(rig.lookups(2))
     assert rig.take() == ["cancelled"] * 2
-    assert rig.runner.drain(0.0) is True
-    rig.runner.start()
-    rig.runner.close(5.0)
-    rig.runner.submit(rig.lookups(3))
+    assert rig.client.drain(0.0) is True
+    rig.client.open()
+    rig.client.close(5.0)
+    rig.submit(rig.lookups(3))
     assert rig.take() == ["cancelled"] * 5
-    assert rig.runner.drain(0.0) is True
-    rig.runner.close(5.0)
+    assert rig.client.drain(0.0) is True
+    rig.client.close(5.0)
     assert rig.past() == ["open", "opened", "closed"]
 
 
@@ -105,21 +104,13 @@ def test_no_job_is_lost_or_doubled_when_the_runner_closes_meanwhile(
     make_rig: MakeRig, round_: int
 ) -> None:
     rig = make_rig()
-    rig.runner.start()
+    rig.client.open()
     jobs = [rig.lookups(1) for _ in range(3000)]
-    started = threading.Event()
-
-    def engine() -> None:
-        for index, batch in enumerate(jobs):
-            if index == 200 * (round_ + 1):
-                started.set()
-            rig.runner.submit(batch)
-
-    thread = threading.Thread(target=engine)
-    thread.start()
-    assert started.wait(30)
-    rig.runner.close(5.0)
-    thread.join()
+    for batch in jobs[: 200 * (round_ + 1)]:
+        rig.submit(batch)
+    rig.client.close(5.0)
+    for batch in jobs[200 * (round_ + 1) :]:
+        rig.submit(batch)
     rig.take()
     assert sorted(result.job_id for result in rig.results) == list(range(3000))
 
@@ -141,14 +132,14 @@ def test_a_tier_that_does_not_open_is_told_and_closed(
 ) -> None:
     rig = make_rig(on_open=trouble)
     with pytest.raises(error_class) as told:
-        rig.runner.start()
+        rig.client.open()
     assert type(told.value) is error_class
     assert str(told.value) == message
     if isinstance(told.value, ExpiredError):
         assert (told.value.days, told.value.retryable) == (3, False)
         assert (told.value.tier, told.value.operation) == ("held", "open")
     assert rig.past() == ["open", "closed"]
-    rig.runner.submit(rig.lookups(1))
+    rig.submit(rig.lookups(1))
     assert rig.take() == ["cancelled"]
 
 
@@ -157,10 +148,10 @@ def test_what_a_tier_raises_when_it_is_closed_is_in_its_log(
     make_rig: MakeRig, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:
     rig = make_rig(on_close=trouble)
-    rig.runner.start()
-    rig.runner.close(5.0)
+    rig.client.open()
+    rig.client.close(5.0)
     assert "closing the tier failed" in caplog.text
-    assert not rig.runner._thread.is_alive()  # type: ignore[attr-defined]
+    assert not rig.runner._thread.is_running  # type: ignore[attr-defined]
 
 
 def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
@@ -172,41 +163,41 @@ def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
         rig.wait_past("hanging")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rig.runner._opened, "result", interrupt)  # type: ignore[attr-defined]
+    monkeypatch.setattr(rig.runner._thread._opened, "result", interrupt)  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
-        rig.runner.start()
+        rig.client.open()
     assert rig.past() == ["open", "hanging", "cancelled", "closed"]
 
 
 @pytest.mark.parametrize("trouble", ["exit_in_task", "stop_the_loop"])
 def test_a_tier_cannot_end_its_loop(make_rig: MakeRig, trouble: str) -> None:
     rig = make_rig(on_lookup=trouble)
-    rig.runner.start()
-    rig.runner.submit(rig.lookups(3))
+    rig.client.open()
+    rig.submit(rig.lookups(3))
     assert rig.wait_for(3) == ["not_found"] * 3
-    rig.runner.submit(rig.lookups(1))
+    rig.submit(rig.lookups(1))
     assert rig.wait_for(4) == ["not_found"] * 4
     assert rig.others == []
 
 
 def test_draining_says_whether_all_has_ended(make_rig: MakeRig) -> None:
     rig = make_rig(on_lookup="block")
-    rig.runner.start()
-    assert rig.runner.drain(0.01) is True
-    rig.runner.submit(rig.lookups(1))
+    rig.client.open()
+    assert rig.client.drain(0.01) is True
+    rig.submit(rig.lookups(1))
     rig.wait_past("blocking")
-    assert rig.runner.drain(0.01) is False
+    assert rig.client.drain(0.01) is False
     rig.unblock()
     assert rig.wait_for(1)
-    assert rig.runner.drain(5.0) is True
+    assert rig.client.drain(5.0) is True
 
 
 def test_draining_ends_what_waits(make_rig: MakeRig) -> None:
     rig = make_rig(on_load="hang")
-    rig.runner.start()
-    rig.runner.submit([rig.job(Operation.LOAD, 0)])
+    rig.client.open()
+    rig.submit([rig.job(Operation.LOAD, 0)])
     rig.wait_past("hanging")
-    assert rig.runner.drain(0.01) is True
+    assert rig.client.drain(0.01) is True
     assert rig.take() == ["cancelled"]
     assert rig.past()[-1] == "cancelled"
 
@@ -216,9 +207,9 @@ def test_what_a_tier_logs_is_in_its_log(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
         rig = make_rig(on_lookup="warn")
-        rig.runner.start()
+        rig.client.open()
         rig.do(Operation.LOOKUP, 0)
-        rig.runner.close(5.0)
+        rig.client.close(5.0)
     lines = [(record.name, record.getMessage()) for record in caplog.records]
     assert lines == [("kvtier.tier.held", "90 percent full")]
 
@@ -227,15 +218,16 @@ def test_a_call_that_never_returns_does_not_hold_the_end_back(
     make_rig: MakeRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make_rig(on_lookup="block")
-    rig.runner.start()
-    rig.runner.submit(rig.lookups(2))
+    rig.client.open()
+    rig.submit(rig.lookups(2))
     rig.wait_past("blocking")
     with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
-        rig.runner.close(0.01)
-    rig.runner.submit(rig.lookups(2))
+        rig.client.close(0.01)
+    rig.submit(rig.lookups(2))
     if rig.kind == "thread":  # type: ignore[attr-defined]
         assert "did not close within 0.01 s; its thread is left behind" in caplog.text
-        assert rig.take() == ["cancelled"] * 2, "the others may still touch their slots"
+        assert rig.take() == ["cancelled"] * 4
+        assert rig.client.jobs.unreleased == 2, "those may still touch their slots"
     else:
         assert "did not close within 0.01 s; its process is killed" in caplog.text
         assert rig.take() == ["cancelled"] * 4

@@ -336,9 +336,9 @@ def test_events_come_after_the_fact(make: Callable[..., Engine]) -> None:
     engine.store(A, KEYS[1])
     seen = [(e.tier, e.removed, list(e.keys)) for e in engine.manager.take_events()]
     assert seen == [
-        ("tier0", False, [KEYS[0]]),
         ("host", True, [KEYS[0]]),
         ("host", False, [KEYS[1]]),
+        ("tier0", False, [KEYS[0]]),
     ]
 
 

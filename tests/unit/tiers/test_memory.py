@@ -20,6 +20,7 @@ from kvtier_sdk import (
     Usage,
 )
 from kvtier_sdk.options.model import validate_options
+from kvtier_sdk.options.place import Place
 from kvtier_sdk.testing import VirtualClock
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ ContextFactory = Callable[..., TierContext]
 
 
 def make_tier(context: TierContext, **options: object) -> MemoryTier:
-    config = validate_options(MemoryTier.config_model, options, where="tier")
+    config = validate_options(MemoryTier.config_model, options, Place("tier"))
     return MemoryTier(config, context)
 
 

@@ -103,7 +103,7 @@ def test_a_group_says_where_the_segments_are_in_a_chunk() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: KVTensor(cache(7, 4), kernel_blocks=2), "no multiple"),
+        (lambda: KVTensor(cache(7, 4), kernel_blocks=2), "not a multiple"),
         (lambda: KVTensor(cache(7, 4), kernel_blocks=0), "kernel_blocks is 0"),
         (lambda: KVTensor(cache(7, 4), block_dim=2), "block_dim 2"),
         (lambda: KVTensor(cache(7, 4), block_dim=-3), "block_dim -3"),
@@ -145,8 +145,8 @@ def test_host_memory_may_be_a_column_of_wider_rows() -> None:
         (np.zeros((8, 4), np.uint8).T, "contiguous"),
         (np.zeros((8, 4), np.uint8)[:, ::2], "contiguous"),
         (np.zeros((8, 4), np.uint8)[::-1], "contiguous"),
-        (np.broadcast_to(np.zeros(4, np.uint8), (8, 4)), "apart"),
-        (torch.zeros(1, 4, dtype=torch.uint8).expand(8, 4), "apart"),
+        (np.broadcast_to(np.zeros(4, np.uint8), (8, 4)), "must not overlap"),
+        (torch.zeros(1, 4, dtype=torch.uint8).expand(8, 4), "must not overlap"),
         (torch.zeros(8, 4, dtype=torch.uint8, device="meta"), "on meta"),
     ],
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvtier_sdk import ConfigError
-from kvtier_sdk.integrations.vllm.options import SecondaryTierEntry, SpecOptions
+from kvtier_sdk.integrations.vllm.options import EXTRA_CONFIG, SecondaryTierEntry, SpecOptions
 from kvtier_sdk.integrations.vllm.transfer_config import read_transfer_config
 from kvtier_sdk.tiering import TieringConfig
 
@@ -18,11 +19,13 @@ def guest(entries: list[dict[str, Any]], index: int = 0) -> SecondaryTierEntry:
     """Read an entry as vLLM hands it over: without the keys that are its own."""
     own = {"type", "module_path", "backpressure"}
     options = {key: value for key, value in entries[index].items() if key not in own}
-    return SecondaryTierEntry.read(options, entries)
+    spec = SimpleNamespace(extra_config={"secondary_tiers": entries})
+    return SecondaryTierEntry.of_tier(spec, options)
 
 
 def host(**options: Any) -> SpecOptions:
-    return SpecOptions.read({"spec_name": "KVTierOffloadingSpec", **options})
+    given = {"spec_name": "KVTierOffloadingSpec", **options}
+    return SpecOptions.from_dict(given, where=EXTRA_CONFIG.where)
 
 
 def under_vllms_manager(cpu_bytes_to_use: object) -> TieringConfig:
@@ -74,12 +77,17 @@ def test_a_wrong_entry_is_a_sentence_with_its_path(
 def test_all_entries_of_ours_are_read_by_where_they_stand() -> None:
     entries = [{"type": "fs"}, ENTRY, {**ENTRY, "name": "second", "backpressure": {}}]
     read = SecondaryTierEntry.read_all(entries)
-    assert {path: entry.tier.name for path, entry in read.items()} == {
+    assert {place.path: entry.tier.name for place, entry in read.items()} == {
         "secondary_tiers[1]": "memory",
         "secondary_tiers[2]": "second",
     }
-    assert guest(entries, 2) == read["secondary_tiers[2]"]
+    assert guest(entries, 2) == read[EXTRA_CONFIG.at("secondary_tiers", 2)]
     assert SecondaryTierEntry.read_all([{"type": "fs"}]) == {}
+
+
+def test_an_entry_is_not_taken_for_one_that_says_more() -> None:
+    entries = [{**ENTRY, "name": "first"}, ENTRY]
+    assert [guest(entries, index).tier.name for index in (0, 1)] == ["first", "memory"]
 
 
 def test_vllms_names_and_ours_make_one_configuration() -> None:
@@ -95,7 +103,7 @@ def test_vllms_names_and_ours_make_one_configuration() -> None:
     assert options.config.policy == "arc"
     assert options.config.store_reserve == 0.2
     assert [tier.name for tier in options.config.tiers] == ["memory", "second"]
-    assert options.engine.copies == "kvtier"
+    assert options.copies == "kvtier"
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,105 @@
-"""What a tier's process says of an error that it raised, and what the engine makes of it."""
+"""The options that cross to a tier's process, and the errors that come back."""
 
 from __future__ import annotations
 
 import json
 import socket
 import ssl
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+from pydantic import BeforeValidator, Field, SecretBytes, SecretStr
 from support.runners import ExpiredError
 
-from kvtier_sdk import ConfigError, TierError
-from kvtier_sdk.runner.process.bootstrap import read_error, write_error
+from kvtier_sdk import (
+    BytesOrShare,
+    ConfigError,
+    MemoryTier,
+    MemoryTierConfig,
+    Namespace,
+    PoolLayout,
+    RunnerOptions,
+    Seconds,
+    TierError,
+    TierSpec,
+)
+from kvtier_sdk.runner.process.bootstrap import (
+    fault_of,
+    read_bootstrap,
+    read_error,
+    write_bootstrap,
+    write_error,
+)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class OddConfig(MemoryTierConfig):
+    """Options of every type that has a plain form."""
+
+    root: Path = Path("/")
+    password: SecretStr | None = None
+    tokens: tuple[SecretStr, ...] = ()
+    key: SecretBytes = SecretBytes(b"")
+    names: frozenset[str] = frozenset()
+    colour: Colour = Colour.RED
+    wait_s: Seconds = 0.0
+    room: BytesOrShare = 0.5
+    table: dict[str, Any] = Field(default_factory=dict)
+
+
+class MegaConfig(MemoryTierConfig):
+    """An option that does not read what it is written down as."""
+
+    size: Annotated[int, BeforeValidator(lambda value: int(value) << 20)] = 0
+
+
+class OddTier(MemoryTier):
+    config_model = OddConfig
+
+
+class MegaTier(MemoryTier):
+    config_model = MegaConfig
+
+
+def cross(config: MemoryTierConfig, tier_class: type[MemoryTier]) -> tuple[TierSpec, TierSpec]:
+    """A tier in the engine, and as its process reads it."""
+    spec = TierSpec("mine", "mine", tier_class, config, RunnerOptions(load_deadline="2s"))
+    assert fault_of(spec) is None
+    sent = write_bootstrap(
+        spec, namespace=Namespace({}), layout=PoolLayout(1, 64), pool_fd=0, verify=True
+    )
+    arrived, _, _ = read_bootstrap(json.loads(json.dumps(sent)))
+    return spec, arrived
+
+
+def test_options_arrive_as_they_are() -> None:
+    config = OddConfig(
+        root="/x",
+        password="hunter2",
+        tokens=["a", "b"],
+        key="k",
+        names=[str(number) for number in range(50)],
+        wait_s="250ms",
+        room="5%",
+        table={"deep": [1, {"x": None}]},
+        capacity="1GiB",
+    )
+    spec, arrived = cross(config, OddTier)
+    assert arrived == spec
+    assert arrived.config.model_fields_set == config.model_fields_set
+
+
+def test_an_option_that_is_another_in_the_process_is_refused_there() -> None:
+    assert cross(MegaConfig(), MegaTier)
+    with pytest.raises(
+        ConfigError, match=r"^tier 'mine': .* not the same: .* use runner 'thread'$"
+    ):
+        cross(MegaConfig(size=1), MegaTier)
 
 
 class OddError(Exception):

@@ -1,45 +1,63 @@
-"""The engine's end of the socket to a tier's process."""
+"""A socket that carries messages."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Callable
 
 import pytest
-import uvloop
 
 from kvtier_sdk.runner.process.channel import Channel
-from kvtier_sdk.runner.process.codec import Kind, message
+from kvtier_sdk.runner.process.codec import Kind, MessageError, message
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("unread", [False, True], ids=["closed", "reset"])
-def test_what_a_process_wrote_before_its_end_is_read(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], unread: bool
-) -> None:
-    arrived: list[tuple[Kind, bytes]] = []
+def test_what_a_process_wrote_before_its_end_is_read(unread: bool) -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    if unread:
+        channel.write(message(Kind.JOBS, b"never read"))
+    theirs.sendall(message(Kind.LOG, b"last words"))
+    theirs.close()
+    arrived = channel.read()
+    assert [(kind, bytes(body)) for kind, body in arrived] == [(Kind.LOG, b"last words")]
+    assert channel.at_end
+    assert channel.read() == []
+    channel.close()
 
-    async def read_to_the_end() -> None:
-        ours, theirs = socket.socketpair()
-        link = Channel(ours, asyncio.get_running_loop())
-        ended = asyncio.Event()
 
-        def collect() -> None:
-            arrived.extend((kind, bytes(body)) for kind, body in link.read())
-            if link.at_end:
-                ended.set()
+def test_what_the_socket_does_not_accept_is_sent_later_and_in_order() -> None:
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    sent = [(Kind.JOBS, bytes([n]) * 100_000) for n in range(20)]
+    for kind, body in sent:
+        ours.write(message(kind, body))
+    assert ours.has_unsent
+    arrived = []
+    while len(arrived) < len(sent):
+        arrived += [(kind, bytes(body)) for kind, body in theirs.read()]
+        ours.flush()
+    assert arrived == sent
+    assert not ours.has_unsent
+    ours.close()
+    theirs.close()
 
-        link.attend(collect)
-        if unread:
-            link.write(message(Kind.JOBS, b"never read"))
-        theirs.sendall(message(Kind.LOG, b"last words"))
-        theirs.close()
-        async with asyncio.timeout(30):
-            await ended.wait()
-        link.attend(collect)
-        link.close()
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(read_to_the_end())
-    assert arrived == [(Kind.LOG, b"last words")]
+def test_a_peer_that_reads_nothing_fills_it() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    for _ in range(100):
+        channel.write(message(Kind.JOBS, bytes(100_000)))
+    assert channel.is_full
+    theirs.close()
+    channel.flush()
+    assert not channel.has_unsent, "for a broken peer it is lost"
+    channel.close()
+
+
+def test_something_else_than_a_message_is_told() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    theirs.sendall(bytes(4) + b"\x63")
+    with pytest.raises(MessageError):
+        channel.read()
+    channel.close()
+    theirs.close()

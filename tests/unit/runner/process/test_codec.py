@@ -1,8 +1,12 @@
-"""The messages between an engine and a tier's process: what is read is what was written."""
+"""Messages between an engine and a tier's process arrive as they were sent, or are refused."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -26,6 +30,7 @@ from kvtier_sdk.runner.process.codec import (
     MessageSplitter,
     message,
     read_jobs,
+    read_plain,
     read_reports,
     write_job,
     write_reports,
@@ -83,22 +88,85 @@ def test_reports_arrive_as_they_were(sent: list[Any]) -> None:
     assert as_data(read_reports(write_reports(sent))) == as_data(sent)
 
 
-@given(st.lists(reports, min_size=1, max_size=3), st.integers(1, 10_000))
-def test_what_is_cut_short_is_refused_or_is_a_whole_number_of_reports(
-    sent: list[Any], cut: int
+def mangled(data: st.DataObject, written: bytes) -> bytes:
+    """Change some bytes, cut the end off, or put bytes behind it."""
+    changed = bytearray(written)
+    positions = st.integers(0, max(0, len(written) - 1))
+    for at in data.draw(st.lists(positions, max_size=4)) if written else ():
+        changed[at] = data.draw(st.integers(0, 255))
+    kept = data.draw(st.integers(0, len(changed)))
+    return bytes(changed[:kept]) + data.draw(st.binary(max_size=3))
+
+
+@given(st.lists(jobs, max_size=3), st.data())
+def test_malformed_jobs_raise_a_message_error_and_nothing_else(
+    sent: list[Job], data: st.DataObject
 ) -> None:
-    written = write_reports(sent)
-    shorter = written[: max(0, len(written) - cut)]
-    whole = {len(write_reports(sent[:count])) for count in range(len(sent))}
-    if len(shorter) in whole:
-        read_reports(shorter)
+    with contextlib.suppress(MessageError):
+        read_jobs(mangled(data, b"".join(map(write_job, sent))))
+
+
+@given(st.lists(reports, max_size=3), st.data())
+def test_malformed_reports_raise_a_message_error_and_nothing_else(
+    sent: list[Any], data: st.DataObject
+) -> None:
+    with contextlib.suppress(MessageError):
+        read_reports(mangled(data, write_reports(sent)))
+
+
+@given(st.lists(jobs, min_size=1, max_size=3), st.data())
+def test_truncated_jobs_are_refused_or_are_a_whole_number_of_jobs(
+    sent: list[Job], data: st.DataObject
+) -> None:
+    written = list(map(write_job, sent))
+    ends = list(accumulate(map(len, written), initial=0))
+    cut = data.draw(st.integers(0, ends[-1]))
+    if cut in ends:
+        assert len(read_jobs(b"".join(written)[:cut])) == ends.index(cut)
     else:
         with pytest.raises(MessageError):
-            read_reports(shorter)
+            read_jobs(b"".join(written)[:cut])
+
+
+@given(st.lists(reports, min_size=1, max_size=3), st.data())
+def test_truncated_reports_are_refused(sent: list[Any], data: st.DataObject) -> None:
+    written = write_reports(sent)
+    with pytest.raises(MessageError):
+        read_reports(written[: data.draw(st.integers(0, len(written) - 1))])
+
+
+NESTED = b"\x91" * 100_000
+UNKNOWN_VERDICT = write_reports([JobResult(1, [Verdict.OK])]).replace(b"\xa2ok", b"\xa2no")
+NEGATIVE_SLOT = write_job(Job(1, Operation.LOAD, [b"k"], (-1,), RequestContext("r"), 1.0))
+PARAMS = write_job(Job(1, Operation.LOOKUP, [b"k"], (), RequestContext("r", {"a": 1}), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        pytest.param(read_reports, b"", id="nothing"),
+        pytest.param(read_reports, b"\x91\x90", id="an empty report"),
+        pytest.param(read_reports, b"\x91\x91\x80", id="a result without a job"),
+        pytest.param(read_reports, b"\xdd\xff\xff\xff\xff", id="four billion reports"),
+        pytest.param(read_reports, b"\x91\x95\xc0\xc0\xc0\xc0" + NESTED, id="deep nesting"),
+        pytest.param(read_reports, b"\x91\x91\x81\xa1\xff\x01", id="a name that is not text"),
+        pytest.param(read_reports, UNKNOWN_VERDICT, id="an unknown verdict"),
+        pytest.param(read_jobs, b"\xff\xff\xff\xff", id="a job of four gigabytes"),
+        pytest.param(read_jobs, NEGATIVE_SLOT, id="a negative slot"),
+        pytest.param(read_jobs, PARAMS.replace(b'{"a": 1}', b"[[[[1]]]]"), id="params in a list"),
+        pytest.param(read_jobs, PARAMS.replace(b'{"a": 1}', b'{"a": 1]'), id="params not JSON"),
+        pytest.param(read_plain, b"{", id="not JSON"),
+        pytest.param(read_plain, b"\xff", id="not text"),
+        pytest.param(read_plain, b"[" * 100_000, id="plain data, deeply nested"),
+    ],
+)
+def test_a_malformed_body_is_refused(read: Callable[[bytes], object], body: bytes) -> None:
+    with pytest.raises(MessageError, match="malformed"):
+        read(body)
 
 
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.binary(max_size=30)), max_size=5), st.data())
-def test_frames_are_whole_however_they_were_cut(
+def test_a_stream_is_split_into_its_messages_wherever_it_is_cut(
     sent: list[tuple[Kind, bytes]], data: st.DataObject
 ) -> None:
     stream = b"".join(message(kind, body) for kind, body in sent)
@@ -106,22 +174,30 @@ def test_frames_are_whole_however_they_were_cut(
     arrived = []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
-        arrived += list(splitter.split(stream[:size]))
+        arrived += splitter.split(stream[:size])
         stream = stream[size:]
     assert arrived == sent
 
 
-def test_a_frame_of_an_unknown_kind_is_refused() -> None:
+@pytest.mark.parametrize("head", [b"\0\0\0\0\x63", b"\xff\xff\xff\x7f\x63"])
+def test_a_message_of_an_unknown_kind_is_refused_before_its_body_arrives(head: bytes) -> None:
     with pytest.raises(MessageError, match="a message of kind 99"):
-        list(MessageSplitter().split(b"\0\0\0\0\x63"))
+        MessageSplitter().split(head)
 
 
-def test_a_report_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(MessageError, match="a report of kind 9"):
-        read_reports(b"\x09")
+def test_a_message_of_gigabytes_is_refused_before_its_body_arrives() -> None:
+    with pytest.raises(MessageError, match="a message of kind 7 and 2147483647 bytes"):
+        MessageSplitter().split(b"\xff\xff\xff\x7f" + bytes([Kind.REPORTS]))
 
 
-def test_what_json_has_no_form_for_arrives_as_text() -> None:
+def test_an_error_that_names_a_file_with_any_bytes_arrives() -> None:
+    error = os.fsdecode(b"no such file: /data/\xff")
+    (result,) = read_reports(write_reports([JobResult(1, [Verdict.FAILED], error=error)]))
+    assert isinstance(result, JobResult)
+    assert result.error == r"no such file: /data/\udcff"
+
+
+def test_params_that_json_cannot_express_arrive_as_text() -> None:
     request = RequestContext("r", params={"where": Ellipsis, 3: 1, (1, 2): "no name"})
     (job,) = read_jobs(write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0)))
     assert job.request.params == {"where": "Ellipsis", "3": 1}

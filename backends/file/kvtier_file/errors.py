@@ -1,0 +1,68 @@
+"""Translation of the operating system's errors into the SDK's."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from kvtier_sdk import (
+    ConfigError,
+    KVTierError,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+    TierUnavailableError,
+)
+
+#: Something foreign has the name of one of the tier's directories or chunks.
+FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
+#: The tier has no chunk under this name.
+ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
+#: There is no room.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+def tier_error(error: OSError, root: Path, ability: str) -> TierError:
+    """Translate an error of an open tier.
+
+    Args:
+        error: the error raised.
+        root: the tier's root.
+        ability: what a refusal means that the root is not: ``"readable"`` or ``"writable"``.
+
+    Returns:
+        An error whose message names the root and the reason.
+    """
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in FULL:
+        return TierCapacityError(f"tier root '{root}' is full: {reason}")
+    if error.errno in _REFUSED:
+        return TierAuthError(f"tier root '{root}' is not {ability}: {reason}")
+    if error.errno in FOREIGN:
+        return TierError(
+            f"tier root '{root}' has a foreign file in a chunk's or directory's place: {reason}"
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        return TierError(f"the key is too long for a file name in tier root '{root}': {reason}")
+    return TierUnavailableError(f"tier root '{root}': {reason}")
+
+
+def open_error(error: OSError, root: Path) -> KVTierError:
+    """Translate an error raised while a tier opens.
+
+    Args:
+        error: the error raised.
+        root: the tier's root.
+
+    Returns:
+        A :class:`ConfigError` where another root would help, else as :func:`tier_error`.
+    """
+    if error.errno in _REFUSED | ABSENT | {errno.EEXIST}:
+        return ConfigError(
+            f"tier root '{root}' is not writable: {os.strerror(error.errno)}; choose another "
+            "root, or let this user write there"
+        )
+    return tier_error(error, root, "writable")

@@ -1,0 +1,85 @@
+"""Transfers between buffers and a file: no copies, short ones continued, with O_DIRECT or not."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+from kvtier_sdk import CorruptChunkError
+
+
+def request_direct_io(fd: int) -> None:
+    """Let a file's data bypass the page cache, where the file system allows it.
+
+    ``fcntl`` instead of a flag of ``open``: an ``open`` that is refused for the flag may have
+    made the file all the same.
+
+    Args:
+        fd: a regular file.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def has_direct_io(fd: int) -> bool:
+    """Return true if a file's data bypasses the page cache."""
+    return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
+    """Write buffers one after the other, from the beginning of the file.
+
+    Args:
+        fd: the file.
+        buffers: format ``B``, contiguous; for O_DIRECT, aligned in address and length.
+
+    Raises:
+        OSError: not all of them are written.
+    """
+    for moved_bytes in _transfer(os.pwritev, fd, buffers):
+        if moved_bytes == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
+    """Fill buffers one after the other, from the beginning of the file.
+
+    Args:
+        fd: the file.
+        buffers: as for :func:`write_buffers`, and writable.
+
+    Raises:
+        CorruptChunkError: the file ends before the buffers do.
+        OSError: not all of them are filled.
+    """
+    for moved_bytes in _transfer(os.preadv, fd, buffers):
+        if moved_bytes == 0:
+            raise CorruptChunkError("the file was truncated during the read")
+
+
+def _transfer(
+    move: Callable[[int, Sequence[memoryview], int], int], fd: int, buffers: Iterable[memoryview]
+) -> Iterable[int]:
+    """Repeat ``move`` until all buffers are done; yields the bytes of each step."""
+    rest = [buffer for buffer in buffers if len(buffer)]
+    offset = 0
+    while rest:
+        try:
+            moved_bytes = move(fd, rest, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not has_direct_io(fd):
+                raise
+            # O_DIRECT refuses this file, or the unaligned rest of a short transfer.
+            fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+            continue
+        yield moved_bytes
+        offset += moved_bytes
+        while rest and moved_bytes >= len(rest[0]):
+            moved_bytes -= len(rest.pop(0))
+        if moved_bytes:
+            rest[0] = rest[0][moved_bytes:]

@@ -1,0 +1,287 @@
+"""The directory of one namespace; each chunk is a file in it.
+
+Layout below the root::
+
+    <fingerprint>/manifest.json     the facts of the namespace, for people
+    <fingerprint>/tmp/              files being written
+    <fingerprint>/<shard>/<key>.kv  a chunk: its header, then its payload
+
+The shard is two hexadecimal digits of a hash of the key, and the key is in hexadecimal. Every step
+goes through a descriptor of the directory above and follows no symbolic link, so that nothing
+outside the root can take a chunk's place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+
+from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.directories import ClosingFd, open_directory, open_file
+from kvtier_file.errors import ABSENT, FOREIGN
+from kvtier_file.file_io import read_buffers, request_direct_io
+from kvtier_file.temporaries import Temporaries, TemporaryNames
+from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey
+
+#: The names of all shards.
+SHARDS = tuple(f"{shard:02x}" for shard in range(256))
+
+_MANIFEST = "manifest.json"
+_SUFFIX = ".kv"
+# In 2116. A later time is nonsense, and would leave no room for times after it.
+_MAX_USED_NS = 2**62
+
+
+class NamespaceDirectory:
+    """The chunks of one namespace. Blocks; made for one call of the tier, in one thread.
+
+    Args:
+        fingerprint: the namespace's.
+        fd: its directory, open for as long as this object is used.
+        names: the source of names for temporary files.
+        direct: bypass the page cache for chunks, where the file system allows it.
+        sync: let written files survive a power failure.
+
+    Attributes:
+        temporaries: the files being written.
+    """
+
+    def __init__(
+        self, fingerprint: str, fd: int, names: TemporaryNames, *, direct: bool, sync: bool
+    ) -> None:
+        self._fingerprint = fingerprint
+        self._fd = fd
+        self._direct = direct
+        self._sync = sync
+        # Shards seen in this call. :meth:`place` makes one again that was removed since.
+        self._shards: set[str] = set()
+        self.temporaries = Temporaries(fd, names, sync=sync)
+
+    def close(self) -> None:
+        """Close what was opened below the directory."""
+        self.temporaries.close()
+
+    def find(self, key: OffloadKey) -> StoredChunk | None:
+        """Return the chunk as its file shows it, or ``None`` if there is no regular file.
+
+        Raises:
+            OSError: the file cannot be examined.
+        """
+        try:
+            with self._shard(key) as shard_fd:
+                status = os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return None
+            raise
+        return self._stored(key, status)
+
+    def read(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> None:
+        """Fill buffers from a chunk's file, and record its use.
+
+        Args:
+            key: the chunk.
+            buffers: writable; together as long as the file must be.
+            used_ns: as for :meth:`touch`.
+
+        Raises:
+            ChunkNotFoundError: there is no such file.
+            CorruptChunkError: the file has another length, or is not a regular file.
+            OSError: it cannot be read.
+        """
+        expected_bytes = sum(map(len, buffers))
+        try:
+            with (
+                self._shard(key) as shard_fd,
+                # O_NONBLOCK, so that a pipe in the file's place does not block.
+                ClosingFd(open_file(_file_name(key), os.O_RDONLY | os.O_NONBLOCK, shard_fd)) as fd,
+            ):
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise CorruptChunkError("the file in the chunk's place is not a regular file")
+                if status.st_size != expected_bytes:
+                    raise CorruptChunkError(
+                        f"{status.st_size} bytes stored; expected {expected_bytes}"
+                    )
+                if self._direct:
+                    request_direct_io(fd)
+                read_buffers(fd, buffers)
+                with suppress(OSError):  # the bytes are here; recency matters less
+                    os.utime(fd, ns=_times(status, used_ns))
+        except FileNotFoundError:
+            raise ChunkNotFoundError("no such chunk") from None
+        except OSError as error:
+            if error.errno in FOREIGN:
+                raise CorruptChunkError(
+                    f"the file in the chunk's place is not a chunk: {os.strerror(error.errno)}"
+                ) from error
+            raise
+
+    def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
+        """Write a chunk's content to a temporary file, and make the chunk's shard.
+
+        Args:
+            key: the chunk.
+            buffers: written one after the other.
+            used_ns: the time of use to record, in nanoseconds since the epoch.
+
+        Returns:
+            The temporary file's name, for :meth:`place`.
+
+        Raises:
+            OSError: the write failed; nothing is left of the file.
+        """
+        if shard_of(key) not in self._shards:
+            with self._shard(key, create=True):
+                pass
+        return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
+
+    def place(self, temporary: str, key: OffloadKey) -> None:
+        """Give a temporary file the chunk's name.
+
+        Raises:
+            OSError: it is still a temporary file.
+        """
+        with self._shard(key, create=True) as shard_fd:
+            self.temporaries.rename(temporary, _file_name(key), shard_fd)
+
+    def sync_name(self, key: OffloadKey) -> None:
+        """Let a chunk's name survive a power failure, if that is required.
+
+        Raises:
+            OSError: the name may be lost in one.
+        """
+        if self._sync:
+            with self._shard(key) as shard_fd:
+                os.fsync(shard_fd)
+
+    def touch(self, key: OffloadKey, used_ns: int, size_bytes: int) -> bool:
+        """Record a use of a chunk, if its file is whole.
+
+        Args:
+            key: the chunk.
+            used_ns: the time, in nanoseconds since the epoch. If the file has a later one, the
+                nanosecond after that is recorded.
+            size_bytes: the length of a whole file.
+
+        Returns:
+            True if there is a file of that length.
+
+        Raises:
+            OSError: the use cannot be recorded.
+        """
+        try:
+            with self._shard(key) as shard_fd:
+                name = _file_name(key)
+                status = os.stat(name, dir_fd=shard_fd, follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+                    return False
+                times = _times(status, used_ns)
+                os.utime(name, ns=times, dir_fd=shard_fd, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return False
+            raise
+        return True
+
+    def remove(self, key: OffloadKey) -> bool:
+        """Remove the file in a chunk's place. A directory there is left alone.
+
+        Returns:
+            True if there was a file.
+
+        Raises:
+            OSError: it is still there.
+        """
+        try:
+            with self._shard(key) as shard_fd:
+                os.unlink(_file_name(key), dir_fd=shard_fd)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return False
+            raise
+        return True
+
+    def list_shard(self, shard: str) -> list[StoredChunk]:
+        """Return the chunks of one shard in any order; foreign files are left out.
+
+        Args:
+            shard: one of :data:`SHARDS`.
+
+        Raises:
+            OSError: the shard cannot be read.
+        """
+        chunks = []
+        try:
+            with (
+                ClosingFd(open_directory(shard, self._fd)) as shard_fd,
+                os.scandir(shard_fd) as entries,
+            ):
+                for entry in entries:
+                    key = _key_of(entry.name)
+                    if key is None or shard_of(key) != shard:
+                        continue
+                    with suppress(FileNotFoundError):  # removed since it was listed
+                        stored = self._stored(key, entry.stat(follow_symlinks=False))
+                        if stored is not None:
+                            chunks.append(stored)
+        except OSError as error:
+            if error.errno not in ABSENT:
+                raise
+        return chunks
+
+    def write_manifest(self, text: str) -> None:
+        """Write the manifest, unless there is one.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        try:
+            os.stat(_MANIFEST, dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            temporary = self.temporaries.write([memoryview(text.encode())])
+            self.temporaries.rename(temporary, _MANIFEST, self._fd)
+            if self._sync:
+                os.fsync(self._fd)
+
+    def _shard(self, key: OffloadKey, *, create: bool = False) -> ClosingFd:
+        shard = shard_of(key)
+        fd = open_directory(shard, self._fd, create=create, sync=self._sync)
+        self._shards.add(shard)
+        return ClosingFd(fd)
+
+    def _stored(self, key: OffloadKey, status: os.stat_result) -> StoredChunk | None:
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return StoredChunk(ChunkId(self._fingerprint, key), status.st_size, _used_ns(status))
+
+
+def shard_of(key: OffloadKey) -> str:
+    """Return the shard of a key: a hash, so that counted-up keys spread as well as any."""
+    return hashlib.blake2b(key, digest_size=1).hexdigest()
+
+
+def _used_ns(status: os.stat_result) -> int:
+    return status.st_mtime_ns if status.st_mtime_ns < _MAX_USED_NS else 0
+
+
+def _times(status: os.stat_result, used_ns: int) -> tuple[int, int]:
+    """The access and modification time. A use never makes a chunk older, even by a slow clock."""
+    used_ns = max(used_ns, _used_ns(status) + 1)
+    return used_ns, used_ns
+
+
+def _file_name(key: OffloadKey) -> str:
+    return key.hex() + _SUFFIX
+
+
+def _key_of(file_name: str) -> OffloadKey | None:
+    try:
+        key = bytes.fromhex(file_name.removesuffix(_SUFFIX))
+    except ValueError:
+        return None
+    # One spelling for each key: fromhex also accepts capitals and spaces.
+    return key if _file_name(key) == file_name else None

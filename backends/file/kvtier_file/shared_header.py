@@ -1,0 +1,149 @@
+"""The shared header: a small file with the lock, the counters and the reservations of a root.
+
+It is read and written with ``pread`` and ``pwrite`` under the lock, not mapped: on a network file
+system the lock makes these coherent between machines, but not a mapping.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_MAGIC = b"kvtfile1"
+# Magic, clean flag, checksum of all that follows, generation, four lengths, number of leases.
+_HEADER = struct.Struct("<8s?xxxIQQQQQI")
+_CLEAN_AT = 8
+_CHECKED_FROM = 16
+_LEASE = struct.Struct("<8s16sQ")
+_PAGE_BYTES = 4096
+_MAX_BYTES = 2**20
+
+
+class Reservation(NamedTuple):
+    """A process's row in the header.
+
+    Attributes:
+        fingerprint: the namespace that the process has open.
+        reserved_bytes: room reserved for its writes under way.
+    """
+
+    fingerprint: str
+    reserved_bytes: int
+
+
+@dataclass
+class SharedHeader:
+    """The content of the header's file.
+
+    Attributes:
+        clean: the counters agree with the disk. False during a change, and stays False after a
+            crash, so that the next process recounts.
+        generation: a random number, new with each compaction of the ledger.
+        ledger_bytes: valid length of the ledger.
+        compacted_bytes: length of the ledger after its last compaction.
+        used_bytes: bytes of all stored chunks.
+        chunks: number of stored chunks.
+        reservations: by lease.
+    """
+
+    clean: bool = False
+    generation: int = 0
+    ledger_bytes: int = 0
+    compacted_bytes: int = 0
+    used_bytes: int = 0
+    chunks: int = 0
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes reserved by all processes together."""
+        return sum(one.reserved_bytes for one in self.reservations.values())
+
+
+class HeaderFile:
+    """The header's file.
+
+    Args:
+        fd: open for as long as this object is used, and not shared with another user of the lock.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._content = b""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Exclude other processes, and other tiers of this one, while the block runs."""
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def read(self) -> SharedHeader:
+        """Return the content; an empty header that is not clean if the file is new or damaged."""
+        self._content = os.pread(self._fd, _PAGE_BYTES, 0)
+        if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
+            # More leases than a page holds.
+            self._content += os.pread(self._fd, _MAX_BYTES, _PAGE_BYTES)
+        return _decode(self._content) or SharedHeader()
+
+    def mark_dirty(self) -> None:
+        """Declare the counters wrong until the next :meth:`write`."""
+        os.pwrite(self._fd, b"\0", _CLEAN_AT)
+        self._content = b""
+
+    def write(self, header: SharedHeader) -> None:
+        """Replace the content."""
+        content = _encode(header)
+        if content != self._content:
+            os.pwrite(self._fd, content, 0)
+            self._content = content
+
+
+def _encode(header: SharedHeader) -> bytes:
+    rows = [
+        _LEASE.pack(bytes.fromhex(lease), bytes.fromhex(fingerprint), reserved_bytes)
+        for lease, (fingerprint, reserved_bytes) in header.reservations.items()
+    ]
+    content = bytearray(
+        _HEADER.pack(
+            _MAGIC,
+            header.clean,
+            0,
+            header.generation,
+            header.ledger_bytes,
+            header.compacted_bytes,
+            header.used_bytes,
+            header.chunks,
+            len(rows),
+        )
+    )
+    content += b"".join(rows)
+    checksum = zlib.crc32(memoryview(content)[_CHECKED_FROM:])
+    content[_CHECKED_FROM - 4 : _CHECKED_FROM] = checksum.to_bytes(4, "little")
+    # A whole page, so that later writes need no room on a full file system.
+    return bytes(content).ljust(_PAGE_BYTES, b"\0")
+
+
+def _decode(content: bytes) -> SharedHeader | None:
+    if len(content) < _PAGE_BYTES:
+        return None
+    magic, clean, checksum, *counters, leases = _HEADER.unpack_from(content)
+    end = _HEADER.size + leases * _LEASE.size
+    if magic != _MAGIC or checksum != zlib.crc32(content[_CHECKED_FROM:end]):
+        return None
+    reservations = {
+        lease.hex(): Reservation(fingerprint.hex(), reserved_bytes)
+        for lease, fingerprint, reserved_bytes in _LEASE.iter_unpack(content[_HEADER.size : end])
+    }
+    generation, ledger_bytes, compacted_bytes, used_bytes, chunks = counters
+    return SharedHeader(
+        clean, generation, ledger_bytes, compacted_bytes, used_bytes, chunks, reservations
+    )

@@ -1,0 +1,270 @@
+"""The usage of a root by all processes that share it: stored chunks and reservations."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.errors import FULL
+from kvtier_file.ledger import Change
+from kvtier_file.root import Root
+from kvtier_file.shared_files import SharedFiles
+from kvtier_file.shared_header import Reservation, SharedHeader
+from kvtier_file.usage_replica import UsageReplica
+from kvtier_sdk import OffloadKey
+
+
+class SharedUsage:
+    """Counts the chunks and reservations of a root, together with the other processes there.
+
+    Counting happens while the shared lock is held (:meth:`locked`), and so do the renames and
+    unlinks of chunks. A process killed while it holds the lock leaves the header dirty, and the
+    next process recounts the disk. A process killed outside leaves a lease that is not held: its
+    temporary files are swept and its reservations dropped when another process opens the root or
+    is short of room.
+
+    Args:
+        root: the root; must be open.
+        lease: the own lease's name, from :func:`~kvtier_file.leases.new_lease`.
+        fingerprint: the tier's namespace.
+        capacity_bytes: of the root, or ``None``.
+        report_removed: called without the lock with the namespace's chunks that any process
+            removed.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        lease: str,
+        fingerprint: str,
+        capacity_bytes: int | None,
+        report_removed: Callable[[Sequence[OffloadKey]], None],
+    ) -> None:
+        self._root = root
+        self._lease = lease
+        self._fingerprint = fingerprint
+        self._report_removed = report_removed
+        self._replica = UsageReplica(capacity_bytes, fingerprint)
+        self._budget = self._replica.budget
+        self._reserved_bytes = 0
+        self._opened: SharedFiles | None = None
+        self._thread_lock = threading.Lock()
+        # While the lock is held:
+        self._header = SharedHeader()
+        self._changes: list[Change] = []
+        self._reaped = False
+
+    def open(self) -> None:
+        """Join the processes that use the root, and clean up after dead ones.
+
+        The first process counts the chunks on disk.
+
+        Raises:
+            OSError: the files cannot be made or locked, or not all is swept.
+        """
+        self._join()
+        with self.locked():
+            self._reap_dead_leases(self._dead_leases())
+
+    def close(self) -> None:
+        """Leave, and free the own reservations. Does nothing if it is not open."""
+        if self._opened is not None:
+            with suppress(OSError), self._files.header.locked():
+                header = self._files.header.read()
+                header.reservations.pop(self._lease, None)
+                self._files.header.write(header)
+            self._leave()
+
+    def __contains__(self, chunk_id: ChunkId) -> bool:
+        """Return true if the chunk was counted when last looked; needs no lock."""
+        return chunk_id in self._budget
+
+    def latest_ns(self) -> int:
+        """Return the latest known use of any chunk; needs no lock."""
+        return self._budget.latest_ns
+
+    @contextmanager
+    def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
+        """Hold the shared lock for a block, and know what all others have done.
+
+        Args:
+            releasing_bytes: reservations that end here, even if the lock cannot be had.
+
+        Raises:
+            OSError: the files cannot be locked, read or written.
+        """
+        removed: list[OffloadKey] = []
+        try:
+            with self._thread_lock:
+                self._reserved_bytes -= releasing_bytes
+                if self._opened is None or self._opened.are_lost():
+                    self._leave()
+                    self._join()
+                try:
+                    with self._files.header.locked():
+                        self._begin()
+                        succeeded = False
+                        try:
+                            yield
+                            succeeded = True
+                        finally:
+                            self._end(succeeded)
+                finally:
+                    removed = self._replica.take_removed()
+        finally:
+            if removed:
+                self._report_removed(removed)
+
+    # With the lock held.
+
+    @property
+    def chunks(self) -> int:
+        """Number of stored chunks."""
+        return len(self._budget)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of stored chunks."""
+        return self._budget.used_bytes
+
+    def mark_dirty(self) -> None:
+        """Announce that chunks will be renamed or unlinked; must come before that."""
+        if self._header.clean:
+            self._header.clean = False
+            self._files.header.mark_dirty()
+
+    def add(self, stored: StoredChunk) -> None:
+        """Count a chunk, which has its name now."""
+        self._record(Change(stored.chunk_id, stored))
+
+    def discard(self, chunk_id: ChunkId) -> None:
+        """Stop counting a chunk, which is gone."""
+        self._record(Change(chunk_id, None))
+
+    def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
+        """Evict a counted chunk later, where this process has the choice."""
+        self._budget.touch(chunk_id, used_ns)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Reserve room for a write, whose victims are gone, until a :meth:`locked` releases it."""
+        self._reserved_bytes += size_bytes
+        self._enter_reservation()
+
+    def victims(
+        self,
+        need_bytes: int,
+        headroom_bytes: int | None,
+        *,
+        pinned: Callable[[], frozenset[ChunkId]],
+        last_used_ns: Callable[[ChunkId], int | None],
+    ) -> list[ChunkId]:
+        """Choose the chunks to evict before ``need_bytes`` can be reserved.
+
+        Args:
+            need_bytes: size of the planned write.
+            headroom_bytes: as for :meth:`Budget.victims`.
+            pinned: returns the chunks that must stay.
+            last_used_ns: as for :meth:`Budget.victims`.
+
+        Returns:
+            As :meth:`Budget.victims`.
+
+        Raises:
+            TierCapacityError: evicting all chunks would not make enough room.
+        """
+        reserved_bytes = self._header.reserved_bytes
+        if self._budget.excess_bytes(need_bytes, reserved_bytes, headroom_bytes) <= 0:
+            return []
+        if not self._reaped and (dead := self._dead_leases()):
+            with suppress(OSError):  # while its files are there, so is its reservation
+                self._reap_dead_leases(dead)
+        self._reaped = True
+        return self._budget.victims(
+            need_bytes,
+            self._header.reserved_bytes,
+            headroom_bytes,
+            pinned=pinned(),
+            open_namespaces={one.fingerprint for one in self._header.reservations.values()},
+            last_used_ns=last_used_ns,
+        )
+
+    def _record(self, change: Change) -> None:
+        self.mark_dirty()
+        self._changes.append(change)
+        self._replica.apply(change)
+
+    def _enter_reservation(self) -> None:
+        # From this process's memory, so that a lost header is complete again in time.
+        reservation = Reservation(self._fingerprint, self._reserved_bytes)
+        self._header.reservations[self._lease] = reservation
+
+    def _other_leases(self) -> set[str]:
+        return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
+
+    def _dead_leases(self) -> list[str]:
+        return [one for one in self._other_leases() if not self._files.leases.is_held(one)]
+
+    def _reap_dead_leases(self, leases: Iterable[str]) -> None:
+        """Sweep temporary files, and then drop the reservations and leases of dead processes."""
+        self._root.sweep(self._files.leases.is_held)
+        for lease in leases:
+            self._header.reservations.pop(lease, None)
+            self._files.leases.remove(lease)
+
+    # Joining and leaving.
+
+    @property
+    def _files(self) -> SharedFiles:
+        if self._opened is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._opened
+
+    def _join(self) -> None:
+        self._opened = files = SharedFiles(self._root.fd)
+        try:
+            with files.header.locked():
+                files.leases.acquire(self._lease)
+                self._header = files.header.read()
+                if not any(map(files.leases.is_held, self._other_leases())):
+                    # Nothing was counted meanwhile, so files may have come and gone.
+                    self._header.clean = False
+                files.header.write(self._header)
+        except OSError:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._opened is not None:
+            self._opened.leases.release(self._lease)
+            self._opened.close()
+            self._opened = None
+            self._replica.detach()
+
+    # The ends of a locked block.
+
+    def _begin(self) -> None:
+        self._header = self._files.header.read()
+        self._reaped = False
+        self._enter_reservation()
+        if not self._replica.catch_up(self._header, self._files.ledger):
+            self.mark_dirty()
+            self._replica.replace(self._root.scan())
+
+    def _end(self, succeeded: bool) -> None:
+        header = self._header
+        header.used_bytes = self._budget.used_bytes
+        header.chunks = len(self._budget)
+        changes, self._changes = self._changes, []
+        # After an unexpected error it is unknown what was renamed or unlinked.
+        if succeeded and not header.clean:
+            try:
+                self._replica.publish(header, self._files.ledger, changes)
+            except OSError as error:
+                # Without room for the ledger the header stays dirty: the next process recounts.
+                if error.errno not in FULL:
+                    raise
+        self._files.header.write(header)

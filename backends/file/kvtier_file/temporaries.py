@@ -1,0 +1,156 @@
+"""The temporary files of a namespace: chunks before they have their names."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from kvtier_file.directories import ClosingFd, open_directory, open_file
+from kvtier_file.file_io import has_direct_io, read_buffers, request_direct_io, write_buffers
+
+_DIRECTORY = "tmp"
+_TEMPORARY = re.compile(r"([0-9a-f]{16})-\d+\.tmp")
+_PROBE_BYTES = 4096
+_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+class TemporaryNames:
+    """Unique names for temporary files.
+
+    Args:
+        lease: the writer's.
+    """
+
+    def __init__(self, lease: str) -> None:
+        self._lease = lease
+        self._counter = itertools.count()
+
+    def new(self) -> str:
+        """Return an unused name. Callable from any thread."""
+        return f"{self._lease}-{next(self._counter)}.tmp"
+
+
+class Temporaries:
+    """The directory of temporary files in one namespace, opened when it is first needed.
+
+    Args:
+        namespace_fd: the namespace's directory, open for as long as this object is used.
+        names: the source of names.
+        sync: let written files survive a power failure.
+    """
+
+    def __init__(self, namespace_fd: int, names: TemporaryNames, *, sync: bool) -> None:
+        self._namespace_fd = namespace_fd
+        self._names = names
+        self._sync = sync
+        self._fd: int | None = None
+
+    def close(self) -> None:
+        """Close the directory."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def write(
+        self, buffers: Sequence[memoryview], *, direct: bool = False, used_ns: int | None = None
+    ) -> str:
+        """Write buffers to a new file.
+
+        Args:
+            buffers: written one after the other.
+            direct: bypass the page cache where the file system allows it.
+            used_ns: the file's time of use, in nanoseconds since the epoch; default: now.
+
+        Returns:
+            The file's name, for :meth:`rename` or :meth:`discard`.
+
+        Raises:
+            OSError: the write failed; nothing is left of the file.
+        """
+        name = self._names.new()
+        directory_fd = self._open()
+        try:
+            with ClosingFd(open_file(name, _NEW_FILE, directory_fd)) as fd:
+                if direct:
+                    request_direct_io(fd)
+                write_buffers(fd, buffers)
+                if used_ns is not None:
+                    os.utime(fd, ns=(used_ns, used_ns))
+                if self._sync:
+                    os.fsync(fd)
+        except BaseException:
+            self.discard(name)
+            raise
+        return name
+
+    def rename(self, temporary: str, name: str, directory_fd: int) -> None:
+        """Move a file to its place.
+
+        Raises:
+            OSError: it is still here.
+        """
+        os.rename(temporary, name, src_dir_fd=self._open(), dst_dir_fd=directory_fd)
+
+    def discard(self, name: str) -> None:
+        """Remove a file. Failures are ignored: an earlier error is the one to report."""
+        with suppress(OSError):
+            os.unlink(name, dir_fd=self._open())
+
+    def sweep(self, is_held: Callable[[str], bool]) -> None:
+        """Remove the files of dead processes.
+
+        Args:
+            is_held: returns true if a lease's process lives.
+
+        Raises:
+            OSError: some of the files are still there.
+        """
+        try:
+            directory_fd = self._open(create=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return  # foreign, or on a full file system, where it could not be made
+        for name in os.listdir(directory_fd):
+            match = _TEMPORARY.fullmatch(name)
+            if match and not is_held(match[1]):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory_fd)
+
+    def probe(self, *, direct: bool) -> bool:
+        """Write a page, read it back and remove it.
+
+        Args:
+            direct: bypass the page cache.
+
+        Returns:
+            True if the page came back, past the page cache if so requested.
+
+        Raises:
+            OSError: it cannot be written or read.
+        """
+        name = self._names.new()
+        directory_fd = self._open()
+        # Anonymous memory is aligned to pages, as O_DIRECT requires.
+        with mmap.mmap(-1, _PROBE_BYTES) as written, mmap.mmap(-1, _PROBE_BYTES) as read:
+            written[:] = os.urandom(_PROBE_BYTES)
+            try:
+                with ClosingFd(open_file(name, _NEW_FILE, directory_fd)) as fd:
+                    if direct:
+                        request_direct_io(fd)
+                    with memoryview(written) as source, memoryview(read) as target:
+                        write_buffers(fd, [source])
+                        read_buffers(fd, [target])
+                    return written[:] == read[:] and has_direct_io(fd) == direct
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory_fd)
+
+    def _open(self, *, create: bool = True) -> int:
+        if self._fd is None:
+            self._fd = open_directory(
+                _DIRECTORY, self._namespace_fd, create=create, sync=self._sync
+            )
+        return self._fd

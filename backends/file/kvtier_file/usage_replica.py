@@ -1,0 +1,108 @@
+"""This process's copy of a root's usage, brought up to date through the ledger."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from kvtier_file.budget import Budget
+from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.ledger import Change, Ledger, LedgerDamagedError
+from kvtier_file.shared_header import SharedHeader
+from kvtier_sdk import OffloadKey
+
+# A ledger is compacted once it is longer than this and than twice its length after the last time.
+_MIN_COMPACTION_BYTES = 2**18
+
+
+class UsageReplica:
+    """A budget that follows the changes of all processes. Used under the shared lock.
+
+    Args:
+        capacity_bytes: of the root, or ``None``.
+        fingerprint: the tier's own namespace.
+
+    Attributes:
+        budget: the stored chunks.
+    """
+
+    def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
+        self.budget = Budget(capacity_bytes)
+        self._fingerprint = fingerprint
+        self._removed: dict[OffloadKey, None] = {}
+        # The part of the ledger that the budget includes.
+        self._generation: int | None = None
+        self._end = 0
+
+    def catch_up(self, header: SharedHeader, ledger: Ledger) -> bool:
+        """Apply the changes of other processes.
+
+        Returns:
+            False if header or ledger cannot be relied on: then :meth:`replace` must follow.
+        """
+        if not header.clean:
+            return False
+        known = header.generation == self._generation
+        try:
+            changes = list(ledger.read(self._end if known else 0, header.ledger_bytes))
+        except LedgerDamagedError:
+            return False
+        if not known:
+            self._clear()
+        for change in changes:
+            self.apply(change)
+        self._generation, self._end = header.generation, header.ledger_bytes
+        # The counters disagree if a stranger wrote to the files.
+        return (len(self.budget), self.budget.used_bytes) == (header.chunks, header.used_bytes)
+
+    def replace(self, chunks: Iterable[StoredChunk]) -> None:
+        """Replace the content with the chunks found on disk."""
+        self._clear()
+        for stored in chunks:
+            self.apply(Change(stored.chunk_id, stored))
+        # The next publication starts a generation that no other process takes for one it follows.
+        self.detach()
+
+    def apply(self, change: Change) -> None:
+        """Apply one change."""
+        chunk_id, stored = change
+        if stored is None:
+            self.budget.discard(chunk_id)
+            self._note_removed(chunk_id)
+        else:
+            self.budget.add(stored)
+            if chunk_id.fingerprint == self._fingerprint:
+                self._removed.pop(chunk_id.key, None)
+
+    def publish(self, header: SharedHeader, ledger: Ledger, changes: Sequence[Change]) -> None:
+        """Append applied changes to the ledger, or compact it, and declare the header clean.
+
+        Raises:
+            OSError: the ledger cannot be written.
+        """
+        limit_bytes = max(_MIN_COMPACTION_BYTES, 2 * header.compacted_bytes)
+        if self._generation is None or header.ledger_bytes > limit_bytes:
+            header.ledger_bytes = header.compacted_bytes = ledger.compact(self.budget)
+            header.generation = int.from_bytes(os.urandom(8), "little")
+        else:
+            header.ledger_bytes = ledger.append(changes, header.ledger_bytes)
+        self._generation, self._end = header.generation, header.ledger_bytes
+        header.clean = True
+
+    def detach(self) -> None:
+        """Stop following the current ledger."""
+        self._generation = None
+
+    def take_removed(self) -> list[OffloadKey]:
+        """Return the chunks of the own namespace removed since the last call."""
+        removed, self._removed = self._removed, {}
+        return list(removed)
+
+    def _clear(self) -> None:
+        for stored in self.budget:
+            self._note_removed(stored.chunk_id)
+        self.budget.clear()
+
+    def _note_removed(self, chunk_id: ChunkId) -> None:
+        if chunk_id.fingerprint == self._fingerprint:
+            self._removed[chunk_id.key] = None

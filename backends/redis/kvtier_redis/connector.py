@@ -1,0 +1,108 @@
+"""Connections that are ready for chunks: encrypted, signed in, the database chosen."""
+
+from __future__ import annotations
+
+import ssl
+
+from kvtier_redis.config import HostPort, RedisTierConfig
+from kvtier_redis.faults import reply_error, translated
+from kvtier_redis.resp import Kind, call
+from kvtier_sdk import Clock, ConfigError, Connection, TierError, TierTimeoutError
+
+#: A server: host and port, or the path of its socket.
+Address = HostPort | str
+
+
+def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
+    """Make the TLS context that the options describe.
+
+    Args:
+        config: the options.
+
+    Returns:
+        The context, or ``None`` without TLS.
+
+    Raises:
+        ConfigError: a file cannot be read or holds no certificate.
+    """
+    if not config.tls:
+        return None
+    option = "tls_ca"
+    try:
+        context = ssl.create_default_context(cafile=config.tls_ca)
+        if config.tls_cert is not None:
+            option = "tls_cert"
+            context.load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:  # SSLError is one
+        reason = error.strerror
+        if isinstance(error, ssl.SSLError):
+            # OpenSSL says "PEM lib" for anything that it does not find in a file.
+            reason = "it holds no certificate"
+            if option == "tls_cert" and config.tls_key is None:
+                reason += ", or no key beside it; option 'tls_key' names a file with the key"
+        raise ConfigError(f"option {option!r}: cannot be used: {reason}") from None
+    if not config.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class Connector:
+    """Makes connections that are ready for chunks.
+
+    Args:
+        config: the options.
+        clock: bounds the time.
+    """
+
+    def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._tls = tls_context(config)
+
+    async def connect(self, address: Address) -> Connection:
+        """Connect to a server and sign in.
+
+        Args:
+            address: the server.
+
+        Returns:
+            A usable connection.
+
+        Raises:
+            TierError: it cannot be reached in time, or refuses.
+        """
+        timeout_s = self._config.connect_timeout_s
+        with translated():
+            connection = await Connection.connect(
+                address, clock=self._clock, timeout_s=timeout_s, tls=self._tls
+            )
+        try:
+            async with self._clock.timeout(timeout_s):
+                await self._sign_in(connection)
+        except TimeoutError:
+            raise TierTimeoutError(
+                f"no reply from {connection.peer} within {timeout_s:g} s"
+            ) from None
+        except TierError as error:
+            connection.close(str(error))
+            raise
+        return connection
+
+    async def _sign_in(self, connection: Connection) -> None:
+        for step in self._steps():
+            reply = await call(connection, *step)
+            if reply.kind is Kind.ERROR:
+                raise reply_error(reply.text)
+
+    def _steps(self) -> list[list[bytes]]:
+        config = self._config
+        steps = []
+        if config.password is not None:
+            user = [config.username.encode()] if config.username else []
+            steps.append([b"AUTH", *user, config.password.get_secret_value().encode()])
+        if config.db or not steps:
+            # Said even if it changes nothing: the system accepts connections for a server that
+            # hangs, and a server with too many clients says so only now.
+            steps.append([b"SELECT", b"%d" % config.db])
+        return steps

@@ -1,0 +1,186 @@
+"""Dispatch of requests that carry a chunk to the server that holds it now."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kvtier_redis.config import split_host
+from kvtier_redis.connector import Address, Connector
+from kvtier_redis.faults import detached, reply_error
+from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
+from kvtier_redis.routes import Route
+from kvtier_sdk import Clock, Connection, ConnectionPool, TierError, TierUnavailableError
+
+# How often one request is sent elsewhere: a resharding needs two, a failover one more.
+_MOST_HOPS = 5
+# What a batch moves on a connection before it is the turn of another batch, which waits for it.
+_TURN_BYTES = 2 * 2**20
+
+
+@dataclass(slots=True)
+class _Hop:
+    """A request on its way to one server."""
+
+    exchange: Exchange
+    address: Address
+    is_asking: bool = False
+
+
+class Dispatcher:
+    """Sends batches of requests over a few connections to each server.
+
+    Args:
+        route: finds the server that holds a chunk.
+        connector: makes connections.
+        connections: how many to each server.
+        object_bytes: length of a chunk with its header.
+        clock: runs a batch on several connections.
+    """
+
+    def __init__(
+        self, route: Route, connector: Connector, connections: int, object_bytes: int, clock: Clock
+    ) -> None:
+        self._route = route
+        self._connector = connector
+        self._connections = connections
+        self._turn = max(1, _TURN_BYTES // object_bytes)
+        self._clock = clock
+        self._pools: dict[Address, ConnectionPool[Connection]] = {}
+
+    async def run(self, exchanges: Sequence[Exchange]) -> None:
+        """Make requests, each to the server of its key. Afterwards each has its outcome.
+
+        Args:
+            exchanges: the requests; one that a server refused has a ``TierError`` for outcome.
+
+        After a cancellation nothing touches their buffers.
+        """
+        try:
+            await self._run(exchanges)
+        except asyncio.CancelledError:
+            # Given up, perhaps on a server that hangs: there is no other sign of that.
+            self._route.suspect()
+            raise
+        outcomes = [exchange.outcome for exchange in exchanges]
+        if any(isinstance(outcome, TierError) and outcome.retryable for outcome in outcomes):
+            self._route.suspect()
+
+    async def _run(self, exchanges: Sequence[Exchange]) -> None:
+        hops = self._first_hops(exchanges)
+        for _ in range(_MOST_HOPS):
+            await self._send(hops)
+            hops = self._next_hops(hops)
+            if not hops:
+                break
+        for hop in hops:
+            hop.exchange.outcome = TierUnavailableError(
+                f"sent from node to node {_MOST_HOPS} times"
+            )
+
+    def close(self) -> None:
+        """Close all connections."""
+        for pool in self._pools.values():
+            pool.close()
+
+    def _first_hops(self, exchanges: Sequence[Exchange]) -> list[_Hop]:
+        """Each to the server that the route names."""
+        hops = []
+        for exchange in exchanges:
+            try:
+                hops.append(_Hop(exchange, self._route.server_of(exchange.name)))
+            except TierError as error:
+                exchange.outcome = detached(error)
+        return hops
+
+    def _next_hops(self, hops: Sequence[_Hop]) -> list[_Hop]:
+        """Those that a server has sent elsewhere; other refusals become errors."""
+        again = []
+        for hop in hops:
+            reply = hop.exchange.outcome
+            if not isinstance(reply, Reply) or reply.kind is not Kind.ERROR:
+                continue
+            word, _, rest = reply.text.partition(" ")
+            try:
+                if not self._route.is_cluster or word not in ("MOVED", "ASK"):
+                    raise reply_error(reply.text)
+                address = _redirect_address(rest, hop.address)
+            except TierError as error:
+                hop.exchange.outcome = detached(error)
+                continue
+            if word == "MOVED":
+                self._route.suspect()
+            hop.exchange.outcome = None
+            again.append(_Hop(hop.exchange, address, is_asking=word == "ASK"))
+        return again
+
+    async def _send(self, hops: Sequence[_Hop]) -> None:
+        """Send to each server what goes there, to all of them at once."""
+        queues: dict[Address, deque[Exchange]] = {}
+        for hop in hops:
+            if not hop.is_asking:
+                queues.setdefault(hop.address, deque()).append(hop.exchange)
+        work: list[Callable[[], Awaitable[None]]] = [
+            *(partial(self._empty, address, queue) for address, queue in queues.items()),
+            *(partial(self._ask, hop) for hop in hops if hop.is_asking),
+        ]
+        await self._clock.gather_bounded(work, limit=len(work))
+
+    async def _empty(self, address: Address, queue: deque[Exchange]) -> None:
+        """Send the requests in one server's queue, on as many connections as it has."""
+        pool = self._pool_of(address)
+        count = min(self._connections, len(queue))
+        # Each connection gets its share, and not all at once of what is large.
+        turn = min(self._turn, math.ceil(len(queue) / count))
+        failures = await self._clock.gather_bounded(
+            [partial(self._take_turns, pool, queue, turn)] * count, limit=count
+        )
+        for failure in filter(None, failures):
+            while queue:
+                queue.popleft().outcome = failure
+
+    async def _take_turns(
+        self, pool: ConnectionPool[Connection], queue: deque[Exchange], turn: int
+    ) -> TierError | None:
+        """Send requests from a queue that others share; return why it stopped before its end.
+
+        A server that is out of reach is tried once here, not once for each chunk.
+        """
+        try:
+            while queue:
+                async with pool.borrow() as connection:
+                    await run_some(connection, queue, turn)
+        except TierError as error:
+            return detached(error)
+        return None
+
+    async def _ask(self, hop: _Hop) -> None:
+        """Send what a node takes only after ``ASKING``, on the same connection."""
+        try:
+            async with self._pool_of(hop.address).borrow() as connection:
+                await call(connection, b"ASKING")
+                await run_some(connection, deque([hop.exchange]), 1)
+        except TierError as error:
+            hop.exchange.outcome = detached(error)
+
+    def _pool_of(self, address: Address) -> ConnectionPool[Connection]:
+        if address not in self._pools:
+            self._pools[address] = ConnectionPool(
+                lambda: self._connector.connect(address), self._connections
+            )
+        return self._pools[address]
+
+
+def _redirect_address(where: str, asked: Address) -> Address:
+    """The node of ``<slot> <host>:<port>``; without a host it is the one that was asked."""
+    place = where.rpartition(" ")[2]
+    try:
+        if place.startswith(":"):
+            place = f"{asked[0]}{place}"
+        return split_host(place, default_port=0)
+    except ValueError:
+        raise TierUnavailableError(f"a node sent us to {place!r}, which is none") from None

@@ -1,0 +1,225 @@
+"""The part of Redis's protocol (RESP2) that chunks need: commands out, replies in.
+
+Strict: anything but the canonical form of an expected reply is a broken connection, never a guess
+about where the next reply may begin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from kvtier_redis.faults import detached
+from kvtier_sdk import Connection, TierError, TierUnavailableError
+
+_END = b"\r\n"
+# Longer than any server's error message.
+_LINE_LIMIT_BYTES = 4096
+_NO_REPLY = "the server sent what is no reply to a command about a chunk"
+# Requests under way at once on a connection.
+_MOST_AT_ONCE = 128
+
+
+class Kind(Enum):
+    """The kinds of reply."""
+
+    #: The command is done.
+    OK = auto()
+    #: The server refused; the text says why.
+    ERROR = auto()
+    #: There is no such value.
+    ABSENT = auto()
+    #: The value is in the buffers.
+    FILLED = auto()
+    #: A value of another length is on its way.
+    OTHER_LENGTH = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One reply of the server.
+
+    Attributes:
+        kind: its kind.
+        text: the line without its first character and its end; for a value its length.
+    """
+
+    kind: Kind
+    text: str = ""
+
+
+_OK_LINE = b"+OK\r\n"
+_OK = Reply(Kind.OK, "OK")
+_FILLED = Reply(Kind.FILLED)
+# What may be replied to a request for a value, and to any other.
+_TO_LOADS: tuple[Kind, ...] = (Kind.FILLED, Kind.ABSENT, Kind.OTHER_LENGTH, Kind.ERROR)
+_TO_OTHERS = (Kind.OK, Kind.ERROR)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request about one key, and its outcome.
+
+    Attributes:
+        name: the server's key.
+        parts: the request, sent one after the other; none of them empty.
+        target: the buffers for a value of exactly that length; empty if none is asked for.
+        outcome: the reply, or why there is none; ``None`` before the request was made.
+    """
+
+    name: bytes
+    parts: Sequence[bytes | memoryview]
+    target: Sequence[memoryview] = ()
+    outcome: Reply | TierError | None = None
+
+
+def command(*words: bytes) -> bytes:
+    """Encode a short command."""
+    return b"".join([b"*%d\r\n" % len(words), *map(_bulk, words)])
+
+
+def set_command(
+    name: bytes, buffers: Sequence[memoryview], ttl_ms: int | None
+) -> list[bytes | memoryview]:
+    """Encode a ``SET`` whose value is the buffers, one after the other, none of them copied.
+
+    Args:
+        name: the server's key.
+        buffers: the value.
+        ttl_ms: milliseconds until it expires; ``None`` for never.
+
+    Returns:
+        What to send, in order.
+    """
+    rest = [] if ttl_ms is None else [b"PX", b"%d" % ttl_ms]
+    length_bytes = sum(map(len, buffers))
+    head = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (3 + len(rest), _bulk(name), length_bytes)
+    return [head, *buffers, b"".join([_END, *map(_bulk, rest)])]
+
+
+def _bulk(word: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+async def call(connection: Connection, *words: bytes) -> Reply:
+    """Run one command that has no value for a reply.
+
+    Args:
+        connection: a usable one.
+        words: the command.
+
+    Returns:
+        The reply.
+
+    Raises:
+        TierError: there is none; the connection is closed.
+    """
+    exchange = Exchange(b"", [command(*words)])
+    await run_some(connection, deque([exchange]), 1)
+    if isinstance(exchange.outcome, Reply):
+        return exchange.outcome
+    raise exchange.outcome or AssertionError("an exchange without an outcome")
+
+
+async def run_some(connection: Connection, queue: deque[Exchange], most: int) -> None:
+    """Make requests from the left of a queue, which other connections may share.
+
+    Requests without a value for a reply are sent together: the fewer calls of the system, the more
+    chunks. Values are asked for one at a time: of several that are on their way, each call receives
+    a piece.
+
+    Args:
+        connection: a usable one.
+        queue: the requests.
+        most: how many to make.
+
+    Every request that was taken from the queue has its outcome then. If the connection broke or is
+    of no more use, it is closed and no further requests were taken.
+
+    A cancellation closes the connection; once it is raised, nothing touches the buffers.
+    """
+    while queue and most:
+        batch = [queue.popleft()]
+        if not batch[0].target:
+            while queue and not queue[0].target and len(batch) < min(most, _MOST_AT_ONCE):
+                batch.append(queue.popleft())
+        most -= len(batch)
+        try:
+            await _run(connection, batch)
+        except TierError as error:
+            connection.close(str(error))
+            for exchange in batch:
+                exchange.outcome = exchange.outcome or detached(error)
+        if not connection.is_usable:
+            connection.close("the conversation came to an end")
+            return
+
+
+async def _run(connection: Connection, batch: Sequence[Exchange]) -> None:
+    """Make requests together; the outcomes come in the same order."""
+    parts = [part for exchange in batch for part in exchange.parts]
+    unsent = await connection.send(parts)
+    later_parts = len(parts)
+    for exchange in batch:
+        if exchange.target:
+            reply, expected = await _receive_value(connection, exchange.target), _TO_LOADS
+        else:
+            reply, expected = await _receive_reply(connection), _TO_OTHERS
+        if reply.kind not in expected:
+            raise TierUnavailableError(_NO_REPLY)
+        exchange.outcome = reply
+        later_parts -= len(exchange.parts)
+        if len(unsent) > later_parts:
+            raise TierUnavailableError("the server replied before it was asked")
+        if unsent and not connection.has_unread:
+            unsent = await connection.send(unsent)
+
+
+async def _receive_reply(connection: Connection) -> Reply:
+    line = await connection.receive_until(_END, most_bytes=_LINE_LIMIT_BYTES)
+    if line == _OK_LINE:
+        return _OK
+    mark, text = line[:1], line[1 : -len(_END)].decode(errors="replace")
+    if mark == b"-":
+        return Reply(Kind.ERROR, text)
+    if mark != b"$":
+        raise TierUnavailableError(_NO_REPLY)
+    if text == "-1":
+        return Reply(Kind.ABSENT, text)
+    if not (text.isascii() and text.isdigit()):
+        raise TierUnavailableError("the server sent a length that is no number")
+    return Reply(Kind.OTHER_LENGTH, text)
+
+
+async def _receive_value(connection: Connection, target: Sequence[memoryview]) -> Reply:
+    """Receive a value into its buffers, or the reply that comes instead.
+
+    The line before a value of the expected length is foreseen, so that one call of the system can
+    receive everything. Another reply may have touched the buffers, as a failed load may.
+    """
+    value_bytes = sum(map(len, target))
+    line = b"$%d\r\n" % value_bytes
+    start, end = memoryview(bytearray(len(line))), memoryview(bytearray(len(_END)))
+    rooms = [start, *target, end]
+    rest = await connection.receive_some(rooms)
+    if start == line:
+        if rest:
+            await connection.receive(rest)
+    else:
+        count_bytes = len(line) + value_bytes + len(_END) - sum(map(len, rest))
+        connection.unread(_beginning(rooms, min(count_bytes, _LINE_LIMIT_BYTES)))
+        reply = await _receive_reply(connection)
+        if reply.kind is not Kind.OTHER_LENGTH or reply.text != str(value_bytes):
+            if reply.kind is Kind.OTHER_LENGTH:
+                connection.close("a value of another length was on its way")
+            return reply
+        await connection.receive([*target, end])
+    if end != _END:
+        raise TierUnavailableError("the server sent a value that does not end where it should")
+    return _FILLED
+
+
+def _beginning(views: Sequence[memoryview], count_bytes: int) -> bytes:
+    return b"".join(view[:count_bytes] for view in views)[:count_bytes]

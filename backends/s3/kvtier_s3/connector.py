@@ -1,0 +1,97 @@
+"""Connections to the server, plain or through TLS."""
+
+from __future__ import annotations
+
+import ssl
+
+from kvtier_s3.config import S3TierConfig
+from kvtier_sdk import Clock, ConfigError, Connection, TierUnavailableError
+
+# OpenSSL's codes for a certificate without the name, or the address, that was asked for.
+_OTHER_NAME = (62, 64)
+
+
+def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
+    """Make the TLS context that the options describe.
+
+    Args:
+        config: the options.
+        ca_file: file with the certificates to trust; the system's where absent.
+
+    Returns:
+        The context.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no certificate.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # SSLError is one
+        reason = error.strerror or str(error)
+        raise ConfigError(f"option 'tls_ca': {ca_file} cannot be used: {reason}") from None
+    if not config.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _tls_error(peer: str, error: ssl.SSLError) -> TierUnavailableError:
+    """Explain a failed handshake. One that only an option can mend is not tried again."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OTHER_NAME:
+            text = (
+                f"the certificate of {peer} is for another host; name that one in option "
+                "'endpoint', try 'path' for 'addressing', or switch the check off with 'tls_verify'"
+            )
+        else:
+            text = (
+                f"the certificate of {peer} is not trusted: {error.verify_message}; option "
+                "'tls_ca' names the certificates to trust, 'tls_verify' switches the check off"
+            )
+    elif error.reason == "WRONG_VERSION_NUMBER":
+        text = f"{peer} does not speak TLS; write 'http://' in option 'endpoint', or another port"
+    else:
+        words = (error.reason or str(error)).lower().replace("_", " ")
+        return TierUnavailableError(f"no TLS with {peer}: {words}")
+    return TierUnavailableError(text, retryable=False)
+
+
+class Connector:
+    """Makes connections to one server.
+
+    Args:
+        host: its name.
+        port: its port.
+        tls: how to speak TLS, or ``None``.
+        config: the options.
+        clock: bounds the time.
+    """
+
+    def __init__(
+        self, host: str, port: int, tls: ssl.SSLContext | None, config: S3TierConfig, clock: Clock
+    ) -> None:
+        self._address = (host, port)
+        self._tls = tls
+        self._config = config
+        self._clock = clock
+
+    async def connect(self) -> Connection:
+        """Connect.
+
+        Returns:
+            A usable connection.
+
+        Raises:
+            TierError: the server cannot be reached in time.
+        """
+        try:
+            return await Connection.connect(
+                self._address,
+                clock=self._clock,
+                timeout_s=self._config.connect_timeout_s,
+                tls=self._tls,
+                stall_timeout_s=self._config.read_timeout_s,
+            )
+        except ssl.SSLError as error:
+            host, port = self._address
+            raise _tls_error(f"{host}:{port}", error) from None

@@ -1,0 +1,186 @@
+"""The part of HTTP/1.1 that chunks need: one request, one response.
+
+A response that does not say where its body ends is a broken connection, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtier_sdk import Connection, TierUnavailableError
+
+_LINE_END = b"\r\n"
+_HEAD_END = b"\r\n\r\n"
+_HEAD_LIMIT_BYTES = 32 * 1024
+_LINE_LIMIT_BYTES = 1024
+# The longest body that is read unless it is a chunk.
+_BODY_LIMIT_BYTES = 256 * 1024
+_NO_BODY = frozenset({204, 304})
+_DIGITS_LIMIT = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response of the server.
+
+    Attributes:
+        status: HTTP's.
+        headers: name in lower case to value.
+        body: what came with it, unless that is in the buffers.
+        length_bytes: of the body; ``None`` if the head does not say it.
+        is_filled: whether the body is in the buffers.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+    length_bytes: int | None = None
+    is_filled: bool = False
+
+
+def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
+    """Encode the head of a request.
+
+    Args:
+        method: for example ``GET``.
+        target: path and query, percent-encoded.
+        headers: name to value.
+
+    Returns:
+        The bytes.
+    """
+    lines = [f"{method} {target} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+async def request(
+    connection: Connection,
+    parts: Sequence[bytes | memoryview],
+    target: Sequence[memoryview] = (),
+    *,
+    has_body: bool = True,
+) -> Response:
+    """Send a request and receive its response.
+
+    Only the body of a 200 that is exactly as long as the buffers goes into them. The body of
+    another response is kept if it is short; a long one ends the connection.
+
+    Args:
+        connection: a usable one.
+        parts: the request, sent one after the other.
+        target: the buffers for the body; empty if none is expected.
+        has_body: false for ``HEAD``, whose response has no body whatever it says.
+
+    Returns:
+        The response. The connection is closed if no further response can follow on it.
+
+    Raises:
+        TierTimeoutError: no byte moved for too long.
+        TierUnavailableError: the connection broke, or what came is no response of HTTP.
+
+    After a cancellation nothing touches the buffers.
+    """
+    # A server that refuses may respond before it has all of the request.
+    await connection.send(parts)
+    status = 0
+    while status < 200:  # a response of 1xx is a notice before the response
+        head = await connection.receive_until(_HEAD_END, most_bytes=_HEAD_LIMIT_BYTES)
+        status, headers, is_persistent = _parse_head(head.removesuffix(_HEAD_END))
+    encoding = headers.get("transfer-encoding", "identity").lower()
+    if encoding not in ("identity", "chunked"):
+        raise _nonsense("a body in an encoding that was not asked for")
+    is_chunked = encoding == "chunked"
+    length_bytes = None if is_chunked else _length_in(headers)
+    body: bytes | None = b""
+    is_filled = False
+    if has_body and status not in _NO_BODY and length_bytes != 0:
+        if status == 200 and length_bytes == sum(map(len, target)):
+            await connection.receive(target)
+            is_filled = True
+        elif is_chunked:
+            body = await _receive_chunked(connection)
+        else:
+            body = await _receive_body(connection, length_bytes)
+    if connection.has_unread and body is not None:
+        raise _nonsense("more than it said")
+    if body is None or not is_persistent:
+        connection.close("the server ended it")
+    return Response(status, headers, body or b"", length_bytes, is_filled)
+
+
+async def _receive_body(connection: Connection, length_bytes: int | None) -> bytes | None:
+    """Receive a body; ``None`` if it is too long, or as long as the connection lasts."""
+    if length_bytes is None or length_bytes > _BODY_LIMIT_BYTES:
+        return None
+    # With room for a byte too many, which shows that the length is wrong.
+    body = bytearray(length_bytes + 1)
+    rest: Sequence[memoryview] = [memoryview(body)]
+    while sum(map(len, rest)) > 1:
+        rest = await connection.receive_some(rest)
+    if not rest:
+        raise _nonsense("more than it said")
+    return bytes(body[:-1])
+
+
+async def _receive_chunked(connection: Connection) -> bytes | None:
+    """Receive a body in pieces, each after its length; ``None`` if it is too long."""
+    body = b""
+    while piece_bytes := await _receive_piece_length(connection):
+        if len(body) + piece_bytes > _BODY_LIMIT_BYTES:
+            return None
+        piece = bytearray(piece_bytes + len(_LINE_END))
+        await connection.receive([memoryview(piece)])
+        if not piece.endswith(_LINE_END):
+            raise _nonsense("a piece that does not end where it should")
+        body += piece.removesuffix(_LINE_END)
+    # Further headers may follow, then an empty line.
+    while await connection.receive_until(_LINE_END, most_bytes=_LINE_LIMIT_BYTES) != _LINE_END:
+        pass
+    return body
+
+
+async def _receive_piece_length(connection: Connection) -> int:
+    line = await connection.receive_until(_LINE_END, most_bytes=_LINE_LIMIT_BYTES)
+    try:
+        length_bytes = int(line.partition(b";")[0].strip(), 16)
+    except ValueError:
+        length_bytes = -1
+    if length_bytes < 0:
+        raise _nonsense("a length that is no number")
+    return length_bytes
+
+
+def _nonsense(what: str) -> TierUnavailableError:
+    return TierUnavailableError(f"the server sent {what}")
+
+
+def _parse_head(text: bytes) -> tuple[int, dict[str, str], bool]:
+    """Status, headers, and whether another response may follow."""
+    first, *lines = text.decode("latin-1").split("\r\n")
+    version, _, rest = first.partition(" ")
+    status = rest[:3]
+    if version not in ("HTTP/1.1", "HTTP/1.0") or not (status.isascii() and status.isdigit()):
+        raise _nonsense("what is no response of HTTP")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        name = name.lower()
+        if not colon or not name or name != name.strip():
+            raise _nonsense("a header that is none")
+        value = value.strip()
+        if name == "content-length" and headers.get(name, value) != value:
+            raise _nonsense("two lengths")
+        headers[name] = value
+    is_kept = "close" not in headers.get("connection", "").lower()
+    return int(status), headers, is_kept and version == "HTTP/1.1"
+
+
+def _length_in(headers: Mapping[str, str]) -> int | None:
+    text = headers.get("content-length")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS_LIMIT:
+        raise _nonsense("a length that is no number")
+    return int(text)

@@ -1,0 +1,151 @@
+"""HTTP, in pieces of any length, and with anything else in its place."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.peer import converse
+
+from kvtier_s3.http import request, request_head
+from kvtier_sdk import TierError, TierUnavailableError
+
+LENGTHS = (3, 40)
+VALUE = bytes(range(43))
+
+
+class Slot:
+    """Two buffers between guards, which must stay untouched."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(b"g" * 10 + b"\0" * sum(LENGTHS) + b"g" * 10)
+        view = memoryview(self.memory)[10:-10]
+        self.buffers = (view[: LENGTHS[0]], view[LENGTHS[0] :])
+
+    @property
+    def value(self) -> bytes:
+        return bytes(self.memory[10:-10])
+
+    def is_guarded(self) -> bool:
+        return self.memory[:10] == self.memory[-10:] == b"g" * 10
+
+
+def head(status: int = 200, *headers: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status} Word", *headers, "", ""]).encode()
+
+
+def receive(text: bytes, pieces=(), slot: Slot | None = None, *, has_body: bool = True):
+    """Send a request to a server that sends this text.
+
+    Returns:
+        The response, and whether the connection was usable afterwards.
+    """
+
+    async def talk(connection):
+        target = () if slot is None else slot.buffers
+        response = await request(connection, [b"GET"], target, has_body=has_body)
+        return response, connection.is_usable
+
+    return converse(talk, text, pieces)
+
+
+PIECES = st.lists(st.integers(1, 12), max_size=20)
+FULL = head(200, "Content-Length: 43", "ETag: x") + VALUE
+
+
+@given(PIECES, st.booleans())
+def test_a_body_lands_in_its_buffers(pieces, is_announced):
+    slot = Slot()
+    text = head(100) + FULL if is_announced else FULL
+    response, _ = receive(text, pieces, slot)
+    assert (response.status, response.is_filled, response.headers["etag"]) == (200, True, "x")
+    assert slot.value == VALUE
+    assert slot.is_guarded()
+
+
+OTHERS = [
+    (head(200, "Content-Length: 0"), b"", True),
+    (head(404, "Content-Length: 3") + b"abc", b"abc", True),
+    (head(404, "content-length:43") + VALUE, VALUE, True),
+    (head(200, "Content-Length: 44") + VALUE + b"x", VALUE + b"x", True),
+    (head(503, "Transfer-Encoding: chunked") + b"2\r\nab\r\n1;x=y\r\nc\r\n0\r\n\r\n", b"abc", True),
+    (head(503, "Transfer-Encoding: Chunked") + b"1\r\na\r\n0\r\nT: x\r\n\r\n", b"a", True),
+    (head(200, "Transfer-Encoding: chunked") + b"2b\r\n" + VALUE + b"\r\n0\r\n\r\n", VALUE, True),
+    (head(412, "Content-Length: 1", "Connection: close") + b"a", b"a", False),
+    (head(204), b"", True),
+    (head(500), b"", False),
+    (head(500, "Content-Length: 300000"), b"", False),
+    (head(200, "Content-Length: 5000000000"), b"", False),
+    (b"HTTP/1.0 403 Forbidden\r\nContent-Length: 1\r\n\r\na", b"a", False),
+]
+
+
+@given(st.sampled_from(OTHERS), st.booleans(), PIECES)
+def test_what_is_no_whole_value_touches_nothing(other, is_load, pieces):
+    text, body, may_go_on = other
+    slot = Slot()
+    response, is_usable = receive(text, pieces, slot if is_load else None)
+    assert (response.body, response.is_filled) == (body, False)
+    assert may_go_on or not is_usable
+    assert slot.value == b"\0" * 43
+
+
+@given(PIECES)
+def test_a_response_to_head_has_no_body(pieces):
+    response, _ = receive(head(200, "Content-Length: 43"), pieces, has_body=False)
+    assert (response.status, response.length_bytes) == (200, 43)
+
+
+@given(st.binary(max_size=60) | st.sampled_from([FULL, FULL[:-1]]), st.binary(), PIECES)
+def test_nothing_is_overrun(start, rest, pieces):
+    slot = Slot()
+    with contextlib.suppress(TierError):
+        receive(start + rest, pieces, slot)
+    assert slot.is_guarded()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"-ERR unknown command\r\n",
+        b"\x15\x03\x01\x00\x02\x02\x50",
+        b"HTTP/2 200\r\n\r\n",
+        b"HTTP/1.1 2x0 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nno header\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n folded: x\r\n\r\n",
+        head(200, "Content-Length: x"),
+        head(200, "Content-Length: -1"),
+        head(200, "Content-Length: " + "9" * 30),
+        head(200, "Content-Length: 3", "Content-Length: 4"),
+        head(200, "Transfer-Encoding: gzip"),
+        head(404, "Transfer-Encoding: chunked") + b"x\r\n",
+        head(404, "Transfer-Encoding: chunked") + b"-1\r\n",
+        head(404, "Transfer-Encoding: chunked") + b"1\r\nabc\r\n",
+        head(404, "Transfer-Encoding: chunked") + b"0\r\n\r\nHTTP",
+        head(404, "Content-Length: 1") + b"abc",
+        head(200, "Content-Length: 43") + VALUE + b"x",
+        head(200, "Content-Length: 0") + b"x",
+        head(204) + b"x",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 40_000,
+    ],
+)
+def test_what_is_no_response(text):
+    slot = Slot()
+    with pytest.raises(TierUnavailableError):
+        receive(text, slot=slot)
+    assert slot.is_guarded()
+
+
+def test_a_body_in_pieces_without_an_end():
+    piece = b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"
+    text = head(500, "Transfer-Encoding: chunked") + piece * 5
+    response, is_usable = receive(text)
+    assert (response.status, response.body, is_usable) == (500, b"", False)
+
+
+def test_requests():
+    assert request_head("GET", "/b/k?x=1", {"host": "h", "a": "b"}) == (
+        b"GET /b/k?x=1 HTTP/1.1\r\nhost: h\r\na: b\r\n\r\n"
+    )

@@ -1,0 +1,561 @@
+"""A network connection that moves bytes between a socket and a tier's buffers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from kvtier_sdk.aio.clock import Clock, TimerHandle
+from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
+
+# Text is received in pieces of so many bytes; of a payload no more than that is copied.
+_TEXT_BYTES = 2048
+# OpenSSL encrypts what one call is given into memory of its own.
+_TLS_PIECE_BYTES = 128 * 1024
+# What one vector call of the system takes (IOV_MAX).
+_MOST_BUFFERS = 1024
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Connection:
+    """A connection to a server: buffers are sent without being joined, and received in place.
+
+    Over TCP, TLS or a Unix socket. A protocol is a few coroutines on top::
+
+        connection = await Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0)
+        await connection.send([b"PUT 131136\\n", *transfer.buffers])
+        if await connection.receive_until(b"\\n", most_bytes=100) != b"DONE\\n":
+            connection.close("the server refused a PUT")
+
+        await connection.send([b"GET\\n"])
+        await connection.receive(transfer.buffers)
+
+    The rules, on which the rules of a tier rest:
+
+    - *Cancellation.* A call that is cancelled while it waits closes the connection. Once it has
+      raised, nothing touches its buffers.
+    - *End of file, reset.* A call that needs more than the server sent raises
+      :class:`TierUnavailableError` and closes the connection. What the server sent before the end
+      can be received, even if the end cut a :meth:`send` short.
+    - *Silence.* With ``stall_timeout_s``, a call during which no byte moves for so long raises
+      :class:`TierTimeoutError` and closes the connection.
+    - *One call at a time.* A second call while one waits raises :class:`RuntimeError` and leaves
+      the first alone, so that requests never mix.
+    - A closed connection stays closed, and every later call raises the reason.
+
+    A :class:`ConnectionPool` lends it to one borrower at a time, and closes it if the borrower
+    fails in the middle of a conversation. All calls are made on one event loop.
+
+    Args:
+        sock: a connected, non-blocking socket; for TLS an :class:`ssl.SSLSocket` after its
+            handshake. The connection owns it.
+        peer: the server's name, for messages.
+        clock: for timers.
+        stall_timeout_s: the longest that a call waits without moving a byte; ``None`` for no
+            limit.
+
+    Attributes:
+        peer: the server's name, for messages.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        clock: Clock,
+        *,
+        stall_timeout_s: float | None = None,
+    ) -> None:
+        self.peer = peer
+        self._clock = clock
+        self._stall_timeout_s = stall_timeout_s
+        self._stall_timer: TimerHandle | None = None
+        self._has_moved = False
+        self._loop = asyncio.get_running_loop()
+        self._stream = _TLSStream(sock) if isinstance(sock, ssl.SSLSocket) else _Stream(sock)
+        self._error: TierError | None = None
+        # Received before a call asked for it.
+        self._unread = b""
+        self._text = memoryview(bytearray(_TEXT_BYTES))
+        # The call under way. Its result is what is left to send or to fill; None if it failed.
+        self._waiter: asyncio.Future[Sequence[Any] | None] | None = None
+        self._rooms: Sequence[Any] = ()
+        self._takes_some = False
+        self._unsent: Sequence[Any] = ()
+        # Of the last send: whether it ended early, and whether the socket refused it.
+        self._is_cut_short = False
+        self._is_refused = False
+        # Whether the loop reports what comes next. If not, the socket is read before the loop is
+        # waited for.
+        self._is_drained = True
+        self._is_watched = True
+        self._loop.add_reader(self._stream.descriptor, self._on_readable)
+
+    @classmethod
+    async def connect(
+        cls,
+        address: tuple[str, int] | str,
+        *,
+        clock: Clock,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        stall_timeout_s: float | None = None,
+    ) -> Self:
+        """Connect to a server.
+
+        Args:
+            address: host and port, or the path of a Unix socket.
+            clock: for timers.
+            timeout_s: the limit for connecting, the TLS handshake included.
+            tls: how to speak TLS over TCP; ``None`` for plain text. A context that checks
+                certificates checks them against the host.
+            stall_timeout_s: as for the class.
+
+        Returns:
+            A usable connection.
+
+        Raises:
+            TierTimeoutError: the limit has passed.
+            TierUnavailableError: the server cannot be reached.
+            ssl.SSLError: the TLS handshake failed. It is for the tier to say which of its options
+                would help.
+
+        After a cancellation no socket is left open.
+        """
+        peer = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+        try:
+            async with clock.timeout(timeout_s):
+                sock = await _open_socket(address, tls)
+        except TimeoutError:
+            raise TierTimeoutError(f"no connection to {peer} within {timeout_s:g} s") from None
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise TierUnavailableError(f"no connection to {peer}: {reason}") from error
+        return cls(sock, peer, clock, stall_timeout_s=stall_timeout_s)
+
+    @property
+    def is_usable(self) -> bool:
+        """True if a request can be sent and the next bytes received will be its reply.
+
+        The connection is open, no call is under way, the last request was sent in full, and
+        everything that the server has sent was received.
+        """
+        is_free = self._error is None and self._waiter is None
+        return is_free and not self._is_cut_short and not self.has_unread
+
+    @property
+    def has_unread(self) -> bool:
+        """True if the server is known to have sent more than was received."""
+        return bool(self._unread) or (self._error is None and self._stream.has_pending())
+
+    async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        """Send buffers, one after the other.
+
+        Ends early if the server replies or hangs up before it has taken everything: receive the
+        reply, which says why. Until the rest is sent the connection is not usable for another
+        request.
+
+        Args:
+            buffers: the bytes.
+
+        Returns:
+            What was not sent; empty as a rule.
+
+        Raises:
+            TierError: the connection is closed.
+            RuntimeError: another call is under way.
+        """
+        self._check()
+        self._unsent = [buffer for buffer in buffers if len(buffer)]
+        try:
+            rest = self._unsent if self._write() else await self._wait_writable()
+        finally:
+            self._unsent = ()
+        if self._error is not None:
+            raise self._lost()
+        self._is_cut_short = bool(rest)
+        if not rest:
+            # The loop reports the reply. A reset would have failed the send.
+            self._is_drained = not self._stream.has_pending()
+        return rest
+
+    async def receive(self, buffers: Sequence[memoryview]) -> None:
+        """Fill buffers, one after the other.
+
+        Args:
+            buffers: writable and contiguous.
+
+        Raises:
+            TierError: the connection is closed; the buffers may hold anything.
+            RuntimeError: another call is under way.
+        """
+        self._check()
+        rooms = self._take_unread(buffers)
+        if rooms:
+            await self._fill(rooms)
+
+    async def receive_some(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
+        """Fill buffers, one after the other, with what comes first: at least one byte.
+
+        One call of the system fills several buffers: if the length of a reply is foreseen, its
+        head and its payload are received together, each in its place.
+
+        Args:
+            buffers: writable and contiguous, not all of them empty.
+
+        Returns:
+            What is not filled.
+
+        Raises:
+            TierError: the connection is closed; the buffers may hold anything.
+            RuntimeError: another call is under way.
+        """
+        self._check()
+        if self._unread:
+            return self._take_unread(buffers)
+        return await self._fill([buffer for buffer in buffers if len(buffer)], some=True)
+
+    async def receive_until(self, end: bytes, *, most_bytes: int) -> bytes:
+        """Receive text up to a mark, for example a line.
+
+        Args:
+            end: the mark.
+            most_bytes: the longest that the text may be.
+
+        Returns:
+            The text, mark included. What follows it is received next.
+
+        Raises:
+            TierError: the connection is closed, or the text is too long, which closes it.
+            RuntimeError: another call is under way.
+        """
+        self._check()
+        start = 0
+        while (at := self._unread.find(end, start, most_bytes)) < 0:
+            if len(self._unread) >= most_bytes:
+                self.close(f"{most_bytes} bytes of text came without their end")
+                raise self._lost()
+            start = max(0, len(self._unread) - len(end) + 1)
+            rest = await self._fill([self._text], some=True)
+            self._unread += self._text[: _TEXT_BYTES - sum(map(len, rest))]
+        at += len(end)
+        text, self._unread = self._unread[:at], self._unread[at:]
+        return text
+
+    def unread(self, text: bytes) -> None:
+        """Put back what was received last, to be received again.
+
+        Args:
+            text: the bytes.
+        """
+        self._unread = text + self._unread
+
+    def close(self, reason: str) -> None:
+        """Close the connection at once; harmless if it is closed.
+
+        Args:
+            reason: what the call under way and later ones raise.
+        """
+        self._close(TierUnavailableError(f"connection to {self.peer} lost: {reason}"))
+
+    def _close(self, error: TierError) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._loop.remove_reader(self._stream.descriptor)
+        self._loop.remove_writer(self._stream.descriptor)
+        self._stream.close()
+        # The buffers belong to the caller again.
+        self._rooms = self._unsent = ()
+        self._unread = b""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _lost(self) -> TierError:
+        assert self._error is not None
+        return type(self._error)(str(self._error))
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._lost()
+        if self._waiter is not None:
+            raise RuntimeError(f"another call waits on the connection to {self.peer}")
+
+    def _take_unread(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
+        """Fill buffers with what came before; return what is not filled."""
+        rooms: Sequence[memoryview] = [buffer for buffer in buffers if len(buffer)]
+        while rooms and self._unread:
+            count_bytes = min(len(rooms[0]), len(self._unread))
+            rooms[0][:count_bytes] = self._unread[:count_bytes]
+            self._unread = self._unread[count_bytes:]
+            rooms = _rest_of(rooms, count_bytes)
+        return rooms
+
+    async def _fill(self, rooms: Sequence[Any], *, some: bool = False) -> Sequence[Any]:
+        """Fill buffers from the socket; return what is not filled."""
+        if self._error is not None:
+            raise self._lost()
+        self._rooms = rooms
+        self._takes_some = some
+        try:
+            if not self._is_drained and self._read():
+                if self._error is not None:
+                    raise self._lost()
+                return self._rooms
+            if not self._is_watched:
+                self._is_watched = True
+                self._loop.add_reader(self._stream.descriptor, self._on_readable)
+            return await self._wait()
+        finally:
+            self._rooms = ()
+
+    async def _wait_writable(self) -> Sequence[Any]:
+        """Send as the socket takes it; return what is not sent."""
+        descriptor = self._stream.descriptor
+        self._loop.add_writer(descriptor, self._on_writable)
+        try:
+            return await self._wait()
+        finally:
+            if self._error is None:
+                self._loop.remove_writer(descriptor)
+
+    async def _wait(self) -> Sequence[Any]:
+        """Wait until callbacks have done what the call under way needs."""
+        self._waiter = self._loop.create_future()
+        if self._stall_timeout_s is not None:
+            self._watch_for_stall(self._stall_timeout_s)
+        try:
+            rest = await self._waiter
+        except BaseException:
+            self.close("a call on it was cancelled")
+            raise
+        finally:
+            self._waiter = None
+            if self._stall_timer is not None:
+                self._stall_timer.cancel()
+        if rest is None:
+            raise self._lost()
+        return rest
+
+    def _watch_for_stall(self, timeout_s: float) -> None:
+        self._has_moved = False
+        self._stall_timer = self._clock.call_at(
+            self._clock.now_s() + timeout_s, self._check_for_stall, timeout_s
+        )
+
+    def _check_for_stall(self, timeout_s: float) -> None:
+        if self._has_moved:
+            self._watch_for_stall(timeout_s)
+        else:
+            what = f"connection to {self.peer} lost: nothing moved for {timeout_s:g} s"
+            self._close(TierTimeoutError(what))
+
+    # Callbacks of the loop, and what they share with the calls. None of them raises: the call
+    # under way would never end.
+
+    def _on_readable(self) -> None:
+        if self._rooms:
+            if self._read():
+                self._finish(self._rooms)
+            return
+        # No call asked for it. Keep a first piece, and leave the rest until it is asked for.
+        if not self._unread:
+            count_bytes = self._read_into([self._text])
+            self._is_drained = False
+            self._unread = bytes(self._text[:count_bytes])
+            if count_bytes:
+                # A send under way may have been refused: it is up to the reply.
+                self._finish(self._unsent)
+        elif self._is_watched:
+            self._is_watched = False
+            self._loop.remove_reader(self._stream.descriptor)
+
+    def _on_writable(self) -> None:
+        if self._write():
+            self._finish(self._unsent)
+
+    def _finish(self, rest: Sequence[Any]) -> None:
+        """End the call under way."""
+        self._rooms = ()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(rest)
+
+    def _read(self) -> bool:
+        """Fill the rooms with what is there; return whether the call is done, or cannot be."""
+        while self._rooms:
+            count_bytes = self._read_into(self._rooms)
+            if not count_bytes:
+                return self._error is not None
+            self._rooms = _rest_of(self._rooms, count_bytes)
+            self._is_drained = bool(self._rooms) and self._stream.is_drained()
+            if self._takes_some:
+                break
+            if self._is_drained:
+                return False
+        return True
+
+    def _read_into(self, rooms: Sequence[Any]) -> int:
+        """Read once; return 0 if nothing is there, or nothing will come, which closes."""
+        try:
+            count_bytes = self._stream.read(rooms)
+        except _NOT_NOW:
+            self._is_drained = True
+            return 0
+        except OSError as error:
+            self.close(error.strerror or str(error))
+            return 0
+        if count_bytes:
+            self._has_moved = True
+        else:
+            self.close("closed by the server")
+        return count_bytes
+
+    def _write(self) -> bool:
+        """Send what the socket takes; return whether the call is done, or cannot be."""
+        while self._unsent:
+            try:
+                count_bytes = self._stream.write(self._unsent)
+            except _NOT_NOW:
+                return bool(self._unread)
+            except OSError as error:
+                if self._is_refused:
+                    self.close(error.strerror or str(error))
+                # What the server said before is still to be received.
+                self._is_refused = True
+                self._is_drained = False
+                return True
+            self._has_moved = True
+            self._unsent = _rest_of(self._unsent, count_bytes)
+        return True
+
+
+class _Stream:
+    """The bytes of a socket, read and written in vectors of buffers.
+
+    Attributes:
+        descriptor: what the event loop watches.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self.descriptor = sock.fileno()
+
+    def has_pending(self) -> bool:
+        """Tell if bytes were taken from the system and not read yet."""
+        return False
+
+    def is_drained(self) -> bool:
+        """Tell, after a read that left room, if the loop will report the next bytes."""
+        # uvloop reports a reset once, together with the bytes before it, and reading takes those.
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+
+    def read(self, rooms: Sequence[Any]) -> int:
+        """Fill what can be filled now; return 0 at the end of the file."""
+        return os.readv(self.descriptor, rooms[:_MOST_BUFFERS])
+
+    def write(self, views: Sequence[Any]) -> int:
+        """Send what can be sent now."""
+        return os.writev(self.descriptor, views[:_MOST_BUFFERS])
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _TLSStream(_Stream):
+    _socket: ssl.SSLSocket
+
+    def has_pending(self) -> bool:
+        return self._socket.pending() > 0
+
+    def is_drained(self) -> bool:
+        return False
+
+    def read(self, rooms: Sequence[Any]) -> int:
+        return self._socket.recv_into(rooms[0])
+
+    def write(self, views: Sequence[Any]) -> int:
+        return self._socket.send(views[0][:_TLS_PIECE_BYTES])
+
+
+def _rest_of(views: Sequence[Any], count_bytes: int) -> Sequence[Any]:
+    """The part of a vector of buffers that is left after so many bytes."""
+    for index, view in enumerate(views):
+        if count_bytes < len(view):
+            return [view[count_bytes:], *views[index + 1 :]]
+        count_bytes -= len(view)
+    return ()
+
+
+async def _open_socket(address: tuple[str, int] | str, tls: ssl.SSLContext | None) -> socket.socket:
+    """A connected socket, after the TLS handshake if there is one."""
+    if isinstance(address, str):
+        return await _connected(socket.AF_UNIX, address)
+    host, port = address
+    loop = asyncio.get_running_loop()
+    failure = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    for family, *_, place in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            sock = await _connected(family, place)
+        except OSError as error:
+            failure = error
+            continue
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A server that vanishes without a word is noticed, if late.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return sock if tls is None else await _encrypted(sock, tls, host)
+    raise failure
+
+
+async def _connected(family: int, place: Any) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        failure = sock.connect_ex(place)
+        if failure == errno.EINPROGRESS:
+            await _until(loop.add_writer, loop.remove_writer, sock.fileno())
+            failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _encrypted(plain: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
+    """Shake hands; the socket that speaks TLS takes the plain one's place."""
+    loop = asyncio.get_running_loop()
+    sock = tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+    try:
+        while True:
+            try:
+                sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await _until(loop.add_reader, loop.remove_reader, sock.fileno())
+            except ssl.SSLWantWriteError:
+                await _until(loop.add_writer, loop.remove_writer, sock.fileno())
+            else:
+                return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _until(
+    watch: Callable[..., object], unwatch: Callable[[int], object], descriptor: int
+) -> None:
+    """Wait until the loop reports a descriptor, which it does not watch afterwards."""
+    called = asyncio.Event()
+    watch(descriptor, called.set)
+    try:
+        await called.wait()
+    finally:
+        unwatch(descriptor)

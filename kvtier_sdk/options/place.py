@@ -1,0 +1,80 @@
+"""Complaints about options: the place of an option, and the word that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvtier_sdk.errors import ConfigError
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (type(None), "nothing"),
+    (Mapping, "a table"),
+    (list, "a list"),
+    (str, "text"),
+    (bool, "true or false"),
+    (int, "a number"),
+    (float, "a number"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of options in a configuration. As text, it begins a complaint about them.
+
+    Attributes:
+        where: the configuration, ``kv.toml``.
+        path: of the options in it, ``tiers[1]``; empty at its root.
+    """
+
+    where: str
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: option {self.path!r}" if self.path else f"{self.where}:"
+
+    def at(self, *parts: str | int) -> Place:
+        """The place below this one by names and indices."""
+        path = self.path
+        for part in parts:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+        return Place(self.where, path)
+
+    def table(self, value: object) -> dict[str, Any]:
+        """Copy the table of options that stands here; another value is a :class:`ConfigError`."""
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self} should be a table of options, not {kind_of(value)}")
+        for name in value:
+            if not isinstance(name, str):
+                raise ConfigError(f"{self.at(str(name))} is no text name")
+        return dict(value)
+
+    def entries(self, value: object) -> dict[Place, object]:
+        """Place the entries of the list that stands here; another value is an error too."""
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{self} should be a list, not {kind_of(value)}")
+        return {self.at(index): entry for index, entry in enumerate(value)}
+
+
+def kind_of(value: object) -> str:
+    """The kind of a value in a file, for people: ``a list``."""
+    kinds = (name for kind, name in _KINDS if isinstance(value, kind))
+    return next(kinds, f"a {type(value).__name__}")
+
+
+def nearest(word: str, known: Iterable[str], label: str) -> str:
+    """Finish a complaint about an unknown word: ``did you mean 'root'? allowed: capacity, root``.
+
+    ``label`` says what the known words are: "allowed", "installed".
+    """
+    names = sorted(known)
+    listing = f"{label}: {', '.join(names) or 'none'}"
+    close = closest(word, names)
+    return f"did you mean {close!r}? {listing}" if close else listing
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like an unknown one, or ``None`` where none is like it."""
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)

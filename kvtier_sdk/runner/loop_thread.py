@@ -1,0 +1,230 @@
+"""An event loop in a daemon thread of its own, driven from another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar
+
+from kvtier_sdk.aio.blocking import close_blocking_threads
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.runner.log import TierLog
+
+T = TypeVar("T")
+Call: TypeAlias = Callable[[], Coroutine[Any, Any, T]]
+
+
+class LoopThread:
+    """Opens and closes something asynchronous in a thread, which runs its loop in between.
+
+    The thread is a daemon: a tier that is stuck in a system call cannot keep the interpreter from
+    exiting.
+
+    Args:
+        name: the tier's, for the thread's name.
+        clock: makes the event loop.
+        log: the tier's.
+        on_end: called in the thread when the loop no longer runs and before it is closed.
+    """
+
+    def __init__(self, name: str, clock: Clock, log: TierLog, on_end: Callable[[], None]) -> None:
+        self._name = name
+        self._clock = clock
+        self._log = log
+        self._on_end = on_end
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._opening: asyncio.Task[None] | None = None
+        self._stopped = threading.Event()
+        self._loop_ends = False
+        self._closing = False
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; only after :meth:`start`."""
+        assert self._event_loop is not None
+        return self._event_loop
+
+    @property
+    def is_running(self) -> bool:
+        """True from the start until the loop has ended or is left behind."""
+        return self._thread is not None and not self._stopped.is_set()
+
+    @property
+    def is_open(self) -> bool:
+        """True once the opening has succeeded."""
+        return self._opened.done() and self._opened.exception() is None
+
+    def start(self, opening: Call[None]) -> None:
+        """Start the thread, run ``opening`` in it, and wait for that.
+
+        Args:
+            opening: a coroutine function.
+
+        Raises:
+            BaseException: what the opening raised; a ``SystemExit`` or ``CancelledError`` of a tier
+                becomes a :class:`TierContractError`.
+        """
+        self._event_loop = self._clock.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(self._event_loop, opening),
+            name=f"kvtier-{self._name}",
+            daemon=True,
+        )
+        self._thread.start()
+        self._opened.result()
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
+        """Run a coroutine in the thread and wait for it.
+
+        Args:
+            coroutine: to run; cancelled when the time is over.
+            timeout_s: how long to wait.
+            default: returned when the time is over or the loop has ended.
+
+        Returns:
+            The coroutine's result, or ``default``.
+        """
+        if self._event_loop is None:
+            coroutine.close()
+            return default
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._event_loop)
+        except RuntimeError:  # the loop has been closed
+            coroutine.close()
+            return default
+        try:
+            return future.result(timeout_s)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            future.cancel()
+            return default
+
+    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
+        """Run a callback in the thread, unless its loop has ended."""
+        if self._event_loop is None:
+            return
+        try:
+            self._event_loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop has been closed
+            return
+
+    def close(self, closing: Call[None], timeout_s: float, *, join_s: float) -> bool:
+        """Cancel an opening that goes on, run ``closing`` in the thread, and end the thread.
+
+        Args:
+            closing: a coroutine function that does not raise.
+            timeout_s: how long to wait for it.
+            join_s: how long to wait for the thread's end after that.
+
+        Returns:
+            True if the closing has ended in time. A second call returns true at once.
+        """
+        if self._thread is None or self._closing:
+            return True
+        self._closing = True
+        closed = self.call(self._close(closing), timeout_s, default=self._stopped.is_set())
+        self.call_soon(self._stop)
+        self._thread.join(join_s)
+        # A thread that is left behind counts as ended.
+        self._stopped.set()
+        return closed
+
+    def _run(self, event_loop: asyncio.AbstractEventLoop, opening: Call[None]) -> None:
+        asyncio.set_event_loop(event_loop)
+        event_loop.call_soon(self._start_opening, opening)
+        try:
+            run_until(event_loop, lambda: self._loop_ends, self._log)
+        except BaseException:
+            self._log.exception("the tier's loop has ended; the tier is not used any longer")
+        finally:
+            # First of all: a job that is handed over from now on is refused.
+            self._stopped.set()
+            self._on_end()
+            end_event_loop(event_loop, self._clock)
+            if not self._opened.done():
+                self._opened.set_exception(TierError("its loop ended while it was opened"))
+
+    def _stop(self) -> None:
+        self._loop_ends = True
+        asyncio.get_running_loop().stop()
+
+    def _start_opening(self, opening: Call[None]) -> None:
+        # Kept, since a loop holds its tasks weakly.
+        self._opening = self._clock.spawn(self._open(opening), name=f"open {self._name}")
+
+    async def _open(self, opening: Call[None]) -> None:
+        try:
+            await opening()
+        except Exception as error:
+            self._opened.set_exception(error)
+        except BaseException as error:
+            # A SystemExit or CancelledError of the tier's would end the engine.
+            told = TierContractError(f"raised {error!r}")
+            told.tier, told.operation = self._name, "open"
+            told.__cause__ = error
+            self._opened.set_exception(told)
+        else:
+            self._opened.set_result(None)
+
+    async def _close(self, closing: Call[None]) -> bool:
+        # An opening that does not end in time must not go on while the tier is closed.
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        await closing()
+        return True
+
+
+def run_until(
+    event_loop: asyncio.AbstractEventLoop, ends: Callable[[], bool], log: TierLog
+) -> None:
+    """Run a loop until its end is due, whatever a tier does to end it early.
+
+    Args:
+        event_loop: the loop.
+        ends: returns true when its end is due; then something stops it.
+        log: the tier's.
+    """
+    while not ends():
+        try:
+            event_loop.run_forever()
+        except SystemExit:
+            # Raised in a task of the tier's own. It would end the thread, not the process.
+            log.exception("a task raised SystemExit, and was ended by it")
+
+
+async def close_tier(close: Call[None], log: TierLog) -> None:
+    """Close a tier, and log what it raises.
+
+    Args:
+        close: a coroutine function.
+        log: the tier's.
+    """
+    try:
+        await close()
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
+        raise
+    except BaseException:
+        log.exception("closing the tier failed")
+
+
+def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+    """Close a loop that has stopped, with its blocking threads.
+
+    A task that a tier left behind would be destroyed while pending: it is cancelled first, and
+    runs until its next wait.
+
+    Args:
+        event_loop: the loop.
+        clock: the clock that made it.
+    """
+    for task in asyncio.all_tasks(event_loop):
+        task.cancel()
+    event_loop.run_until_complete(clock.sleep(0))
+    close_blocking_threads(event_loop)
+    event_loop.close()

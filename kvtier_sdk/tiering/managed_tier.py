@@ -1,0 +1,30 @@
+"""One of the manager's tiers: its client, its place in the order, and what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtier_sdk.contract import StorePolicy
+from kvtier_sdk.tiering.tier_client import TierClient
+
+
+@dataclass(eq=False, slots=True)
+class ManagedTier:
+    """A secondary tier in the manager's order.
+
+    Attributes:
+        client: the tier.
+        index: its place in the order in which tiers are asked.
+        store_policy: decides which chunks it is given.
+        whole_requests: true if it is given all chunks of a request.
+        bit: ``1 << index``, its place in masks of tiers.
+    """
+
+    client: TierClient
+    index: int
+    store_policy: StorePolicy
+    whole_requests: bool
+    bit: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bit = 1 << self.index

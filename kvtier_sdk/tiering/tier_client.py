@@ -1,0 +1,593 @@
+"""One secondary tier, as an engine's thread sees it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.events import OffloadingEvent
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.runner import TierRunner
+from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.jobs import (
+    EVERY_CHUNK,
+    BreakerMoved,
+    ChunksRemoved,
+    IoEnded,
+    Job,
+    JobResult,
+    Operation,
+    ProcessRestarted,
+    Report,
+    RunnerStopped,
+    Verdict,
+    failure_counts,
+)
+from kvtier_sdk.tiering.job_table import JobTable
+from kvtier_sdk.tiering.load_rate import LoadRate
+from kvtier_sdk.tiering.removals import RecentRemovals
+from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.types import Capability, OffloadKey, RequestContext
+
+#: The request of jobs that serve no request in particular.
+NO_REQUEST = RequestContext("kvtier")
+
+#: How long emptying a tier may take in one go; the rest is tried again.
+_PURGE_DEADLINE_S = 600.0
+#: How long after its deadline a job's conclusion may arrive before the client concludes the job
+#: itself, and how often it looks for such jobs.
+_CONCLUSION_GRACE_S = 1.0
+_OVERDUE_LOOK_S = 0.25
+
+_OK, _NOT_FOUND = Verdict.OK, Verdict.NOT_FOUND
+_LOOKUP, _LOAD, _STORE = Operation.LOOKUP, Operation.LOAD, Operation.STORE
+_TOUCH, _DELETE, _PURGE = Operation.TOUCH, Operation.DELETE, Operation.PURGE
+
+_log = logging.getLogger("kvtier.client")
+
+
+class TierClient:
+    """One secondary tier for an engine that keeps its own manager.
+
+    Collect lookups, loads and stores during a step, hand them over with :meth:`flush` in one hop,
+    and take the outcome with :meth:`poll`, which calls the listener. No method but :meth:`open` and
+    :meth:`close` waits, and no storage error is raised. All methods belong to one thread.
+
+    The client owns the tier's queue limits, its job table and deadlines, its counters, the state
+    of its breakers, its events, and the order of *stored* and *removed*: a chunk that left the
+    tier while its store was under way is not announced as stored.
+
+    ::
+
+        class Engine(TierListener):
+            def loaded(self, tier, job, verdicts):
+                ...  # the chunks with Verdict.OK are in their slots
+
+        with open_tier("redis://cache/0", pool, namespace, Engine()) as tier:
+            tier.load([key], [slot], RequestContext("r1"))
+            tier.flush()
+            tier.poll()  # once a step
+
+    Attributes:
+        spec: the tier.
+        stats: counters, live; the caller counts ``hit_chunks``.
+        jobs: jobs that were handed over and are not yet released.
+        load_bytes: payload of loads that are collected or under way.
+        store_bytes: payload of stores that are collected or under way.
+
+    Args:
+        spec: the tier.
+        runner: runs the tier; it belongs to the client from now on.
+        listener: learns what becomes of the jobs.
+        clock: time.
+        chunk_bytes: payload of a chunk.
+        max_store_bytes: bound of the store queue, where it is less than ``max_queue`` of the tier.
+        events: true to collect events for :meth:`take_events`; somebody must take them.
+    """
+
+    def __init__(
+        self,
+        spec: TierSpec,
+        runner: TierRunner,
+        listener: TierListener,
+        *,
+        clock: Clock,
+        chunk_bytes: int,
+        max_store_bytes: int | None = None,
+        events: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.stats = TierStats(spec.name, spec.backend)
+        self.jobs = JobTable()
+        self.load_bytes = 0
+        self.store_bytes = 0
+        self._runner = runner
+        self._listener = listener
+        self._clock = clock
+        self._chunk_bytes = chunk_bytes
+        self._max_load_bytes = spec.runner.max_queue_bytes
+        self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
+        self._events: list[OffloadingEvent] | None = [] if events else None
+        self._removals = RecentRemovals(self.jobs)
+        self._job_ids = itertools.count(1)
+        # What is collected, in order; the loads in it that chunks of their request still join.
+        self._collected: list[Job] = []
+        self._open_loads: dict[str, Job] = {}
+        self._touched: Sequence[OffloadKey] = ()
+        # Results of jobs that the runner did not take.
+        self._refused: list[JobResult] = []
+        self._load_rate = LoadRate()
+        self._loads_running = 0
+        self._next_overdue_look_s = -math.inf
+        self._reads_open = False
+        self._stores_open = False
+        capabilities = spec.tier_class.capabilities
+        self._touches = Capability.TOUCH in capabilities
+        self._erasable = Capability.SCAN | Capability.DELETE in capabilities
+        # True while the tier may hold chunks that a purge was meant to delete; true while one is
+        # under way; the time of the next attempt.
+        self._stale = False
+        self._purging = False
+        self._purge_at_s = -math.inf
+
+    def open(self) -> None:
+        """Start the runner and open the tier. Waits for it.
+
+        Raises:
+            ConfigError: a setting cannot work; nothing runs any more.
+            BackendError: the backend cannot be imported in the tier's process.
+            TierError: the store cannot be reached; nothing runs any more.
+        """
+        self._runner.start()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Hand over what is collected, let stores finish, close the tier, and end its runner.
+
+        When this has returned, every job is concluded. A job that is not released has I/O that
+        hangs in a thread; its slots must not be reused. A second call does nothing.
+
+        Args:
+            timeout_s: time to drain, and again to close.
+        """
+        self.flush()
+        self._runner.close(timeout_s)
+        self.poll()
+        for job in self.jobs.running:
+            self._conclude(_result(job, Verdict.CANCELLED, released=False), self._clock.now_s())
+
+    def drain(self, timeout_s: float) -> bool:
+        """Cancel queued jobs and wait for running ones; then apply their results.
+
+        Args:
+            timeout_s: how long to wait before running calls are cancelled, and again after that.
+
+        Returns:
+            True if no I/O touches a slot any longer.
+        """
+        ended = self._runner.drain(timeout_s)
+        self.poll()
+        return ended
+
+    # --- state ----------------------------------------------------------------------------------
+
+    @property
+    def takes_reads(self) -> bool:
+        """True if lookups and loads are tried: the read breaker is closed and no purge is due."""
+        return not self._reads_open and not self._stale
+
+    @property
+    def takes_stores(self) -> bool:
+        """True if stores are tried: the write breaker is closed and no purge is due."""
+        return not self._stores_open and not self._stale
+
+    @property
+    def has_work(self) -> bool:
+        """True if jobs are collected or await their conclusion."""
+        return bool(self._collected or self.jobs or self._refused)
+
+    @property
+    def load_room(self) -> int:
+        """Number of chunks for which the queue of loads has room."""
+        return max(0, (self._max_load_bytes - self.load_bytes) // self._chunk_bytes)
+
+    @property
+    def store_room(self) -> int:
+        """Number of chunks for which the queue of stores has room."""
+        return int(max(0, (self._max_store_bytes - self.store_bytes) // self._chunk_bytes))
+
+    def expected_load_s(self, chunks: int) -> float:
+        """Estimate how long further loads would take.
+
+        Args:
+            chunks: number of chunks to load besides those under way.
+
+        Returns:
+            Seconds, by the measured rate; 0.0 where nothing was measured lately.
+        """
+        size_bytes = self.load_bytes + chunks * self._chunk_bytes
+        return self._load_rate.expected_s(size_bytes, self._clock.now_s())
+
+    # --- collecting -----------------------------------------------------------------------------
+
+    def lookup(
+        self, keys: Sequence[OffloadKey], request: RequestContext, *, tag: Any = None
+    ) -> Job:
+        """Collect a lookup.
+
+        Args:
+            keys: the chunks; the sequence belongs to the client from now on.
+            request: on whose behalf.
+            tag: handed back in ``job.tag``.
+
+        Returns:
+            The job.
+        """
+        job = self._new_job(_LOOKUP, keys, (), request, self.spec.runner.lookup_deadline_s, tag)
+        self._collected.append(job)
+        return job
+
+    def load(
+        self,
+        keys: Sequence[OffloadKey],
+        slots: Sequence[int],
+        request: RequestContext,
+        *,
+        whole: bool = False,
+        tag: Any = None,
+    ) -> Job | None:
+        """Collect a load, as many chunks from the front as the queue has room for.
+
+        Loads of one request in one step become one job, unless they have a tag.
+
+        Args:
+            keys: the chunks.
+            slots: a slot index for each, which the tier writes until the job is released.
+            request: on whose behalf.
+            whole: take all chunks or none; an empty queue takes any number.
+            tag: handed back in ``job.tag``.
+
+        Returns:
+            The job that has the chunks, or ``None`` if none was taken. Dropped chunks are counted.
+        """
+        taken = self._admit(_LOAD, len(keys), whole=whole)
+        if not taken:
+            return None
+        self.load_bytes += taken * self._chunk_bytes
+        job = self._open_loads.get(request.request_id) if tag is None else None
+        if job is None:
+            deadline_s = self.spec.runner.load_deadline_s
+            job = self._new_job(_LOAD, [], [], request, deadline_s, tag)
+            self._collected.append(job)
+            if tag is None:
+                self._open_loads[request.request_id] = job
+        job.keys += keys[:taken]  # type: ignore[operator]  # a list until it is handed over
+        job.slots += slots[:taken]  # type: ignore[operator]
+        return job
+
+    def store(
+        self,
+        keys: Sequence[OffloadKey],
+        slots: Sequence[int],
+        request: RequestContext,
+        *,
+        whole: bool = False,
+        tag: Any = None,
+    ) -> Job | None:
+        """Collect a store, as many chunks from the front as the queue has room for.
+
+        Args:
+            keys: the chunks.
+            slots: a slot index for each, which the tier reads until the job is released.
+            request: on whose behalf.
+            whole: take all chunks or none; an empty queue takes any number.
+            tag: handed back in ``job.tag``.
+
+        Returns:
+            The job, with the chunks that were taken, or ``None`` if none was. Dropped chunks are
+            counted.
+        """
+        taken = self._admit(_STORE, len(keys), whole=whole)
+        if not taken:
+            return None
+        self.store_bytes += taken * self._chunk_bytes
+        if taken < len(keys):
+            keys, slots = keys[:taken], slots[:taken]
+        job = self._new_job(_STORE, keys, slots, request, self.spec.runner.store_deadline_s, tag)
+        self._collected.append(job)
+        return job
+
+    def delete(
+        self, keys: Sequence[OffloadKey], request: RequestContext = NO_REQUEST, *, tag: Any = None
+    ) -> Job:
+        """Collect a deletion, for a tier with ``Capability.DELETE``.
+
+        Args:
+            keys: the chunks.
+            request: on whose behalf.
+            tag: handed back in ``job.tag``.
+
+        Returns:
+            The job.
+        """
+        job = self._new_job(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
+        self._collected.append(job)
+        return job
+
+    def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """Pass on which chunks were used in this step, if the tier wants to know.
+
+        Args:
+            keys: the chunks, the most recent use last; they replace those of an earlier call in
+                the step.
+        """
+        if self._touches and self.takes_reads:
+            self._touched = keys
+
+    def purge(self) -> None:
+        """Have every chunk of the namespace deleted, from the next hand-over on.
+
+        Until that has succeeded, the tier is neither asked nor given anything; what fails is tried
+        again. A tier that cannot list and delete its chunks is not used any more.
+        """
+        if not self._stale and not self._erasable:
+            _log.warning(
+                "tier %s cannot list and delete its chunks: a reset of all tiers puts it out of "
+                "use until the engine is started again",
+                self.spec.name,
+            )
+        self._stale = True
+
+    def drop_stores(self, count: int) -> None:
+        """Count chunks that are not offered because stores are refused.
+
+        Args:
+            count: number of chunks.
+        """
+        if count:
+            self.stats.dropped["store.unavailable"] += count
+
+    def withdraw(self) -> list[Job]:
+        """Take back the jobs that are collected and not handed over.
+
+        Returns:
+            The jobs; no listener hears of them.
+        """
+        withdrawn = self._collected
+        for job in withdrawn:
+            self._return_bytes(job)
+        self._collected, self._open_loads, self._touched = [], {}, ()
+        return withdrawn
+
+    # --- a step ---------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Hand over what is collected, in one hop."""
+        if self._touched:
+            self._collect_touch()
+        if self._stale:
+            self._collect_purge()
+        jobs = self._collected
+        if not jobs:
+            return
+        self._collected, self._open_loads = [], {}
+        loads = 0
+        for job in jobs:
+            self.jobs.add(job)
+            loads += job.operation is _LOAD
+        if loads:
+            if not self._loads_running:
+                self._load_rate.begin(self._clock.now_s())
+            self._loads_running += loads
+        self._refused += self._runner.submit(jobs)
+
+    def poll(self) -> None:
+        """Apply what the tier has reported since the last call, and call the listener."""
+        reports = self._runner.poll()
+        if not (reports or self.jobs):
+            return
+        now_s = self._clock.now_s()
+        if self._refused:
+            refused, self._refused = self._refused, []
+            for result in refused:
+                self._conclude(result, now_s)
+        for report in reports:
+            self._apply(report, now_s)
+        if self.jobs and now_s >= self._next_overdue_look_s:
+            self._conclude_overdue(now_s)
+
+    def take_events(self) -> list[OffloadingEvent]:
+        """Take the events since the last call, oldest first."""
+        if not self._events:
+            return []
+        taken, self._events = self._events, []
+        return taken
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _new_job(
+        self,
+        operation: Operation,
+        keys: Sequence[OffloadKey],
+        slots: Sequence[int],
+        request: RequestContext,
+        within_s: float,
+        tag: Any = None,
+    ) -> Job:
+        deadline_s = self._clock.now_s() + within_s
+        return Job(next(self._job_ids), operation, keys, slots, request, deadline_s, tag)
+
+    def _collect_touch(self) -> None:
+        within_s = self.spec.runner.store_deadline_s
+        self._collected.append(self._new_job(_TOUCH, self._touched, (), NO_REQUEST, within_s))
+        self._touched = ()
+
+    def _collect_purge(self) -> None:
+        now_s = self._clock.now_s()
+        if self._erasable and not self._purging and now_s >= self._purge_at_s:
+            self._purging = True
+            self._purge_at_s = now_s + self.spec.runner.max_probe_interval_s
+            self._collected.append(
+                self._new_job(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
+            )
+
+    def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
+        """Return how many of so many chunks may join a queue; count the others as dropped."""
+        is_load = operation is _LOAD
+        if not (self.takes_reads if is_load else self.takes_stores):
+            taken, reason = 0, "unavailable"
+        else:
+            queued_bytes = self.load_bytes if is_load else self.store_bytes
+            taken = min(count, self.load_room if is_load else self.store_room)
+            reason = "queue_full"
+            if whole and taken < count:
+                taken = 0 if queued_bytes else count
+        if taken < count:
+            self.stats.dropped[f"{operation.value}.{reason}"] += count - taken
+        return taken
+
+    def _return_bytes(self, job: Job) -> None:
+        if job.operation is _STORE:
+            self.store_bytes -= len(job.keys) * self._chunk_bytes
+        elif job.operation is _LOAD:
+            self.load_bytes -= len(job.keys) * self._chunk_bytes
+
+    def _apply(self, report: Report, now_s: float) -> None:
+        if isinstance(report, JobResult):
+            self._conclude(report, now_s)
+        elif isinstance(report, IoEnded):
+            self._release(report.job_id)
+        elif isinstance(report, ChunksRemoved):
+            self.stats.evicted_chunks += len(report.keys)
+            if self._events is not None:
+                self._add_event(report.keys, removed=True)
+                self._removals.note(report.keys)
+        elif isinstance(report, BreakerMoved):
+            self._mirror(report.direction, is_open=report.state is not BreakerState.CLOSED)
+        elif isinstance(report, RunnerStopped):
+            self._stopped(report, now_s)
+        elif isinstance(report, ProcessRestarted):
+            self.stats.restarts += 1
+            for direction in Direction:
+                self._mirror(direction, is_open=False)
+
+    def _conclude(self, result: JobResult, now_s: float) -> None:
+        job = self.jobs.conclude(result.job_id)
+        if job is not None:
+            if len(result.verdicts) != len(job.keys):
+                _log.error("tier %s: a result that does not fit its job", self.spec.name)
+                result.verdicts = [Verdict.FAILED] * len(job.keys)
+            job.result = result
+            self._return_bytes(job)
+            self._count(job, result)
+            if job.operation is _LOAD:
+                self._loads_running -= 1
+                self._load_rate.note(result.moved_bytes, now_s)
+            self._tell(job, result)
+        if result.released:
+            self._release(result.job_id)
+
+    def _count(self, job: Job, result: JobResult) -> None:
+        stats, verdicts = self.stats, result.verdicts
+        succeeded = verdicts.count(_OK)
+        operation = job.operation
+        absent = 0
+        if operation is _LOOKUP:
+            # An absent chunk is an answer to a lookup, not a failure of it.
+            absent = verdicts.count(_NOT_FOUND)
+            stats.found_chunks += succeeded
+            stats.absent_chunks += absent
+        elif operation is _LOAD:
+            stats.loaded_chunks += succeeded
+            stats.loaded_bytes += result.moved_bytes
+            stats.load_s += result.duration_s
+        elif operation is _STORE:
+            stats.stored_chunks += succeeded
+            stats.stored_bytes += result.moved_bytes
+            stats.store_s += result.duration_s
+        # A touch is a hint: a failed one loses no chunk.
+        if succeeded + absent < len(verdicts) and operation is not _TOUCH:
+            for reason, count in failure_counts(verdicts).items():
+                if not (absent and reason == _NOT_FOUND.value):
+                    stats.failures[f"{operation.value}.{reason}"] += count
+        if result.retries:
+            stats.retries[operation.value] += result.retries
+        if result.error is not None:
+            stats.note_error(result.error)
+
+    def _tell(self, job: Job, result: JobResult) -> None:
+        operation, verdicts = job.operation, result.verdicts
+        if operation is _LOOKUP:
+            self._listener.answered(self, job, verdicts)
+        elif operation is _LOAD:
+            self._listener.loaded(self, job, verdicts)
+        elif operation is _STORE:
+            self._listener.stored(self, job, verdicts)
+            if self._events is not None:
+                stored = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
+                self._add_event(self._removals.without(job, stored), removed=False)
+        elif operation is _DELETE:
+            self._listener.deleted(self, job, verdicts)
+        elif operation is _PURGE:
+            # Nothing was stored since the purge was asked for, so another one changes nothing.
+            self._purging = False
+            self._stale = verdicts[0] is not _OK
+
+    def _release(self, job_id: int) -> None:
+        job = self.jobs.release(job_id)
+        if job is not None:
+            self._listener.released(self, job)
+
+    def _mirror(self, direction: Direction, *, is_open: bool) -> None:
+        if direction is Direction.READ:
+            self._reads_open = is_open
+            self.stats.reads_open = int(is_open)
+        else:
+            self._stores_open = is_open
+            self.stats.stores_open = int(is_open)
+
+    def _stopped(self, report: RunnerStopped, now_s: float) -> None:
+        """Conclude the jobs that have no result, and release what can be released."""
+        if report.reason is not None:
+            for direction in Direction:
+                self._mirror(direction, is_open=True)
+        for job in self.jobs.running:
+            error = None
+            if report.reason is not None:
+                error = f"{self.spec.name} {job.operation.value}: {report.reason}"
+            self._conclude(_result(job, report.verdict, error=error), now_s)
+        if report.io_ended:
+            for job in self.jobs.quarantined:
+                self._release(job.job_id)
+
+    def _conclude_overdue(self, now_s: float) -> None:
+        """Conclude jobs in the place of a runner that does not: the tier must block its loop."""
+        self._next_overdue_look_s = now_s + _OVERDUE_LOOK_S
+        for job in self.jobs.running:
+            if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
+                name, operation = self.spec.name, job.operation.value
+                error = f"{name} {operation}: no answer; the tier blocks its loop"
+                _log.error("%s", error)
+                result = _result(job, Verdict.TIMEOUT, error=error, released=False)
+                self._conclude(result, now_s)
+                self._runner.suspect()
+
+    def _add_event(self, keys: Sequence[OffloadKey], *, removed: bool) -> None:
+        if keys and self._events is not None:
+            tier_class = self.spec.tier_class
+            self._events.append(
+                OffloadingEvent(
+                    keys, self.spec.name, tier_class.medium, tier_class.locality, removed
+                )
+            )
+
+
+def _result(
+    job: Job, verdict: Verdict, *, error: str | None = None, released: bool = True
+) -> JobResult:
+    """Return a result with one verdict for every key."""
+    return JobResult(job.job_id, [verdict] * len(job.keys), error=error, released=released)

@@ -1,0 +1,149 @@
+"""The device, and what is asked of CUDA's libraries by ctypes because torch does not pass it on.
+
+Names and numbers are those of ``cuda.h``, ``driver_types.h`` and ``cuda_runtime_api.h`` of CUDA
+12.9 and 13.0, where they are the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from gpu_checks.findings import NoDeviceError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+#: An H200's clock; a slower device sleeps longer.
+_CYCLES_PER_S = 2_000_000_000
+
+#: ``CUdevice_attribute`` and ``cudaDeviceAttr`` number these alike.
+ATTRIBUTES = {
+    "CanUseHostPointerForRegisteredMem": 91,
+    "HostRegisterSupported": 99,
+    "HostRegisterReadOnlySupported": 113,
+    "PageableMemoryAccess": 88,
+    "PageableMemoryAccessUsesHostPageTables": 100,
+}
+ASYNC_ENGINE_COUNT = 40
+
+#: ``cudaStreamCaptureMode``.
+CAPTURE_MODES = {"relaxed": 2, "thread local": 1, "global": 0}
+
+
+@functools.cache
+def has_device() -> bool:
+    """Tell whether torch sees a device."""
+    return torch.cuda.is_available()
+
+
+def device() -> torch.device:
+    """The device, or the CPU where there is none."""
+    if has_device():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def need_device(why: str) -> None:
+    """End the check where there is no device.
+
+    Args:
+        why: what it wants a device for.
+
+    Raises:
+        NoDeviceError: there is none.
+    """
+    if not has_device():
+        raise NoDeviceError(why)
+
+
+def sleep_on_stream(seconds: float) -> None:
+    """Queue a kernel that only waits on the current stream; without a device do nothing."""
+    if has_device():
+        torch.cuda._sleep(int(seconds * _CYCLES_PER_S))
+
+
+def synchronize() -> None:
+    """Wait for all streams."""
+    if has_device():
+        torch.cuda.synchronize()
+
+
+class Driver:
+    """The driver's library, ``libcuda.so.1``.
+
+    Raises:
+        OSError: there is none.
+    """
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+
+    def version(self) -> str:
+        """The newest CUDA that this driver can run."""
+        number = ctypes.c_int(0)
+        _check("cuDriverGetVersion", self._library.cuDriverGetVersion(ctypes.byref(number)))
+        return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+    def exports(self, name: str) -> bool:
+        """Tell whether the library has a function of this name."""
+        return hasattr(self._library, name)
+
+    def attribute(self, number: int) -> int:
+        """An attribute of the current device."""
+        value, ordinal = ctypes.c_int(0), ctypes.c_int(0)
+        _check("cuInit", self._library.cuInit(0))
+        current = torch.cuda.current_device()
+        _check("cuDeviceGet", self._library.cuDeviceGet(ctypes.byref(ordinal), current))
+        status = self._library.cuDeviceGetAttribute(ctypes.byref(value), number, ordinal)
+        _check("cuDeviceGetAttribute", status)
+        return value.value
+
+
+class Runtime:
+    """The runtime that torch is linked with.
+
+    Raises:
+        AttributeError: torch keeps the runtime to itself.
+    """
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(torch._C.__file__)
+        self._peek = library.cudaPeekAtLastError
+        self._take = library.cudaGetLastError
+        self._name = library.cudaGetErrorName
+        self._name.restype = ctypes.c_char_p
+        self._begin_capture = library.cudaStreamBeginCapture
+        self._begin_capture.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        self._end_capture = library.cudaStreamEndCapture
+        self._end_capture.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
+        self._destroy_graph = library.cudaGraphDestroy
+        self._destroy_graph.argtypes = [ctypes.c_void_p]
+
+    def last_error(self) -> str:
+        """The error that the next to ask would be told of; it stays."""
+        return self.describe(self._peek())
+
+    def describe(self, status: int) -> str:
+        """A status with its name."""
+        return f"{status} ({self._name(status).decode()})"
+
+    def begin_capture(self, stream: torch.cuda.Stream, mode: int) -> int:
+        """Capture what is queued on a stream; the status."""
+        return int(self._begin_capture(stream.cuda_stream, mode))
+
+    def end_capture(self, stream: torch.cuda.Stream) -> int:
+        """End a capture and throw its graph away; the status, which is not left behind."""
+        graph = ctypes.c_void_p()
+        status = int(self._end_capture(stream.cuda_stream, ctypes.byref(graph)))
+        if graph.value is not None:
+            self._destroy_graph(graph)
+        # torch asks for the last error after each kernel.
+        self._take()
+        return status
+
+
+def _check(call: str, status: int) -> None:
+    if status:
+        raise RuntimeError(f"{call}: error {status}")

@@ -1,0 +1,76 @@
+"""An engine polls while it, or another thread of it, captures a graph.
+
+The driver may count the question whether a copy has ended among the calls that a capture forbids.
+Then the capture is lost, or the job is reported failed while its copy is still under way.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import torch
+
+from gpu_checks.accelerator import (
+    CAPTURE_MODES,
+    MIB,
+    Runtime,
+    need_device,
+    sleep_on_stream,
+    synchronize,
+)
+from gpu_checks.copies import open_worker, random_blocks
+from gpu_checks.findings import Findings
+from kvtier_sdk.worker import CopyResult, OffloadWorker
+
+_ASLEEP_S = 0.3
+
+
+def check(findings: Findings) -> None:
+    """Capture in each mode, with a store under way, and poll from this thread and another."""
+    need_device("capturing a graph")
+    blocks = random_blocks(4, MIB)
+    host = np.zeros((4, MIB), np.uint8)
+    # The first launch of a kernel may load it, which a capture forbids.
+    blocks[1].fill_(3)
+    synchronize()
+    with open_worker(blocks, host) as worker:
+        for mode in CAPTURE_MODES:
+            for elsewhere in (False, True):
+                _poll(findings, worker, blocks, mode, elsewhere)
+
+
+def _poll(
+    findings: Findings, worker: OffloadWorker, blocks: torch.Tensor, mode: str, elsewhere: bool
+) -> None:
+    name = f"{mode}, polled by {'another thread' if elsewhere else 'the thread that captures'}"
+    runtime = Runtime()
+    side = torch.cuda.Stream()
+    sleep_on_stream(_ASLEEP_S)
+    worker.submit_store(1, [0], [0])
+    seen: list[CopyResult] = []
+
+    def poll() -> None:
+        seen.extend(worker.get_finished())
+
+    begun = runtime.begin_capture(side, CAPTURE_MODES[mode])
+    findings.expect(not begun, f"{name}: the capture did not begin: {runtime.describe(begun)}")
+    with torch.cuda.stream(side):
+        blocks[1].fill_(3)
+    if elsewhere:
+        thread = threading.Thread(target=poll)
+        thread.start()
+        thread.join()
+    else:
+        poll()
+    status = runtime.end_capture(side)
+    early = len(seen)
+    synchronize()
+    poll()
+    findings.figure(f"{name}: capture", runtime.describe(status))
+    findings.figure(f"{name}: store", ", ".join(result.error or "copied" for result in seen))
+    findings.expect(not status, f"{name}: the capture is lost")
+    findings.expect(not early, f"{name}: a store that was under way was reported")
+    findings.expect(
+        [result.success for result in seen] == [True], f"{name}: the store was reported as {seen}"
+    )

@@ -1,0 +1,61 @@
+"""What several checks do with a worker: blocks, jobs, and whether the bytes are the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gpu_checks.accelerator import device, has_device
+from kvtier_sdk.worker import CopyResult, KVGroup, KVTensor, OffloadWorker
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
+
+
+def random_blocks(blocks: int, block_bytes: int) -> torch.Tensor:
+    """A KV tensor with random bytes, on the device."""
+    return torch.randint(0, 256, (blocks, block_bytes), dtype=torch.uint8, device=device())
+
+
+def open_worker(blocks: torch.Tensor, host: Bytes) -> OffloadWorker:
+    """A worker between one KV tensor and slots of one block each."""
+    return OffloadWorker([KVGroup([KVTensor(blocks)])], host)
+
+
+def finish(worker: OffloadWorker, *job_ids: int) -> dict[int, CopyResult]:
+    """Wait for jobs; how each that had not been reported ended."""
+    worker.wait(job_ids)
+    return {result.job_id: result for result in worker.get_finished()}
+
+
+def same(blocks: torch.Tensor, block_ids: Indices, host: Bytes, slots: Indices) -> bool:
+    """Compare blocks with slots, byte by byte."""
+    chosen = torch.as_tensor(np.asarray(block_ids), device=blocks.device)
+    return bool(np.array_equal(blocks[chosen].cpu().numpy(), host[np.asarray(slots)]))
+
+
+@contextlib.contextmanager
+def run_by_run(worker: OffloadWorker) -> Iterator[None]:
+    """Let a worker of a device copy without the driver's batch call, which is the other way."""
+    driver = getattr(worker._device, "_driver", None)
+    if driver is None:
+        yield
+        return
+    driver.copy_batch = driver.copy_each
+    try:
+        yield
+    finally:
+        del driver.copy_batch
+
+
+def registered(worker: OffloadWorker) -> str:
+    """How the worker's host memory is registered, in words."""
+    if not has_device():
+        return "no device"
+    pieces = len(getattr(worker._device, "_registered", ()))
+    return f"yes, pieces: {pieces}" if pieces else "no"

@@ -1,0 +1,98 @@
+"""Versions, the driver, what the device can do, and what this machine allows."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from gpu_checks.accelerator import (
+    ASYNC_ENGINE_COUNT,
+    ATTRIBUTES,
+    GIB,
+    Driver,
+    device,
+    has_device,
+    need_device,
+)
+from gpu_checks.findings import Findings
+
+
+def check(findings: Findings) -> None:
+    """Report all of it; what the machine allows comes last, and needs no device."""
+    findings.figure("Python", platform.python_version())
+    findings.figure("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
+    findings.figure("torch", torch.__version__)
+    findings.figure("CUDA of torch", torch.version.cuda or "none")
+    for name in ("numpy", "kvtier-sdk", "kvtier-file", "pydantic", "xxhash", "pytest"):
+        findings.figure(name, _version(name))
+    findings.figure("driver", _driver_release())
+    if has_device():
+        _describe_device(findings)
+    _describe_limits(findings)
+    need_device("the driver's version, the device and its attributes, the batch call")
+
+
+def _describe_device(findings: Findings) -> None:
+    properties = torch.cuda.get_device_properties(device())
+    findings.figure("device", properties.name)
+    findings.figure("devices that torch sees", torch.cuda.device_count())
+    findings.figure("compute capability", f"{properties.major}.{properties.minor}")
+    findings.figure("device memory", properties.total_memory / GIB, "GiB")
+    if torch.version.hip:
+        findings.figure("batch call", "hipMemcpyAsync, run by run")
+        return
+    driver = Driver()
+    findings.figure("CUDA of the driver", driver.version())
+    for name, number in ATTRIBUTES.items():
+        findings.figure(name, driver.attribute(number))
+    names = [n for n in ("cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2") if driver.exports(n)]
+    findings.figure("batch calls of the driver", ", ".join(names) or "none")
+    findings.figure("batch call that the worker takes", _batch_call())
+    findings.figure("copy engines (AsyncEngineCount)", driver.attribute(ASYNC_ENGINE_COUNT))
+
+
+def _batch_call() -> str:
+    from kvtier_sdk.worker.cuda import CUDADevice
+
+    # Its own choice, which nothing public tells.
+    batch = getattr(CUDADevice(device())._driver, "_batch", None)
+    return "none: run by run" if batch is None else str(batch.__name__)
+
+
+def _describe_limits(findings: Findings) -> None:
+    findings.figure("cores of this process", len(os.sched_getaffinity(0)))
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    findings.figure("host memory", memory_bytes / GIB, "GiB")
+    try:
+        shm = os.statvfs("/dev/shm")
+    except OSError as error:
+        findings.figure("/dev/shm", f"none: {error.strerror}")
+    else:
+        findings.figure("/dev/shm, size", shm.f_blocks * shm.f_frsize / GIB, "GiB")
+        findings.figure("/dev/shm, free", shm.f_bavail * shm.f_frsize / GIB, "GiB")
+    for name, limit_bytes in zip(
+        ("soft", "hard"), resource.getrlimit(resource.RLIMIT_MEMLOCK), strict=True
+    ):
+        if limit_bytes == resource.RLIM_INFINITY:
+            findings.figure(f"memlock limit, {name}", "unlimited")
+        else:
+            findings.figure(f"memlock limit, {name}", limit_bytes / GIB, "GiB")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _driver_release() -> str:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
+    except OSError:
+        return "/proc/driver/nvidia/version is not there"

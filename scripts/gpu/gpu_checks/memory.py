@@ -1,0 +1,48 @@
+"""Host memory of the three kinds that a pool is made of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+from gpu_checks.accelerator import MIB
+from gpu_checks.findings import Findings
+from kvtier_sdk import HostPool, KVTierError, PoolLayout
+
+#: Less is not worth a figure in seconds a GB.
+_MIN_SLOTS = 16
+
+
+def pools(findings: Findings, size_bytes: int) -> Iterator[tuple[str, HostPool]]:
+    """Make a pool of each kind, one after the other, with slots of 1 MiB.
+
+    Args:
+        findings: gets a failure for a kind that there is no memory of.
+        size_bytes: of each; less where /dev/shm holds less.
+
+    Yields:
+        The kind and the pool, which is closed when the next is asked for.
+    """
+    slots = size_bytes // MIB
+    kinds: dict[str, Callable[[], HostPool]] = {
+        "heap": lambda: HostPool(slots, MIB),
+        "memfd": lambda: HostPool.create(PoolLayout(slots, MIB)),
+        "/dev/shm": lambda: HostPool.join(
+            f"gpu-checks-{os.getpid()}", PoolLayout(_slots_in_shm(slots), MIB)
+        ),
+    }
+    for kind, make in kinds.items():
+        try:
+            pool = make()
+        except (KVTierError, OSError) as error:
+            findings.expect(False, f"there is no pool of {kind} memory: {error}")
+            continue
+        with contextlib.closing(pool):
+            yield kind, pool
+
+
+def _slots_in_shm(slots: int) -> int:
+    """Half of what is free, at most as many as are wanted."""
+    free = os.statvfs("/dev/shm")
+    return max(_MIN_SLOTS, min(slots, free.f_bavail * free.f_frsize // 2 // MIB))

@@ -1,0 +1,53 @@
+"""Can the driver register the memory that a pool is made of, and how long does it take?"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from gpu_checks.accelerator import GIB, MIB, Runtime, device, has_device, need_device
+from gpu_checks.findings import Findings
+from gpu_checks.memory import pools
+
+#: ``cudaHostRegisterPortable``, as the worker passes it.
+_PORTABLE = 1
+
+
+def check(findings: Findings) -> None:
+    """Register and unregister each kind; register it twice, for the error that this leaves."""
+    for kind, pool in pools(findings, GIB if has_device() else 32 * MIB):
+        size_bytes = pool.layout.size_bytes
+        findings.figure(f"{kind}: size", size_bytes / GIB, "GiB")
+        findings.figure(f"{kind}: in huge pages", pool.huge_page_bytes / GIB, "GiB")
+        if has_device():
+            _register(findings, kind, pool.part(0).ctypes.data, size_bytes)
+    need_device("registration")
+
+
+def _register(findings: Findings, kind: str, address: int, size_bytes: int) -> None:
+    from kvtier_sdk.worker.cuda import _forget_error
+
+    # The context is made by the first use of the device, which is none of the memory's.
+    torch.zeros(1, device=device())
+    runtime, calls = Runtime(), torch.cuda.cudart()
+    began_s = time.perf_counter()
+    status = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
+    took_s = time.perf_counter() - began_s
+    findings.figure(f"{kind}: status", runtime.describe(status))
+    findings.expect(not status, f"the driver does not register {kind} memory")
+    if not status:
+        findings.figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
+    # After a success a second time is refused as well.
+    refusal = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
+    findings.figure(f"{kind}: status of the second time", runtime.describe(refusal))
+    findings.figure(f"{kind}: last error after that", runtime.last_error())
+    _forget_error()
+    left = runtime.last_error()
+    findings.expect(left.startswith("0 "), f"the worker does not take back the last error: {left}")
+    if not status:
+        began_s = time.perf_counter()
+        status = int(calls.cudaHostUnregister(address))
+        took_s = time.perf_counter() - began_s
+        findings.expect(not status, f"{kind}: unregistered with status {runtime.describe(status)}")
+        findings.figure(f"{kind}: unregistered in", took_s / size_bytes * 1e9, "s/GB")

@@ -1,0 +1,136 @@
+"""Blocks go to the pool, to the file tier, into a pool of another manager, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from gpu_checks.accelerator import KIB, MIB, has_device, need_device
+from gpu_checks.copies import finish, open_worker, random_blocks
+from gpu_checks.findings import Findings
+from kvtier_sdk import (
+    HostPool,
+    LookupResult,
+    Namespace,
+    OffloadKey,
+    RequestContext,
+    TieringConfig,
+    TieringManager,
+    make_offload_key,
+    open_manager,
+    open_pool,
+)
+
+_CHUNKS = 64
+_PATIENCE_S = 20.0
+#: No report of a tier may be missed for longer than this.
+_STEP_S = 0.01
+
+
+def check(findings: Findings) -> None:
+    """Do it with the tier in a thread and in a process: with two kinds of host memory."""
+    chunk_bytes = MIB if has_device() else 64 * KIB
+    keys = [make_offload_key(number.to_bytes(32, "big")) for number in range(_CHUNKS)]
+    for runner in ("thread", "process"):
+        blocks = random_blocks(2 * _CHUNKS, chunk_bytes)
+        ids = np.random.default_rng(0).permutation(_CHUNKS)
+        with tempfile.TemporaryDirectory(prefix="gpu-checks-") as root:
+            tier = {"type": "file", "root": root, "capacity": "1GiB", "runner": runner}
+            config = TieringConfig.from_dict(
+                {"slots": 2 * _CHUNKS, "chunk_bytes": chunk_bytes, "tiers": [tier]}
+            )
+            for name, move, first in (("down", _store, 0), ("up", _load, _CHUNKS)):
+                began_s = time.perf_counter()
+                with _opened(config) as (pool, manager, reported):
+                    move(manager, reported, pool, keys, blocks, ids + first)
+                took_s = time.perf_counter() - began_s
+                findings.figure(f"file tier in a {runner}, {name}: opened to closed", took_s, "s")
+        same = torch.equal(blocks[:_CHUNKS], blocks[_CHUNKS:])
+        findings.figure(f"file tier in a {runner}: bytes compared", blocks.nbytes // 2 / MIB, "MiB")
+        findings.expect(same, f"file tier in a {runner}: bytes differ")
+    need_device("the ends of the trip")
+
+
+@contextlib.contextmanager
+def _opened(config: TieringConfig) -> Iterator[tuple[HostPool, TieringManager, threading.Event]]:
+    reported = threading.Event()
+    namespace = Namespace({"engine": "gpu-checks"})
+    with (
+        open_pool(config) as pool,
+        open_manager(pool, config, namespace, notify=reported.set) as manager,
+    ):
+        yield pool, manager, reported
+
+
+def _store(
+    manager: TieringManager,
+    reported: threading.Event,
+    pool: HostPool,
+    keys: Sequence[OffloadKey],
+    blocks: torch.Tensor,
+    ids: np.ndarray,
+) -> None:
+    """Store a block for each key, and wait until the tier has them."""
+    request = RequestContext("down")
+    manager.on_new_request(request)
+    output = manager.prepare_store(keys, request)
+    if output.keys_to_store != list(keys):
+        raise RuntimeError(f"{len(output.keys_to_store)} of {len(keys)} keys got a slot")
+    with open_worker(blocks, pool.part(0)) as worker:
+        worker.submit_store(1, ids, output.slots)
+        ended = finish(worker, 1)[1]
+    if not ended.success:
+        raise RuntimeError(f"the store failed: {ended.error}")
+    manager.complete_store(keys, request)
+    manager.on_request_finished(request)
+    for _ in _steps(manager, reported):
+        if not manager.has_pending_work():
+            return
+
+
+def _load(
+    manager: TieringManager,
+    reported: threading.Event,
+    pool: HostPool,
+    keys: Sequence[OffloadKey],
+    blocks: torch.Tensor,
+    ids: np.ndarray,
+) -> None:
+    """Find every key in the tier, and load a block for each."""
+    request = RequestContext("up")
+    manager.on_new_request(request)
+    for _ in _steps(manager, reported):
+        found = [manager.lookup(key, request) for key in keys]
+        if LookupResult.MISS in found:
+            raise RuntimeError(f"{found.count(LookupResult.MISS)} of {len(keys)} keys are missing")
+        if set(found) == {LookupResult.HIT}:
+            break
+    spec = manager.prepare_load(keys, request)
+    with open_worker(blocks, pool.part(0)) as worker:
+        worker.submit_load(1, ids, spec.slots)
+        ended = finish(worker, 1)[1]
+    if not ended.success:
+        raise RuntimeError(f"the load failed: {ended.error}")
+    manager.complete_load(keys, request)
+    manager.on_request_finished(request)
+
+
+def _steps(manager: TieringManager, reported: threading.Event) -> Iterator[None]:
+    """The steps of an engine, each ended when its caller asks for the next.
+
+    Raises:
+        TimeoutError: the caller is not done in time.
+    """
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline_s:
+        yield
+        manager.on_schedule_end()
+        reported.wait(_STEP_S)
+        reported.clear()
+    raise TimeoutError(f"the tier is not done after {_PATIENCE_S:.0f} s")

@@ -1,0 +1,70 @@
+"""A job's neighbours are merged into one run, and the driver may have to register memory in pieces.
+
+The driver knows each piece as memory of its own: does it take a copy that goes from one to the
+next?
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+
+from gpu_checks.accelerator import MIB, need_device
+from gpu_checks.copies import (
+    Bytes,
+    finish,
+    open_worker,
+    random_blocks,
+    registered,
+    run_by_run,
+    same,
+)
+from gpu_checks.findings import Findings
+from kvtier_sdk import HostPool
+from kvtier_sdk.worker import cuda
+
+_SLOTS = 15
+_PIECE_BYTES = 4 * MIB
+#: A worker's part of a slot may begin inside of a page.
+_OFFSETS_BYTES = (0, 100)
+
+
+def check(findings: Findings) -> None:
+    """Copy 15 MiB at once over memory that is registered by 4 MiB."""
+    cuda.MAX_REGISTER_BYTES = _PIECE_BYTES
+    with contextlib.closing(HostPool(_SLOTS + 1, MIB)) as pool:
+        for offset_bytes in _OFFSETS_BYTES:
+            _copy_all(findings, _slots(pool, offset_bytes), f"{offset_bytes} bytes into a page")
+    need_device("registrations")
+
+
+def _slots(pool: HostPool, offset_bytes: int) -> Bytes:
+    """Slots without gaps, the first of which begins in the pool's first page."""
+    return pool.part(0).reshape(-1)[offset_bytes:][: _SLOTS * MIB].reshape(_SLOTS, MIB)
+
+
+def _copy_all(findings: Findings, host: Bytes, where: str) -> None:
+    blocks = random_blocks(2 * _SLOTS, MIB)
+    slots = np.arange(_SLOTS)
+    with open_worker(blocks, host) as worker:
+        findings.figure(f"{where}: registered", registered(worker))
+        for way, how in (("batch", contextlib.nullcontext()), ("run by run", run_by_run(worker))):
+            with how:
+                host[:] = 0
+                worker.submit_store(1, slots, slots)
+                stored = finish(worker, 1)[1]
+                right = same(blocks, slots, host, slots)
+                findings.figure(f"{where}, {way}: store", _words(stored.error, right))
+                findings.expect(stored.success and right, f"{where}, {way}: the store is wrong")
+                # In another order, so that the blocks that are there are no answer.
+                host[:] = host[::-1].copy()
+                worker.submit_load(2, slots + _SLOTS, slots)
+                loaded = finish(worker, 2)[2]
+                right = same(blocks, slots + _SLOTS, host, slots)
+                findings.figure(f"{where}, {way}: load", _words(loaded.error, right))
+                findings.expect(loaded.success and right, f"{where}, {way}: the load is wrong")
+
+
+def _words(error: str | None, right: bool) -> str:
+    return error or ("bytes equal" if right else "bytes differ")

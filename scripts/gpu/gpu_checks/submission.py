@@ -1,0 +1,72 @@
+"""How long the engine's thread is held by a job of 131,072 runs that cannot begin yet."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from gpu_checks.accelerator import has_device, need_device, sleep_on_stream
+from gpu_checks.copies import finish, open_worker, random_blocks, run_by_run, same
+from gpu_checks.findings import Findings
+from kvtier_sdk.worker import OffloadWorker
+
+_RUNS = 131_072
+_POLLS = 100
+#: More than a submission may take. What is submitted behind it has to come back before it wakes.
+_ASLEEP_S = 2.0
+
+
+def check(findings: Findings) -> None:
+    """Submit behind a sleeping stream, poll while it sleeps, and compare the bytes at the end."""
+    page_bytes = 2048 if has_device() else 64
+    blocks = random_blocks(2 * _RUNS, page_bytes)
+    host = np.zeros((2 * _RUNS, page_bytes), np.uint8)
+    chooser = np.random.default_rng(0)
+    # Every second one, in any order: no two are neighbours, so that nothing is merged.
+    ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
+    with open_worker(blocks, host) as worker:
+        for operation in ("store", "load"):
+            _submit(findings, worker, operation, ids, slots, operation)
+            findings.expect(same(blocks, ids, host, slots), f"{operation}: bytes differ")
+            # What is loaded next is not what is there.
+            host[slots] += 1
+        if has_device():
+            with run_by_run(worker):
+                _submit(findings, worker, "load", ids, slots, "load, run by run")
+            findings.expect(same(blocks, ids, host, slots), "load, run by run: bytes differ")
+    need_device("a stream that sleeps")
+
+
+def _submit(
+    findings: Findings,
+    worker: OffloadWorker,
+    operation: str,
+    ids: np.ndarray,
+    slots: np.ndarray,
+    name: str,
+) -> None:
+    awake = torch.cuda.Event() if has_device() else None
+    sleep_on_stream(_ASLEEP_S)
+    if awake is not None:
+        awake.record()
+    submit = worker.submit_store if operation == "store" else worker.submit_load
+    began_s = time.perf_counter()
+    submit(1, ids, slots)
+    findings.figure(f"{name}: submitted in", (time.perf_counter() - began_s) * 1e3, "ms")
+    asleep = awake is None or not awake.query()
+    findings.figure(f"{name}: back before the stream woke", "yes" if asleep else "no")
+    polls_s, ended = [], []
+    for _ in range(_POLLS):
+        began_s = time.perf_counter()
+        ended += worker.get_finished()
+        polls_s.append(time.perf_counter() - began_s)
+    findings.figure(f"{name}: poll, median", float(np.median(polls_s)) * 1e3, "ms")
+    findings.figure(f"{name}: poll, longest", max(polls_s) * 1e3, "ms")
+    ended += finish(worker, 1).values()
+    findings.expect([result.success for result in ended] == [True], f"{name}: reported as {ended}")
+    if ended:
+        findings.figure(f"{name}: copied in", ended[0].duration_s * 1e3, "ms")
+    if name == operation:
+        findings.expect(asleep, f"{name}: the submission waited for the stream")

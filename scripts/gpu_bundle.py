@@ -1,0 +1,90 @@
+"""Make one folder that checks the worker on a machine with a GPU and without a network.
+
+    python scripts/gpu_bundle.py [--no-wheels] [FOLDER]
+
+Such a machine has Python 3.12, torch and numpy. The folder holds the rest: this project's packages
+as their wheels install them, what they and the tests need from the package index, the tests in
+tests/gpu, the worker's benchmark, and run.py, which is started there (python3 run.py --help).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "scripts/gpu"
+TESTS = ROOT / "tests/gpu"
+BENCHMARK = ROOT / "benchmarks/worker.py"
+PACKAGES = (ROOT, ROOT / "backends/file")
+PYTHON = "3.12"
+#: The oldest system that the wheels are for: glibc 2.17, on x86-64.
+PLATFORM = "manylinux2014_x86_64"
+#: The machine has one that fits its torch.
+LEFT_OUT = frozenset({"numpy"})
+MAX_BYTES = 60 * 1024 * 1024
+
+
+def make(folder: Path, *, wheels: bool) -> None:
+    """Make the folder, in the place of an older one.
+
+    Args:
+        folder: where; one that is there is replaced if it is such a bundle, or empty.
+        wheels: whether to download what the packages and the tests need.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / "run.py").exists():
+        raise SystemExit(f"{folder} holds something else: name another folder, or remove it")
+    shutil.rmtree(folder, ignore_errors=True)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(SCRIPTS / "gpu_checks", folder / "gpu_checks", ignore=ignored)
+    shutil.copytree(TESTS, folder / "tests", ignore=ignored)
+    shutil.copy(SCRIPTS / "run.py", folder)
+    shutil.copy(BENCHMARK, folder / "worker_benchmark.py")
+    _pip_install(folder / "kvtier", "--no-build-isolation", "--no-deps", *map(str, PACKAGES))
+    if wheels:
+        system = ["--python-version", PYTHON, "--platform", PLATFORM, "--only-binary=:all:"]
+        _pip_install(folder / f"python{PYTHON}", *system, *requirements())
+
+
+def requirements() -> list[str]:
+    """What the packages and the tests need, as they declare it, without what torch brings."""
+    declared = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    found = [line for line in declared if re.match(r"pytest(-asyncio)?\b(?!-)", line)]
+    for package in PACKAGES:
+        project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+        found += project["dependencies"]
+    ours = LEFT_OUT | {package.name for package in PACKAGES} | {"kvtier-sdk"}
+    return sorted({line for line in found if re.split(r"[^\w.-]", line)[0] not in ours})
+
+
+def size_bytes(folder: Path) -> int:
+    """What the files in a folder hold."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _pip_install(into: Path, *arguments: str) -> None:
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    subprocess.run([*pip, "--no-compile", "--target", str(into), *arguments], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "dist/gpu-bundle")
+    parser.add_argument("--no-wheels", action="store_true", help="download nothing")
+    arguments = parser.parse_args()
+    make(arguments.folder, wheels=not arguments.no_wheels)
+    found_bytes = size_bytes(arguments.folder)
+    print(f"{arguments.folder}: {found_bytes / 2**20:.1f} MiB; run.py in it runs the checks")
+    if found_bytes > MAX_BYTES:
+        raise SystemExit(f"that is more than {MAX_BYTES / 2**20:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The rules of a connection, as each network tier keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+
+import pytest
+
+from kvtier_sdk import TierTimeoutError, TierUnavailableError
+
+CHUNK_BYTES = 4 * 2**20
+# More than the sockets between client and server hold.
+LONG_BYTES = 32 * 2**20
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def keys() -> list[bytes]:
+    """Keys that no other test has used."""
+    return [next(_numbers).to_bytes(20, "big") for _ in range(20)]
+
+
+@pytest.mark.parametrize("passed_bytes", [0, 30, 2**20])
+async def test_a_cancelled_load_leaves_its_buffers_alone(network, keys, passed_bytes):
+    bench = network.bench
+    bench.chunk_bytes = CHUNK_BYTES
+    tier = await network.open()
+    await bench.put(tier, keys[0])
+    network.proxy.limit("client", passed_bytes, "hold")
+    target = bench.empty(keys[0])
+    task = asyncio.create_task(tier.load([target]))
+    await network.proxy.spent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    target.payload[:] = b"n" * len(target.payload)
+    network.proxy.release()
+    # Another chunk comes through, and so would the rest of the first have.
+    assert await bench.loads(tier, keys[0])
+    assert bytes(target.payload) == b"n" * len(target.payload)
+
+
+@pytest.mark.parametrize("passed_bytes", [0, 30, 2**20])
+async def test_a_cancelled_store_leaves_its_buffers_alone(network, keys, passed_bytes):
+    bench = network.bench
+    bench.chunk_bytes = LONG_BYTES
+    tier = await network.open()
+    network.proxy.limit("server", passed_bytes, "hold")
+    source = bench.full(keys[0])
+    task = asyncio.create_task(tier.store([source]))
+    await network.proxy.spent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    source.payload[:] = b"n" * len(source.payload)
+    network.proxy.release()
+    assert await bench.put(tier, keys[1]) == [None]
+    # It is not there, in part or in a mixture.
+    assert await bench.has(tier, *keys[:2]) == [False, True]
+
+
+async def test_a_cancelled_batch_leaves_the_tier_usable(network, keys):
+    bench = network.bench
+    tier = await network.open(connections=3)
+    await bench.put(tier, *keys)
+    network.proxy.limit("client", 250_000, "hold")
+    task = asyncio.create_task(tier.load([bench.empty(key) for key in keys]))
+    await network.proxy.spent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    network.proxy.release()
+    assert await bench.loads(tier, *keys)
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+async def test_batches_at_once_do_not_mix(network, keys, connections):
+    bench = network.bench
+    bench.chunk_bytes = CHUNK_BYTES
+    tier = await network.open(connections=connections)
+    halves = keys[:3], keys[3:6]
+    assert await asyncio.gather(*(bench.put(tier, *half) for half in halves)) == [[None] * 3] * 2
+    assert await asyncio.gather(*(bench.loads(tier, *half) for half in halves)) == [True, True]
+
+
+@pytest.mark.parametrize("ending", ["cut", "reset"])
+@pytest.mark.parametrize("passed_bytes", [0, 3, 9, 40, 80, 300, 500, 60_000, 100_000])
+async def test_an_end_in_the_middle_of_a_load(network, keys, ending, passed_bytes):
+    bench = network.bench
+    tier = await network.open()
+    await bench.put(tier, keys[0])
+    network.proxy.limit("client", passed_bytes, ending)
+    async with asyncio.timeout(20):
+        (verdict,) = await tier.load([bench.empty(keys[0])])
+    assert isinstance(verdict, TierUnavailableError)
+    assert verdict.retryable
+    network.proxy.release()
+    assert await bench.loads(tier, keys[0])
+
+
+@pytest.mark.parametrize("ending", ["cut", "reset"])
+@pytest.mark.parametrize("passed_bytes", [0, 20, 70, 700, 60_000, 100_000])
+async def test_an_end_in_the_middle_of_a_store_leaves_nothing(network, keys, ending, passed_bytes):
+    bench = network.bench
+    tier = await network.open()
+    await bench.put(tier, keys[1])
+    network.proxy.limit("server", passed_bytes, ending)
+    async with asyncio.timeout(20):
+        (verdict,) = await bench.put(tier, keys[0])
+    assert isinstance(verdict, TierUnavailableError)
+    network.proxy.release()
+    assert await bench.has(tier, *keys[:2]) == [False, True]
+    assert await bench.put(tier, keys[0]) == [None]
+    assert await bench.loads(tier, *keys[:2])
+
+
+@pytest.mark.parametrize("operation", ["store", "load"])
+async def test_a_silent_server_costs_one_connection(network, keys, operation):
+    """The deadline of a batch is its runner's; a tier is cancelled at it."""
+    bench = network.bench
+    tier = await network.open()
+    await bench.put(tier, *keys[:2])
+    before = network.proxy.connections
+    network.proxy.limit("server", 0, "hold")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await getattr(tier, operation)([bench.full(keys[1])])
+    network.proxy.release()
+    assert await bench.loads(tier, keys[0])
+    assert network.proxy.connections == before + 1
+
+
+async def test_a_server_that_never_replies(network):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        scheme = network.url("http://x").partition(":")[0]
+        place = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        url, option = network.url(place), "read_timeout"
+        if scheme != "s3":
+            url, option = place.replace("http", "redis"), "connect_timeout"
+        with pytest.raises(TierTimeoutError):
+            await network.bench.open(url, **{option: "200ms"})

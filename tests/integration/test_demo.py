@@ -1,0 +1,107 @@
+"""``make demo``: what it installs, what it prints, and what the README says of both."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+KVTIER = str(Path(sys.executable).with_name("kvtier"))
+
+#: What differs from run to run: where the files are, seconds, GB/s and microseconds.
+_VARYING = re.compile(
+    r"(/tmp/kvtier-demo-)\w+|\S*bin/(?=kvtier )|\d+\.\d\d(?= |$)|\d+\.\d(?= u?s\b)"
+)
+
+
+def demo(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "examples/demo.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def plain(printed: str) -> list[str]:
+    """Lines without what varies, nor the blanks that align it."""
+    lines = (" ".join(_VARYING.sub(r"\1", line).split()) for line in printed.splitlines())
+    return [line for line in lines if line]
+
+
+def needs(text: str) -> set[str]:
+    """The distributions that a requirement brings, by what is installed here."""
+    requirement = Requirement(text)
+    found = {canonicalize_name(requirement.name)}
+    for line in distribution(requirement.name).requires or ():
+        marker = Requirement(line).marker
+        extras = requirement.extras or {""}
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
+            found |= needs(line)
+    return found
+
+
+def test_the_environment_holds_what_is_run_and_no_torch() -> None:
+    ran = subprocess.run(
+        ["make", "--dry-run", "--always-make", "demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (arguments,) = re.findall(r"pip install((?:\\\n|[^\n])*)", ran.stdout)
+    installed = [
+        word for word in shlex.split(arguments.replace("\\\n", "")) if not word.startswith("-")
+    ]
+    assert installed == [".[cli]", "backends/file"]
+    packages = needs("kvtier-sdk[cli]") | needs("kvtier-file")
+    assert {"numpy", "pydantic-core", "rich"} <= packages
+    assert packages & {"torch", "numba", "pytest", "vllm"} == set()
+    assert "torch" in needs("kvtier-sdk[torch]")
+
+
+def test_the_last_sentence_says_what_the_second_report_says(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    prompts = [[0, 1, 2], [0, 1, 3, 4], [0, 1, 2, 5], [6]]
+    trace.write_text("".join(json.dumps({"hash_ids": ids}) + "\n" for ids in prompts))
+    sentence = demo(str(trace)).splitlines()[-1]
+    command = [KVTIER, "replay", "--json", "--trace", str(trace), "--chunk-bytes", "4KiB"]
+    command += ["--tier", f"file://{tmp_path}/kv", "--report", str(tmp_path / "report.json")]
+    subprocess.run(command, capture_output=True, check=True)
+    second = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert (tmp_path / "report.json").read_text() == second
+    report = json.loads(second)
+    assert report["blocks"] == report["hit_blocks"] == 12
+    assert [tier["hit_blocks"] for tier in report["tiers"]] == [5, 7]
+    assert report["compared_bytes"] == 12 * 4096 == 12 * report["block_bytes"]
+    assert re.findall(r"[\d,]*\d", sentence) == ["12", f"{12 * 512:,}", "7", "49,152"]
+    assert "all 12 chunks" in sentence
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    (shown,) = re.findall(r"```text\n(.*?)```", README.read_text(), re.DOTALL)
+    assert plain(shown) == plain(demo())
+
+
+def test_what_was_not_found_again_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from demo import summary
+
+    tiers = [{"hit_blocks": 2}, {"hit_blocks": 5}]
+    report = {"blocks": 12, "hit_blocks": 7, "compared_bytes": 7 * 4096, "tiers": tiers}
+    said = summary(report, 16)
+    assert "found 7 of 12 chunks of its prompts, 112 tokens' worth: 5 in the files" in said

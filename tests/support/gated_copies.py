@@ -1,0 +1,64 @@
+"""Small KV tensors, and copies that stop at a gate until a test opens it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import torch
+
+from kvtier_sdk.worker import KVTensor, OffloadWorker
+from kvtier_sdk.worker.cpu import copy_runs
+
+PATIENCE_S = 30.0
+GRACE_S = 0.02
+
+
+class Gate:
+    """A copier that stops before it copies, until it is opened.
+
+    Attributes:
+        began: bytes of each call that has begun, in order.
+        failing: calls of this many bytes raise once the gate is open.
+    """
+
+    def __init__(self) -> None:
+        self.began: list[int] = []
+        self.failing: set[int] = set()
+        self._started = threading.Semaphore(0)
+        self._open = threading.Semaphore(0)
+
+    def __call__(self, into: np.ndarray, out_of: np.ndarray, lengths: np.ndarray) -> None:
+        size_bytes = int(lengths.sum())
+        self.began.append(size_bytes)
+        self._started.release()
+        assert self._open.acquire(timeout=PATIENCE_S)
+        if size_bytes in self.failing:
+            raise OSError(f"no more than {size_bytes} bytes")
+        copy_runs(into, out_of, lengths)
+
+    def until_begun(self, calls: int = 1) -> None:
+        for _ in range(calls):
+            assert self._started.acquire(timeout=PATIENCE_S)
+
+    def open(self, calls: int = 1000) -> None:
+        self._open.release(calls)
+
+
+def until_finished(worker: OffloadWorker, jobs: int) -> None:
+    """Without ``wait``, whose thread would help."""
+    ended = 0
+    end_s = time.monotonic() + PATIENCE_S
+    while ended < jobs:
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+        ended += len(worker.get_finished())
+
+
+def filled(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+def one_tensor(blocks: int = 16, page_bytes: int = 64) -> KVTensor:
+    return KVTensor(filled(blocks, page_bytes))

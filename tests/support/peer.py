@@ -1,0 +1,105 @@
+"""The other end of a connection, in the hands of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TypeVar
+
+from kvtier_sdk import Connection, SystemClock
+
+T = TypeVar("T")
+
+# Closing with this resets the connection.
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+class Peer:
+    """A server's end of a TCP connection; nothing happens on it but what the test does.
+
+    Attributes:
+        connection: the other end.
+    """
+
+    def __init__(self, stall_timeout_s: float | None = None) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            sock = socket.create_connection(listener.getsockname())
+            self._sock, _ = listener.accept()
+        for end in (sock, self._sock):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = Connection(sock, "peer", SystemClock(), stall_timeout_s=stall_timeout_s)
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    async def receive(self, count_bytes: int) -> bytes:
+        """Receive so many bytes, or fewer up to the end of the file."""
+        loop = asyncio.get_running_loop()
+        data = b""
+        while len(data) < count_bytes:
+            piece = await loop.sock_recv(self._sock, min(2**18, count_bytes - len(data)))
+            if not piece:
+                break
+            data += piece
+        return data
+
+    def hang_up(self) -> None:
+        """End the file in the direction of the client."""
+        self._sock.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._sock.close()
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@contextlib.contextmanager
+def open_peer(stall_timeout_s: float | None = None) -> Iterator[Peer]:
+    peer = Peer(stall_timeout_s)
+    try:
+        yield peer
+    finally:
+        peer.connection.close("the test is over")
+        peer.close()
+
+
+async def settle() -> None:
+    """Let the loop report what has happened on its sockets."""
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+
+
+def converse(
+    talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
+) -> T:
+    """Run one side of a conversation while the other one sends a text and hangs up.
+
+    Args:
+        talk: what the client does.
+        text: what the server sends, whatever the client does.
+        pieces: lengths of the first pieces that it comes in; the rest comes in one.
+
+    Returns:
+        The result of ``talk``.
+    """
+
+    async def run() -> T:
+        with open_peer() as peer:
+            client = asyncio.ensure_future(talk(peer.connection))
+            left = text
+            with contextlib.suppress(OSError):
+                for count_bytes in pieces:
+                    await peer.send(left[:count_bytes])
+                    left = left[count_bytes:]
+                    await asyncio.sleep(0)
+                await peer.send(left)
+                peer.hang_up()
+            return await client
+
+    return asyncio.run(run())

@@ -1,0 +1,358 @@
+"""A tier's loop on virtual time, around a tier that does what a script says.
+
+The account sees every report, and every rule that is broken on the way; a rig that is closed has
+broken none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvtier_sdk import (
+    Capability,
+    ChunkNotFoundError,
+    CorruptChunkError,
+    Namespace,
+    OffloadKey,
+    RequestContext,
+    RunnerOptions,
+    SecondaryTierManager,
+    TierAuthError,
+    TierCapacityError,
+    TierConfig,
+    TierError,
+    TierSpec,
+    TierTimeoutError,
+    TierUnavailableError,
+    Transfer,
+    make_offload_key,
+)
+from kvtier_sdk.runner import TierLoop
+from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.jobs import (
+    BreakerMoved,
+    ChunksRemoved,
+    IoEnded,
+    Job,
+    JobResult,
+    Operation,
+    Report,
+    Verdict,
+)
+from kvtier_sdk.runner.probe import CANARY_KEY
+from kvtier_sdk.testing import VirtualClock
+
+CHUNK_BYTES = 96
+LOOKUP, LOAD, STORE, TOUCH = Operation.LOOKUP, Operation.LOAD, Operation.STORE, Operation.TOUCH
+MOVES = (LOAD, STORE)
+
+
+class Account:
+    """What the loop has reported, and every rule that was broken on the way."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, Job] = {}
+        self.job_of: dict[OffloadKey, int] = {}
+        self.results: dict[int, JobResult] = {}
+        self.released: set[int] = set()
+        self.removed: list[OffloadKey] = []
+        self.breakers = dict.fromkeys(Direction, BreakerState.CLOSED)
+        self.moves: list[BreakerMoved] = []
+        self.lent_headers: set[int] = set()
+        self.breaches: list[str] = []
+
+    def take(self, report: Report) -> None:
+        if isinstance(report, ChunksRemoved):
+            self.removed += report.keys
+        elif isinstance(report, BreakerMoved):
+            if self.breakers[report.direction] is report.state:
+                self.breaches.append("a breaker's move that is none")
+            self.breakers[report.direction] = report.state
+            self.moves.append(report)
+        elif isinstance(report, JobResult):
+            if report.job_id in self.results:
+                self.breaches.append("a second result of one job")
+            if len(report.verdicts) != len(self.jobs[report.job_id].keys):
+                self.breaches.append("not one verdict a key")
+            if not all(isinstance(verdict, Verdict) for verdict in report.verdicts):
+                self.breaches.append("a key without a verdict")
+            self.results[report.job_id] = report
+            if report.released:
+                self._release(report.job_id)
+        else:
+            assert isinstance(report, IoEnded)
+            if report.job_id not in self.results:
+                self.breaches.append("I/O that ended before its job was concluded")
+            self._release(report.job_id)
+
+    def _release(self, job_id: int) -> None:
+        if job_id in self.released:
+            self.breaches.append("a job that was released twice")
+        self.released.add(job_id)
+
+    def touch(self, key: OffloadKey) -> None:
+        """Somebody reads or writes a slot's memory."""
+        if key != CANARY_KEY and self.job_of[key] in self.released:
+            self.breaches.append("memory was touched after its job had been released")
+
+    def verdicts(self, job_id: int) -> list[str]:
+        return [verdict.value for verdict in self.results[job_id].verdicts]
+
+
+class Slots:
+    """A slot a key, so that a touch of memory tells the job."""
+
+    chunk_bytes = CHUNK_BYTES
+
+    def __init__(self) -> None:
+        self.memory: dict[int, bytearray] = {}
+        self.holders: set[str] = set()
+
+    def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
+        self.holders.add(holder)
+        return memoryview(self.memory.setdefault(slot, bytearray(CHUNK_BYTES)))
+
+
+@dataclass
+class Act:
+    """What a tier does when it is called next.
+
+    Attributes:
+        kind: how the call ends.
+        after_s: how long it takes.
+        stubborn: whether it goes on when it is cancelled.
+    """
+
+    kind: str = "fine"
+    after_s: float = 0.0
+    stubborn: bool = False
+
+
+ERRORS: dict[str, Callable[[], TierError]] = {
+    "not found": lambda: ChunkNotFoundError("gone"),
+    "corrupt": lambda: CorruptChunkError("flipped"),
+    "unavailable": lambda: TierUnavailableError("refused"),
+    "timeout": lambda: TierTimeoutError("slow"),
+    "auth": lambda: TierAuthError("denied"),
+    "capacity": lambda: TierCapacityError("full"),
+    "failed": lambda: TierError("something"),
+    "try again": lambda: TierError("in a moment", retryable=True),
+}
+
+
+class PanicError(BaseException):
+    """As a client in Rust raises where it panics: no Exception."""
+
+
+class ScriptedTier(SecondaryTierManager):
+    """Does what it is told, call by call; after that, what a healthy tier does."""
+
+    contract_version = 1
+    capabilities = Capability.DELETE | Capability.TOUCH
+    account: Account
+    script: Iterator[Act]
+    # What happens to calls behind the script's end, of one operation or all ("").
+    always: dict[str, Act]
+    let_go: asyncio.Event
+
+    async def open(self) -> None:
+        self.stored: dict[OffloadKey, bytes] = {}
+        self.calls: list[tuple[str, float]] = []
+        self.probes: list[tuple[str, float]] = []
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+        self.closed_in_mid_call = bool(self.account.lent_headers)
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        act = await self._begin("lookup", keys, Direction.READ)
+        results = [key in self.stored for key in keys]
+        return self._finish(act, results, [])  # type: ignore[return-value]
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        return await self._move("load", batch, Direction.READ, self._get)
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        return await self._move("store", batch, Direction.WRITE, self._put)
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        self._finish(await self._begin("touch", keys, Direction.READ), [], [])
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        for key in keys:
+            self.stored.pop(key, None)
+        self.context.report_removed(keys)
+
+    async def _move(
+        self,
+        operation: str,
+        batch: Sequence[Transfer],
+        direction: Direction,
+        one: Callable[[Transfer], TierError | None],
+    ) -> Sequence[TierError | None]:
+        with self._lent(batch):
+            act = await self._begin(operation, [t.key for t in batch], direction)
+            results: list[TierError | None] = []
+            for transfer in batch:
+                self.account.touch(transfer.key)
+                results.append(one(transfer))
+            return self._finish(act, results, batch)
+
+    @contextmanager
+    def _lent(self, batch: Sequence[Transfer]) -> Iterator[None]:
+        """No two calls at once get the same header."""
+        addresses = {np.frombuffer(t.header, np.uint8).ctypes.data for t in batch}
+        if len(addresses) < len(batch) or addresses & self.account.lent_headers:
+            self.account.breaches.append("a header that was lent twice")
+        self.account.lent_headers |= addresses
+        try:
+            yield
+        finally:
+            self.account.lent_headers -= addresses
+
+    def _get(self, transfer: Transfer) -> TierError | None:
+        stored = self.stored.get(transfer.key)
+        if stored is None:
+            return ChunkNotFoundError("gone")
+        transfer.header[:] = stored[: len(transfer.header)]
+        transfer.payload[:] = stored[len(transfer.header) :]
+        return None
+
+    def _put(self, transfer: Transfer) -> None:
+        self.stored[transfer.key] = b"".join(transfer.buffers)
+
+    async def _begin(self, operation: str, keys: Sequence[OffloadKey], direction: Direction) -> Act:
+        now_s = self.context.clock.now_s()
+        if CANARY_KEY in keys:
+            self.probes.append((operation, now_s))
+        else:
+            self.calls.append((operation, now_s))
+            if self.account.breakers[direction] is not BreakerState.CLOSED:
+                self.account.breaches.append("a call through an open breaker")
+        always = self.always.get(operation) or self.always.get("") or Act()
+        act = next(self.script, always)
+        until_s = now_s + act.after_s
+        while not self.let_go.is_set() and self.context.clock.now_s() < until_s:
+            try:
+                async with self.context.clock.timeout(until_s - self.context.clock.now_s()):
+                    await self.let_go.wait()
+            except TimeoutError:
+                pass
+            except asyncio.CancelledError:
+                if not act.stubborn:
+                    raise
+        return act
+
+    def _finish(self, act: Act, results: list[Any], batch: Sequence[Transfer]) -> list[Any]:
+        if act.kind in ERRORS:
+            raise ERRORS[act.kind]()
+        if act.kind == "bug":
+            raise KeyError("bug")
+        if act.kind == "exit":
+            raise SystemExit(3)
+        if act.kind == "interrupted":
+            raise KeyboardInterrupt
+        if act.kind == "panic":
+            raise PanicError("unwrapped an Err")
+        if act.kind == "cancels itself":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        elif act.kind == "raises cancelled":
+            raise asyncio.CancelledError
+        elif act.kind == "too few":
+            return results[1:]
+        elif act.kind == "nonsense":
+            return [True] * len(batch) if batch else results
+        elif act.kind == "mixed" and batch:
+            kinds = [None, *ERRORS.values()]
+            for index in range(len(results)):
+                make = kinds[index % len(kinds)]
+                results[index] = make() if make else results[index]
+        return results
+
+
+class Rig:
+    """A loop over a scripted tier, on a clock of its own."""
+
+    def __init__(self, *script: Act, **options: Any) -> None:
+        self.account = Account()
+        self.clock = VirtualClock()
+        self.slots = Slots()
+        self.given_up_s: list[float] = []
+        self.event_loop = self.clock.new_event_loop()
+        self.event_loop.set_exception_handler(
+            lambda loop, context: self.account.breaches.append(f"unhandled: {context}")
+        )
+        spec = TierSpec(
+            "tier", "scripted", ScriptedTier, TierConfig(), RunnerOptions.model_validate(options)
+        )
+        self.loop = TierLoop(
+            spec,
+            namespace=Namespace({}),
+            memory=self.slots,
+            clock=self.clock,
+            report=self.account.take,
+            give_up=lambda: self.given_up_s.append(self.clock.now_s()),
+        )
+        assert isinstance(self.loop._tier, ScriptedTier)
+        self.tier = self.loop._tier
+        self.tier.account = self.account
+        self.tier.script = iter(script)
+        self.tier.always = {}
+        self.tier.let_go = asyncio.Event()
+        self.run(self.loop.open())
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.event_loop.run_until_complete(coroutine)
+
+    def run_for(self, duration_s: float) -> None:
+        self.run(self.clock.sleep(duration_s))
+
+    def job(self, operation: Operation, keys: int = 1, within_s: float = 5.0) -> Job:
+        """A new job over keys, and slots, that no other job has."""
+        job_id = len(self.account.jobs)
+        names = [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
+        slots = [1000 * job_id + n for n in range(keys)] if operation in MOVES else []
+        request = RequestContext("r")
+        job = Job(job_id, operation, names, slots, request, self.clock.now_s() + within_s)
+        self.account.jobs[job_id] = job
+        self.account.job_of.update(dict.fromkeys(names, job_id))
+        return job
+
+    def submit(self, *jobs: Job) -> None:
+        async def hand_over() -> None:
+            self.loop.submit(jobs)
+
+        self.run(hand_over())
+
+    def ask(self, operation: Operation, *, within_s: float = 5.0, run_s: float = 0.0) -> Job:
+        """Submit a job of one key and let the loop run."""
+        job = self.job(operation, within_s=within_s)
+        self.submit(job)
+        self.run_for(run_s)
+        return job
+
+    def close(self) -> None:
+        self.tier.let_go.set()
+        self.run(self.loop.close())
+        self.run_for(100.0)
+        left = asyncio.all_tasks(self.event_loop)
+        self.event_loop.close()
+        assert not left
+        assert self.account.breaches == []
+        assert self.account.results.keys() == self.account.jobs.keys() == self.account.released
+
+
+def failing(rig: Rig, operation: str, kind: str = "unavailable", calls: int = 5) -> None:
+    """Let an operation fail from now on, and so often that its breaker opens."""
+    rig.tier.always[operation] = Act(kind)
+    for _ in range(calls):
+        rig.ask(Operation(operation), run_s=0.01)

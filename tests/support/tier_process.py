@@ -1,0 +1,95 @@
+"""Clocks that hold a tier's process back, and what the system says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvtier_sdk import SystemClock
+from kvtier_sdk.aio.clock import TimerHandle
+from kvtier_sdk.runner import ProcessRunner, TierRunner
+
+
+class HeldBackClock(SystemClock):
+    """Pauses of a second and more last until they are let go of, and are noted."""
+
+    def __init__(self) -> None:
+        self.pauses_s: list[float] = []
+        self._turns = threading.Semaphore(0)
+        self.paused = threading.Event()
+
+    async def sleep(self, delay_s: float) -> None:
+        if delay_s < 1.0:
+            await asyncio.sleep(delay_s)
+            return
+        self.pauses_s.append(delay_s)
+        self.paused.set()
+        while not self._turns.acquire(blocking=False):
+            await asyncio.sleep(0.002)
+
+    def go_on(self) -> None:
+        """End one pause."""
+        self.paused.clear()
+        self._turns.release()
+
+
+class LookClock(HeldBackClock):
+    """The engine looks after a process when it is told to, and then believes jobs to be late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks: queue.Queue[tuple[asyncio.AbstractEventLoop, Callable[..., object]]] = (
+            queue.Queue()
+        )
+        self.ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+    def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
+        if callback.__name__ != "_ping":
+            return super().call_at(when_s, callback, *args)
+        self._looks.put((asyncio.get_running_loop(), callback))
+        return super().call_at(when_s + 10_000, lambda: None)
+
+    @property
+    def looks(self) -> int:
+        """How many looks are due."""
+        return self._looks.qsize()
+
+    def look(self) -> None:
+        """Look once; the look before is over."""
+        event_loop, callback = self._looks.get(timeout=30)
+        event_loop.call_soon_threadsafe(callback)
+
+
+def pid_of(runner: TierRunner) -> int:
+    assert isinstance(runner, ProcessRunner)
+    assert runner.pid is not None
+    return runner.pid
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def children() -> list[int]:
+    """The processes that tiers of this one have."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"process.child" in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+    return found

@@ -1,0 +1,282 @@
+"""Each mistake in a configuration is told with the path of its option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvtier_sdk import BackendError, ConfigError, TieringConfig, TierSpec
+
+TOP = "chunk_bytes, namespace, policy, pool_bytes, recompute, shutdown_timeout, slots, "
+TOP += "store_reserve, tiers, verify"
+MEMORY = "backend, bandwidth, breaker_failures, breaker_window, capacity, concurrency, latency, "
+MEMORY += "load_deadline, lookup_deadline, max_batch, max_probe_interval, max_queue, name, "
+MEMORY += "offload_policy, probe_interval, retries, retry_delay, runner, store_deadline, "
+MEMORY += "store_policy, type, url"
+COMMON = MEMORY.replace("bandwidth, ", "").replace("capacity, ", "").replace("latency, ", "")
+UNITS = "B, KiB, MiB, GiB, TiB, PiB, EiB, KB, MB, GB, TB, PB, EB"
+NO_POOL = "option 'slots' or 'pool_bytes' is missing; it says how big the host pool is, for "
+NO_POOL += "example pool_bytes '4GiB' or '5%'"
+
+#: Names of backends are what is installed, so messages that list them are compared up to there.
+MISTAKES: list[tuple[str, Any, str]] = [
+    ("nothing", {}, NO_POOL),
+    ("both sizes", {"pool_bytes": 1}, "options 'slots' and 'pool_bytes' are both given; leave one"),
+    ("no table", ["slots"], "should be a table of options, not a list"),
+    ("a number for a name", {1: 2}, "option '1' is no text name"),
+    ("unknown", {"polcy": "lru"}, f"unknown option 'polcy'; did you mean 'policy'? allowed: {TOP}"),
+    ("far off", {"x": 1}, f"unknown option 'x'; allowed: {TOP}"),
+    (
+        "unit",
+        {"chunk_bytes": "64KX"},
+        f"option 'chunk_bytes': '64KX': unit 'KX' is none of {UNITS}",
+    ),
+    ("zero", {"chunk_bytes": 0}, "option 'chunk_bytes' is 0 but should be greater than 0"),
+    ("no slots", {"slots": 0}, "option 'slots' is 0 but should be greater than or equal to 1"),
+    ("true is no number", {"slots": True}, "option 'slots': True is not a whole number"),
+    ("half a slot", {"slots": 2.5}, "option 'slots': 2.5 is not a whole number"),
+    (
+        "no unit",
+        {"recompute": "5"},
+        "option 'recompute': '5' has no unit; write for example '250ms'",
+    ),
+    ("all", {"store_reserve": "100%"}, "option 'store_reserve' is 1.0 but should be less than 1"),
+    ("more", {"store_reserve": "110%"}, "option 'store_reserve': '110%' is outside 0% to 100%"),
+    ("flag", {"verify": "maybe"}, "option 'verify': 'maybe' is neither true nor false"),
+    ("facts", {"namespace": ["x"]}, "option 'namespace' is ['x'] but should be a table"),
+    (
+        "fact",
+        {"namespace": {"model": {1}}},
+        "option 'namespace': should hold text, numbers, true or false, and lists and tables of "
+        "them",
+    ),
+    (
+        "policy",
+        {"policy": "lrv"},
+        "option 'policy': no policy 'lrv'; did you mean 'lru'? installed: arc, fifo, lru",
+    ),
+    ("policy's kind", {"policy": 5}, "option 'policy' is 5 but should be text"),
+    ("one tier", {"tiers": "memory:"}, "option 'tiers' should be a list, not text"),
+    ("no tier", {"tiers": [5]}, "option 'tiers[0]' should be a table of options, not a number"),
+    ("no type", {"tiers": [{}]}, "option 'tiers[0].type' is missing; it names the backend"),
+    (
+        "no backend",
+        {"tiers": [{"type": "kvtier"}]},
+        "option 'tiers[0].backend' is missing; it names the backend",
+    ),
+    (
+        "misspelt type",
+        {"tiers": [{"tpe": "memory"}]},
+        f"unknown option 'tiers[0].tpe'; did you mean 'type'? allowed: {COMMON}",
+    ),
+    (
+        "type",
+        {"tiers": [{"type": "memry"}]},
+        "option 'tiers[0].type': no backend 'memry'; did you mean 'memory'? installed: ...",
+    ),
+    (
+        "backend",
+        {"tiers": [{"type": "kvtier", "backend": "memry"}]},
+        "option 'tiers[0].backend': no backend 'memry'; did you mean 'memory'? installed: ...",
+    ),
+    (
+        "scheme",
+        {"tiers": ["memory:", "memry:"]},
+        "option 'tiers[1].url': no backend 'memry'; did you mean 'memory'? installed: ...",
+    ),
+    (
+        "no URL",
+        {"tiers": ["memory"]},
+        "option 'tiers[0].url' cannot be used: tier URL 'memory' names no backend; write for "
+        "example 'file:///data/kv' or 'memory:'",
+    ),
+    (
+        "underscore",
+        {"tiers": ["my_tier:"]},
+        "option 'tiers[0].url' cannot be used: tier URL 'my_tier:': a URL's scheme cannot hold "
+        "'_'; write 'my-tier:'",
+    ),
+    (
+        "contradiction",
+        {"tiers": [{"type": "memory", "url": "file:///x"}]},
+        "option 'tiers[0].url' begins with 'file:', which is not the backend 'memory' that "
+        "'tiers[0].type' names",
+    ),
+    (
+        "two backends",
+        {"tiers": [{"type": "memory", "backend": "file"}]},
+        "option 'tiers[0].backend' is 'file', but 'type' is 'memory'",
+    ),
+    (
+        "a host",
+        {"tiers": ["memory://host"]},
+        "option 'tiers[0].url' cannot be used: memory: takes no host and no path; write "
+        "'memory:?option=value'",
+    ),
+    (
+        "no name",
+        {"tiers": ["memory:?name="]},
+        "option 'tiers[0].name' is empty; leave it out, or give the tier a name",
+    ),
+    (
+        "the host pool's name",
+        {"tiers": ["memory:?name=host"]},
+        "option 'tiers[0].name': two tiers are named 'host', this one and the host pool; name "
+        "one of them, for example 'host-2'",
+    ),
+    ("kinds", {"tiers": [{"url": 5}]}, "option 'tiers[0].url' is 5 but should be text"),
+    (
+        "twice",
+        {"tiers": [{"url": "memory:?capacity=1KiB", "capacity": "2KiB"}]},
+        "option 'tiers[0].capacity' is given in the URL and beside it",
+    ),
+    (
+        "one name",
+        {"tiers": ["memory:", {"type": "memory"}]},
+        "option 'tiers[1].name': two tiers are named 'memory', this one and tiers[0]; name one "
+        "of them, for example 'memory-2'",
+    ),
+    (
+        "unknown in a tier",
+        {"tiers": ["memory:", {"type": "memory", "capcity": 1}]},
+        f"unknown option 'tiers[1].capcity'; did you mean 'capacity'? allowed: {MEMORY}",
+    ),
+    (
+        "unknown in a URL",
+        {"tiers": ["memory:?capcity=1"]},
+        f"unknown option 'tiers[0].capcity'; did you mean 'capacity'? allowed: {MEMORY}",
+    ),
+    (
+        "unit in a tier",
+        {"tiers": ["memory:", {"type": "memory", "name": "b", "capacity": "1 gig"}]},
+        f"option 'tiers[1].capacity': '1 gig': unit 'gig' is none of {UNITS}",
+    ),
+    (
+        "runner",
+        {"tiers": [{"type": "memory", "runner": "cloud"}]},
+        "option 'tiers[0].runner' is 'cloud' but should be 'auto', 'thread' or 'process'",
+    ),
+    (
+        "offload policy",
+        {"tiers": [{"type": "memory", "offload_policy": "requests"}]},
+        "option 'tiers[0].offload_policy' is 'requests' but should be 'chunk' or 'request'",
+    ),
+    (
+        "store policy",
+        {"tiers": [{"type": "memory", "store_policy": "thru"}]},
+        "option 'tiers[0].store_policy': no store policy 'thru'; did you mean 'through'? "
+        "installed: after_hits, on_evict, through",
+    ),
+    (
+        "store policy's argument",
+        {"tiers": [{"type": "memory", "store_policy": "after_hits"}]},
+        "option 'tiers[0].store_policy': store policy 'after_hits': needs a number of hits from "
+        "1: 'after_hits:2'",
+    ),
+    (
+        "two options",
+        {"tiers": [{"type": "memory", "probe_interval": "60s"}]},
+        "option 'tiers[0].max_probe_interval' is 30 s but should be at least 'probe_interval', "
+        "which is 60 s",
+    ),
+    (
+        "YAML's trap",
+        {"tiers": [{"memory": None}]},
+        "option 'tiers[0]' is a table without a 'type'; if it is meant as a URL, in YAML write "
+        "quotes: 'memory:'",
+    ),
+]
+
+
+def complaint(options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        TieringConfig.from_dict(options, where="kv.toml")
+    assert not isinstance(caught.value, BackendError)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES]
+)
+def test_a_mistake_is_told_with_the_path_of_its_option(options: Any, message: str) -> None:
+    if isinstance(options, dict) and options:
+        options = {"slots": 8, **options}
+    told = complaint(options)
+    if message.endswith("..."):
+        assert told.startswith(f"kv.toml: {message[:-3]}")
+        assert "\n" not in told
+    else:
+        assert told.startswith(f"kv.toml: {message}")
+        # What is cut off in the table above is the end of a sentence.
+        assert "\n" not in told
+
+
+def test_each_mistake_has_a_line_of_its_own() -> None:
+    tiers = [{"type": "memory", "capcity": 1}, {"type": "zzz"}]
+    lines = complaint({"slots": 0, "polcy": "x", "tiers": tiers}).splitlines()
+    assert [line.partition("; ")[0].partition(" is ")[0] for line in lines] == [
+        "kv.toml: option 'slots'",
+        "kv.toml: unknown option 'polcy'",
+        "kv.toml: unknown option 'tiers[0].capcity'",
+        "kv.toml: option 'tiers[1].type': no backend 'zzz'",
+    ]
+
+
+def test_a_backend_that_is_missing_is_kept_as_the_cause() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TierSpec.from_options({"type": "memory", "capcity": 1}, where="x", path="tiers[3]")
+    assert "unknown option 'tiers[3].capcity'" in str(caught.value)
+
+
+def typos(word: str) -> set[str]:
+    """One letter is missing, swapped with the next, wrong, or too many."""
+    cuts = [(word[:index], word[index:]) for index in range(len(word) + 1)]
+    letters = "eqs_"
+    return {
+        *(head + tail[1:] for head, tail in cuts if tail),
+        *(head + tail[1] + tail[0] + tail[2:] for head, tail in cuts if len(tail) > 1),
+        *(head + letter + tail[1:] for head, tail in cuts if tail for letter in letters),
+        *(head + letter + tail for head, tail in cuts for letter in letters),
+    } - {word}
+
+
+@pytest.mark.parametrize("key", TieringConfig.option_names())
+def test_any_letter_that_is_off_gets_a_suggestion(key: str) -> None:
+    told = complaint(dict.fromkeys(typos(key), 1))
+    for typo in typos(key):
+        assert f"unknown option '{typo}'; did you mean '{key}'?" in told
+
+
+@pytest.mark.parametrize("key", MEMORY.split(", "))
+def test_any_letter_that_is_off_in_a_tier_gets_a_suggestion(key: str) -> None:
+    entries: list[dict[str, str]] = [{"type": "memory", **dict.fromkeys(typos(key), "1s")}]
+    if key in ("type", "backend", "url"):
+        # Nothing else in the entry says what the backend is.
+        entries = [{typo: "memory"} for typo in typos(key)]
+    told = complaint({"slots": 8, "tiers": entries})
+    for typo in typos(key):
+        assert f".{typo}'; did you mean '{key}'?" in told
+
+
+def test_no_secret_is_in_a_message_or_a_repr() -> None:
+    for url in (
+        "memory://user:hunter2@host/0",
+        "memory://user:hun/ter2@host/0#x",
+        "memory://:hunter2@host:port/",
+        "memory://user:hunter2@[host/",
+        "memory:?password=hunter2&capcity=1",
+        "memory:?pasword=hunter2#x",
+        "nobody://user:hunter2@host",
+        "my_tier://user:hunter2@host",
+    ):
+        for entry in (url, {"type": "memory", "url": url}):
+            told = complaint({"slots": 8, "tiers": [entry]})
+            assert "hun" not in told, told
+            assert "ter2" not in told, told
+    told = complaint({"slots": 8, "namespace": {"api_token": "hunter2", "x": {1}}, "policy": ["y"]})
+    assert "hunter2" not in told
+    config = TieringConfig.from_dict({"slots": 8, "namespace": {"api_token": "hunter2"}})
+    assert "hunter2" not in repr(config)
+    assert config.to_dict()["namespace"] == {"api_token": "***"}
+    assert config.to_dict(secrets=True)["namespace"] == {"api_token": "hunter2"}

@@ -1,0 +1,148 @@
+"""The pool and the manager that a configuration describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier_sdk import (
+    ConfigError,
+    HostPool,
+    Namespace,
+    TieringConfig,
+    TieringManager,
+    open_manager,
+    open_pool,
+)
+from kvtier_sdk.pool.limits import total_memory_bytes
+
+
+def test_a_pool_is_as_big_as_configured() -> None:
+    with open_pool(TieringConfig.from_dict({"slots": 3}), chunk_bytes=100) as pool:
+        assert (pool.slots, pool.chunk_bytes) == (3, 100)
+    rows = TieringConfig.from_dict({"pool_bytes": "20KB", "chunk_bytes": "5000"})
+    with open_pool(rows) as pool:
+        assert (pool.slots, pool.chunk_bytes) == (2, 5000), "a row is 8,192 bytes"
+
+
+def test_a_share_is_one_of_the_memory() -> None:
+    config = TieringConfig.from_dict({"pool_bytes": "0.1%", "chunk_bytes": "1MiB"})
+    with open_pool(config) as pool:
+        assert pool.slots == total_memory_bytes() // 1000 // 2**20
+
+
+@pytest.mark.parametrize(
+    ("options", "chunk_bytes", "message"),
+    [
+        ({"slots": 3}, None, "option 'chunk_bytes' is missing"),
+        ({"slots": 3, "chunk_bytes": 64}, 65, "option 'chunk_bytes' is 64, but the engine's chu"),
+        ({"pool_bytes": 4095}, 64, "option 'pool_bytes' is 3.999 KiB, less than one slot of 4 KiB"),
+        ({"slots": 10**9}, 2**20, "use fewer slots"),
+    ],
+)
+def test_a_pool_that_cannot_be_made_says_why(
+    options: dict[str, Any], chunk_bytes: int | None, message: str
+) -> None:
+    config = TieringConfig.from_dict(options)
+    with pytest.raises(ConfigError, match=message), open_pool(config, chunk_bytes=chunk_bytes):
+        raise AssertionError("there is no such pool")
+
+
+def memory_of(root: Path, group: str | None, limits: Mapping[str, str]) -> int:
+    proc, groups = root / "proc", root / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemFree: 1 kB\nMemTotal:    8 kB\n")
+    if group is not None:
+        (proc / "self" / "cgroup").write_text(f"0::/{group}\n")
+    for directory, text in limits.items():
+        (groups / directory).mkdir(parents=True, exist_ok=True)
+        (groups / directory / "memory.max").write_text(text)
+        (groups / directory / "memory.current").write_text("100\n")
+    return total_memory_bytes(proc, groups)
+
+
+@pytest.mark.parametrize(
+    ("group", "limits", "size_bytes"),
+    [
+        (None, {}, 8192),
+        ("a/b", {}, 8192),
+        ("a/b", {"a/b": "max\n"}, 8192),
+        ("a/b", {"a/b": "4096\n"}, 4096),
+        ("a/b", {"a": "4096\n", "a/b": "max\n"}, 4096),
+        ("a/b", {"a": "4096\n", "a/b": "512\n"}, 512),
+        ("a/b", {"a/b": "9000\n"}, 8192),
+        ("", {".": "4096\n"}, 4096),
+    ],
+)
+def test_memory_is_what_the_container_may_take(
+    tmp_path: Path, group: str | None, limits: Mapping[str, str], size_bytes: int
+) -> None:
+    assert memory_of(tmp_path, group, limits) == size_bytes
+
+
+def test_facts_are_added_to_the_engines() -> None:
+    config = TieringConfig.from_dict({"slots": 3, "namespace": {"model": "m", "tag": "x"}})
+    bound = config.bind(Namespace({"model": "m", "dtype": "bfloat16"}))
+    assert bound == Namespace({"model": "m", "dtype": "bfloat16", "tag": "x"})
+    with pytest.raises(
+        ConfigError, match="'namespace.model' is 'm', but the engine says 'other'; leave it out"
+    ):
+        config.bind(Namespace({"model": "other"}))
+
+
+def test_a_manager_is_made_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts = []
+    real = TieringManager.shutdown
+
+    def noting(manager: TieringManager, timeout_s: float) -> None:
+        timeouts.append(timeout_s)
+        real(manager, timeout_s)
+
+    monkeypatch.setattr(TieringManager, "shutdown", noting)
+    options = {
+        "slots": 40,
+        "chunk_bytes": 64,
+        "store_reserve": "25%",
+        "policy": "arc",
+        "recompute": "5ms",
+        "shutdown_timeout": "7s",
+        "namespace": {"tag": "configured"},
+        "tiers": [f"file://{tmp_path}/kv", {"type": "memory", "store_policy": "on_evict"}],
+    }
+    config = TieringConfig.from_dict(options)
+    with open_pool(config) as pool, open_manager(pool, config, Namespace({"x": 1})) as manager:
+        assert [stats.name for stats in manager.stats[1:]] == ["file", "memory"]
+        assert manager.headroom_slots == 10
+        assert manager._recompute_s == 0.005
+        assert type(manager._policy).__name__ == "ARCPolicy"
+    assert timeouts == [7.0]
+    (manifest,) = (tmp_path / "kv").rglob("manifest.json")
+    facts = json.loads(manifest.read_text())["facts"]
+    assert (facts["tag"], facts["x"]) == ("configured", 1)
+
+
+def test_a_manager_refuses_a_pool_of_other_chunks() -> None:
+    config = TieringConfig.from_dict({"slots": 3, "chunk_bytes": 64})
+    pool = HostPool(3, 128)
+    with (
+        pytest.raises(ConfigError, match="option 'chunk_bytes' is 64"),
+        open_manager(pool, config, Namespace({})),
+    ):
+        raise AssertionError("there is no such manager")
+    pool.close()
+
+
+def test_only_tiers_are_a_configuration_too() -> None:
+    pool = HostPool(3, 128)
+    with open_manager(pool, ["memory:"], Namespace({})) as manager:
+        assert [stats.name for stats in manager.stats[1:]] == ["memory"]
+    with (
+        pytest.raises(ConfigError, match="option 'tiers.1..name': two tiers are named 'memory'"),
+        open_manager(pool, ["memory:", "memory:"], Namespace({})),
+    ):
+        raise AssertionError("there is no such manager")
+    pool.close()

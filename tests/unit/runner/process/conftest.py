@@ -1,0 +1,30 @@
+"""A process runner around a scripted tier, closed with its test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runners import Rig
+from support.tier_process import HeldBackClock
+
+
+@pytest.fixture
+def clock() -> HeldBackClock:
+    return HeldBackClock()
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path, clock: HeldBackClock) -> Iterator[Callable[..., Rig]]:
+    """Make a process runner around a scripted tier; it is at an end with the test."""
+    rigs: list[Rig] = []
+
+    def make(**options: Any) -> Rig:
+        rigs.append(Rig("process", tmp_path, **{"clock": clock, **options}))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()

@@ -1,0 +1,249 @@
+"""A process that dies: its jobs, its slots, its successor, and what is said."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.live import live
+from support.runners import CHUNK_BYTES, KEYS, NOBODY, Rig
+from support.tier_process import HeldBackClock, children, is_there, pid_of
+
+from kvtier_sdk import TierUnavailableError
+from kvtier_sdk.metrics import metric_samples
+from kvtier_sdk.runner.jobs import Job, Operation, ProcessRestarted, RunnerStopped
+from kvtier_sdk.runner.process import supervisor
+from kvtier_sdk.runner.process.supervisor import RestartPauses
+
+
+def test_a_killed_process_fails_its_jobs_and_is_restarted(
+    make_rig: Callable[..., Rig], clock: HeldBackClock
+) -> None:
+    rig = make_rig(on_load="hang")
+    rig.client.open()
+    first = pid_of(rig.runner)
+    rig.do(Operation.STORE, 0)
+    rig.submit([rig.job(Operation.LOAD, 0, 1), rig.job(Operation.LOAD, 2)])
+    rig.wait_past("hanging")
+    os.kill(first, signal.SIGKILL)
+    rig.wait_for(3, others=1)
+    died = rig.results[1:]
+    assert [v.value for result in died for v in result.verdicts] == ["unavailable"] * 3
+    assert all(result.released for result in died)
+    assert {result.error for result in died} == {
+        "held load: the tier's process died: signal 9 (killed, perhaps for want of memory)"
+    }
+    assert not is_there(first), "slots are free, so nobody may write to them any more"
+    assert not rig.client.takes_reads
+    assert not rig.client.takes_stores
+    # Nothing waits for the next one.
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
+    assert clock.paused.wait(30)
+    clock.go_on()
+    rig.wait_for(4, others=2)
+    assert [type(report) for report in rig.others] == [RunnerStopped, ProcessRestarted]
+    assert rig.client.takes_reads
+    assert rig.client.takes_stores
+    assert pid_of(rig.runner) != first
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"], "this tier's chunks went with it"
+    rig.pool.view(3)[:] = b"x" * CHUNK_BYTES
+    assert rig.do(Operation.STORE, 3) == ["ok"]
+    assert rig.do(Operation.LOOKUP, 3) == ["ok"]
+
+
+def test_a_process_that_dies_with_jobs_unread(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its end of the socket is reset then, not only closed."""
+    rig = make_rig()
+    rig.client.open()
+    os.kill(pid_of(rig.runner), signal.SIGSTOP)
+    rig.submit(rig.lookups(3))
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    assert rig.wait_for(3) == ["unavailable"] * 3
+    rig.close()
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert told == ["held: the tier's process died: signal 9 (killed, perhaps for want of memory)"]
+
+
+def test_io_that_hung_has_ended_with_its_process(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="block")
+    rig.client.open()
+    job = rig.job(Operation.LOAD, 0)
+    job.deadline_s = rig.clock.now_s() + 0.05
+    other = rig.job(Operation.LOAD, 1)
+    rig.submit([job])
+    rig.wait_past("blocking")
+    rig.submit([other])
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    rig.wait_for(2, others=1)
+    assert {result.job_id for result in rig.results} == {job.job_id, other.job_id}
+    assert all(result.released for result in rig.results)
+    assert rig.client.jobs.unreleased == 0
+
+
+def test_no_slot_is_free_while_the_process_lives(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="hang_up")
+    rig.client.open()
+    child = pid_of(rig.runner)
+    rig.submit([rig.job(Operation.LOAD, 0)])
+    assert rig.wait_for(1) == ["unavailable"]
+    assert not is_there(child)
+
+
+def test_a_copy_that_a_process_left_is_not_waited_for(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="leave_a_copy")
+    rig.client.open()
+    assert rig.do(Operation.LOAD, 0) == ["unavailable"]
+    assert rig.results[0].error == "held load: the tier's process died: exit status 7"
+
+
+def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(on_load="cling")
+    rig.client.open()
+    job = rig.job(Operation.LOAD, 0)
+    job.deadline_s = rig.clock.now_s() + 0.05
+    rig.submit([job])
+    assert rig.wait_for(1) == ["timeout"]
+    assert not rig.results[0].released
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    assert rig.client.jobs.unreleased == 1
+    rig.wait_for(1, others=1)
+    assert rig.client.jobs.unreleased == 0
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"), [("crash", "signal 11"), ("leave", "exit status 7")]
+)
+def test_it_is_said_what_a_process_died_of(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str, reason: str
+) -> None:
+    rig = make_rig(on_lookup=trouble)
+    rig.client.open()
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
+    assert rig.results[0].error == f"held lookup: the tier's process died: {reason}"
+    assert f"the tier's process died: {reason}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"), [("crash", "signal 11"), ("leave", "exit status 7")]
+)
+def test_a_process_that_dies_at_the_start_is_an_error_of_the_start(
+    make_rig: Callable[..., Rig], trouble: str, reason: str
+) -> None:
+    rig = make_rig(on_open=trouble)
+    with pytest.raises(TierUnavailableError) as told:
+        rig.client.open()
+    assert str(told.value) == f"held open: the tier's process died: {reason}"
+
+
+def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
+    make_rig: Callable[..., Rig], clock: HeldBackClock, tmp_path: Path
+) -> None:
+    rig = make_rig(on_open="refuse_again")
+    rig.client.open()
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    for _ in range(3):
+        assert clock.paused.wait(30)
+        clock.go_on()
+    assert clock.paused.wait(30)
+    assert clock.pauses_s == [1.0, 2.0, 4.0, 8.0]
+    rig.wait_for(0, others=1)
+    assert not rig.client.takes_reads
+    # The end does not wait for the pause.
+    rig.client.close(5.0)
+
+
+def test_a_process_that_hangs_when_it_is_restarted_is_given_up(
+    make_rig: Callable[..., Rig],
+    clock: HeldBackClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = make_rig(on_open="hang_again")
+    rig.client.open()
+    monkeypatch.setattr(supervisor, "_REOPEN_S", 0.01)
+    monkeypatch.setattr(rig.runner._supervisor, "_opening_s", 0.0)  # type: ignore[attr-defined]
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    for _ in range(2):
+        assert clock.paused.wait(30)
+        clock.go_on()
+    assert clock.paused.wait(30)
+    assert clock.pauses_s == [1.0, 2.0, 4.0]
+    assert "could not be restarted: it did not open the tier within 0.01 s" in caplog.text
+    assert children() == []
+
+
+def test_pauses_double_and_begin_anew_after_a_long_life() -> None:
+    pauses = RestartPauses()
+    assert [pauses.after(0.0) for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert pauses.after(29.9) == 30.0
+    assert pauses.after(30.0) == 1.0
+    assert pauses.after(5.0) == 2.0
+
+
+def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig()
+    rig.client.open()
+    child = pid_of(rig.runner)
+    os.kill(child, signal.SIGSTOP)
+    # More than the socket holds, and than is kept for it.
+    keys = [bytes(36)] * 20_000
+    deadline_s = rig.clock.now_s() + 60
+    jobs = [
+        Job(n, Operation.LOOKUP, keys, (), NOBODY, deadline_s) for n in range(10**6, 10**6 + 40)
+    ]
+    for job in jobs:
+        rig.submit([job])
+        rig.take()
+    rig.client.close(0.2)
+    assert not is_there(child)
+    verdicts = set(rig.take())
+    assert verdicts <= {"cancelled", "unavailable"}
+
+
+def test_restarts_are_counted(clock: HeldBackClock) -> None:
+    with live(["memory:?runner=process"], clock=clock) as engine:
+        tier = engine.manager.stats[1]
+        (child,) = children()
+        assert tier.restarts == 0
+        os.kill(child, signal.SIGKILL)
+        assert clock.paused.wait(30)
+        engine.rest()
+        assert tier.restarts == 0, "it has only died"
+        clock.go_on()
+        for _ in range(3000):
+            engine.step()
+            if tier.restarts:
+                break
+        seen = {s.metric.name: s.value for s in metric_samples([tier])}
+        assert seen["kvtier_process_restarts_total"] == 1
+        assert children() not in ([], [child])
+
+
+def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Callable[..., Rig]) -> None:
+    """As in the engine's process, where logging says so on standard error."""
+    rig = make_rig(on_lookup="log_badly")
+    rig.client.open()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
+def test_a_result_that_does_not_fit_its_job_is_a_failure(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(on_load="hang")
+    rig.client.open()
+    job = rig.job(Operation.LOAD, 0, 1)
+    rig.submit([job])
+    # The process has heard of two chunks.
+    job.keys = [*job.keys, KEYS[2]]
+    rig.client.drain(0.01)
+    assert rig.wait_for(1) == ["failed"]
+    assert len(rig.results[0].verdicts) == 3
+    assert "a result that does not fit its job" in caplog.text

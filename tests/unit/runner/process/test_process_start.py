@@ -1,0 +1,197 @@
+"""What a process is started with: secrets, options, classes, a pool that it can map."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretBytes
+from support.runners import Rig, ScriptedConfig, ScriptedTier
+from support.tier_process import children, pid_of
+
+from kvtier_sdk import (
+    BackendLoadError,
+    ConfigError,
+    HostPool,
+    Locality,
+    Medium,
+    MemoryTier,
+    MemoryTierConfig,
+    Namespace,
+    PoolLayout,
+    RunnerOptions,
+    SystemClock,
+    TieringConfig,
+    TierSpec,
+    TierUnavailableError,
+    open_pool,
+)
+from kvtier_sdk.runner import ProcessRunner, ThreadRunner, TierRunner
+from kvtier_sdk.runner.factory import make_runner
+
+
+@pytest.mark.parametrize("missing", ["a thread", "arguments"])
+def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Whatever it fails with, and however far it has come."""
+    start_thread = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "kvtier-held-wait":
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    if missing == "a thread":
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        reason = "can't start new thread"
+    else:
+        monkeypatch.setattr(sys, "path", [*sys.path, "/nul\0"])
+        reason = "embedded null byte"
+    rig = make_rig()
+    with pytest.raises(TierUnavailableError) as told:
+        rig.client.open()
+    assert str(told.value) == f"held open: its process cannot be started: {reason}"
+    assert children() == []
+
+
+def test_secrets_are_neither_in_the_command_line_nor_in_the_environment(
+    make_rig: Callable[..., Rig],
+) -> None:
+    secret = "hunter2-and-more"
+    rig = make_rig(secret_key=secret)
+    rig.client.open()
+    place = Path(f"/proc/{pid_of(rig.runner)}")
+    for part in ("cmdline", "environ"):
+        shown = (place / part).read_bytes()
+        assert shown
+        assert secret.encode() not in shown
+    assert b"kvtier_sdk.runner.process.child" in (place / "cmdline").read_bytes()
+
+
+def test_secrets_arrive(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(secret_key="hunter2", on_open="tell_secret")
+    rig.client.open()
+    assert "secret hunter2" in rig.past()
+
+
+def test_a_backend_that_only_the_engine_has_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "fleeting.py"
+    module.write_text(
+        "from kvtier_sdk import MemoryTier\nclass FleetingTier(MemoryTier):\n    pass\n"
+    )
+    import fleeting  # type: ignore[import-not-found]
+
+    module.unlink()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    with pytest.raises(BackendLoadError, match="'fleeting'.* use runner 'thread'"):
+        start(fleeting.FleetingTier)
+
+
+def start(tier_class: type[MemoryTier], config: MemoryTierConfig | None = None) -> None:
+    """Start a tier in a process, and end it."""
+    pool = HostPool.create(PoolLayout(1, 64))
+    try:
+        runner = make(pool, tier_class, config, "process")
+        runner.start()
+        runner.close(5.0)
+    finally:
+        pool.close()
+
+
+def make(
+    pool: HostPool,
+    tier_class: type[MemoryTier],
+    config: MemoryTierConfig | None = None,
+    option: Any = "auto",
+) -> TierRunner:
+    spec = TierSpec(
+        "mine", "memory", tier_class, config or MemoryTierConfig(), RunnerOptions(runner=option)
+    )
+    return make_runner(
+        spec, pool, namespace=Namespace({}), clock=SystemClock(), notify=None, verify=True
+    )
+
+
+class RemoteTier(ScriptedTier):
+    """A tier on another machine, as far as its runner knows."""
+
+    locality = Locality.REMOTE
+
+
+class DiskTier(ScriptedTier):
+    """A tier on this machine that waits for a disk, likewise."""
+
+    medium = Medium.STORAGE
+
+
+class BytesConfig(ScriptedConfig):
+    """Options that plain data cannot hold."""
+
+    key: SecretBytes = SecretBytes(b"")
+
+
+def test_auto_takes_a_process_for_all_but_memory_where_that_can_be(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class LocalClassTier(RemoteTier):
+        pass
+
+    shared, own = HostPool.create(PoolLayout(1, 64)), HostPool(1, 64)
+    caplog.set_level(logging.WARNING)
+    try:
+        assert isinstance(make(shared, MemoryTier), ThreadRunner)
+        assert not isinstance(make(shared, MemoryTier), ProcessRunner)
+        for tier_class in (RemoteTier, DiskTier):
+            script = ScriptedConfig()
+            assert isinstance(make(shared, tier_class, script), ProcessRunner)
+            assert not isinstance(make(shared, tier_class, script, "thread"), ProcessRunner)
+        assert caplog.text == ""
+        assert not isinstance(make(own, RemoteTier, ScriptedConfig()), ProcessRunner)
+        assert "runs in a thread, which may slow the engine down: the host pool" in caplog.text
+        assert not isinstance(make(shared, LocalClassTier, ScriptedConfig()), ProcessRunner)
+        assert "cannot import" in caplog.text
+    finally:
+        shared.close()
+        own.close()
+
+
+def test_what_cannot_run_in_a_process_is_told_with_what_to_do() -> None:
+    class LocalClassTier(MemoryTier):
+        pass
+
+    shared, own = HostPool.create(PoolLayout(1, 64)), HostPool(1, 64)
+    beginning = "tier 'mine': option 'runner' is 'process', but "
+    try:
+        for pool, tier_class, config, message in (
+            (own, MemoryTier, None, "the host pool is of one process: make it with open_pool"),
+            (shared, LocalClassTier, None, "a process of its own cannot import"),
+            (
+                shared,
+                ScriptedTier,
+                BytesConfig(key=b"\xff"),
+                "a process of its own gets the options",
+            ),
+        ):
+            with pytest.raises(ConfigError) as told:
+                make(pool, tier_class, config, "process")
+            assert str(told.value).startswith(beginning + message)
+            assert str(told.value).endswith("or use runner 'thread'")
+    finally:
+        shared.close()
+        own.close()
+
+
+def test_the_pool_is_shared_where_a_tier_wants_a_process() -> None:
+    for option, shared in (("process", True), ("auto", False), ("thread", False)):
+        options = {"slots": 2, "chunk_bytes": 64, "tiers": [f"memory:?runner={option}"]}
+        with open_pool(TieringConfig.from_dict(options)) as pool:
+            assert pool.is_shared is shared

@@ -1,0 +1,93 @@
+"""A process that hangs is told from one that is busy, is killed, and is started again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from support.runners import Rig
+from support.tier_process import HeldBackClock, LookClock, is_there, pid_of
+
+from kvtier_sdk.runner.jobs import Job, Operation, ProcessRestarted
+
+
+def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
+    """One whose deadline the process has still before it, and a clock that is ahead has not."""
+    job = rig.job(operation, *chunks)
+    job.deadline_s = time.monotonic() + 600
+    return job
+
+
+def test_a_process_that_is_stuck_is_killed_and_restarted(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = LookClock()
+    rig = make_rig(on_load="block", clock=clock)
+    rig.client.open()
+    child = pid_of(rig.runner)
+    rig.submit([late_job(rig, Operation.LOAD, 0), late_job(rig, Operation.STORE, 1)])
+    rig.wait_past("blocking")
+    assert rig.take() == []
+    clock.ahead_s = 1000.0
+    assert rig.take() == ["timeout"] * 2
+    assert rig.client.jobs.unreleased == 2, "the tier may still touch their slots"
+    for _ in range(9):
+        clock.look()
+    assert is_there(child)
+    clock.look()
+    rig.wait_for(2, others=1)
+    assert not is_there(child)
+    assert rig.client.jobs.unreleased == 0
+    assert clock.paused.wait(30)
+    assert "the tier's process died: it was stuck, and was killed" in caplog.text
+    clock.go_on()
+    rig.wait_for(2, others=2)
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
+def test_a_process_that_answers_a_ping_is_not_stuck(make_rig: Callable[..., Rig]) -> None:
+    clock = LookClock()
+    rig = make_rig(on_load="hang", clock=clock)
+    rig.client.open()
+    child = pid_of(rig.runner)
+    rig.submit([late_job(rig, Operation.LOAD, 0)])
+    clock.ahead_s = 1000.0
+    assert rig.take() == ["timeout"]
+    clock.ahead_s = 0.0
+    for _ in range(30):
+        rig.do(Operation.LOOKUP, 0)
+    clock.look()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+    assert clock.looks == 0, "nothing pings it any longer"
+    assert pid_of(rig.runner) == child
+
+
+def test_a_process_with_calls_that_never_end_is_killed_and_restarted(
+    make_rig: Callable[..., Rig], clock: HeldBackClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"concurrency": 2, "breaker_failures": 2, "probe_interval": "10ms"}
+    rig = make_rig(on_open="lose_patience", on_load="cling", runner=options)
+    rig.client.open()
+    child = pid_of(rig.runner)
+    jobs = [rig.job(Operation.LOAD, chunk) for chunk in range(2)]
+    for job in jobs:
+        job.deadline_s = rig.clock.now_s() + 0.05
+    rig.submit(jobs)
+    assert rig.wait_for(2) == ["timeout"] * 2
+    assert rig.client.jobs.unreleased == 2
+    assert clock.paused.wait(30)
+    assert not is_there(child)
+    rig.take()
+    assert rig.client.jobs.unreleased == 0, "their slots are free"
+    told = [record.getMessage() for record in caplog.records]
+    assert told[-2:] == [
+        "held: reads stay refused: calls that hang leave no room for another, and nothing but the "
+        "end of the process ends them",
+        "held: the tier's process died: calls hung, and it was killed",
+    ]
+    clock.go_on()
+    while not any(isinstance(report, ProcessRestarted) for report in rig.others):
+        rig.wait_for(2, others=len(rig.others) + 1)
+    rig.take()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]

@@ -1,0 +1,202 @@
+"""A job's verdicts, retries, deadline and end, one rule at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Rig
+
+from kvtier_sdk import OffloadKey
+
+Make = Callable[..., Rig]
+
+
+def test_a_job_that_cannot_be_started_does_not_take_the_others_with_it(make: Make) -> None:
+    rig = make()
+    jobs = [rig.job(LOAD) for _ in range(3)]
+    jobs[1].operation = "urgent"  # type: ignore[assignment]
+    rig.submit(*jobs)
+    rig.run_for(1.0)
+    assert [rig.account.verdicts(job.job_id) for job in jobs] == [
+        ["not_found"],
+        ["failed"],
+        ["not_found"],
+    ]
+
+
+def test_a_slot_that_is_not_there_fails_its_job(make: Make) -> None:
+    rig = make()
+    job = rig.job(STORE, 2)
+    job.slots = [0]
+    rig.submit(job)
+    rig.run_for(0.1)
+    assert rig.account.verdicts(job.job_id) == ["failed", "failed"]
+    assert rig.account.verdicts(rig.ask(STORE, run_s=0.1).job_id) == ["ok"]
+
+
+def test_an_error_inside_the_sdk_fails_its_batch_and_no_other(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make(max_batch="1B")
+    job = rig.job(STORE, 3)
+    seal = rig.loop._mover._header.seal
+
+    def break_one(key: OffloadKey, header: memoryview, payload: memoryview) -> None:
+        if key == job.keys[1]:
+            raise RuntimeError("no hash for you")
+        seal(key, header, payload)
+
+    monkeypatch.setattr(rig.loop._mover._header, "seal", break_one)
+    rig.submit(job)
+    rig.run_for(0.1)
+    assert rig.account.verdicts(job.job_id) == ["ok", "failed", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [
+        ("bug", "contract"),
+        ("exit", "contract"),
+        ("panic", "contract"),
+        ("raises cancelled", "contract"),
+        ("cancels itself", "not_found"),
+        ("too few", "contract"),
+        ("nonsense", "contract"),
+        *[(kind, kind.replace(" ", "_")) for kind in ERRORS if kind != "try again"],
+    ],
+)
+def test_what_a_tier_does_has_its_verdict(make: Make, kind: str, verdict: str) -> None:
+    rig = make(Act(kind), retries=0)
+    assert rig.account.verdicts(rig.ask(LOAD, run_s=0.1).job_id) == [verdict]
+
+
+def test_a_result_that_is_none_puts_the_tier_into_quarantine_with_the_reason(make: Make) -> None:
+    rig = make(Act("nonsense"))
+    first, second = rig.ask(LOAD, run_s=0.1), rig.ask(LOOKUP, run_s=0.1)
+    for job in (first, second):
+        assert rig.account.verdicts(job.job_id) == ["contract"]
+        assert rig.account.results[job.job_id].error == (
+            "tier load: returned a bool where None or a TierError belongs; the tier is not used "
+            "any more"
+        )
+    assert [operation for operation, _ in rig.tier.calls] == ["load"]
+
+
+def test_a_task_that_somebody_else_cancels_ends_its_job(make: Make) -> None:
+    rig = make(Act(after_s=4.0))
+    job = rig.ask(STORE, run_s=0.1)
+    (task,) = [task for task in asyncio.all_tasks(rig.event_loop) if task.get_name() == "store job"]
+    task.cancel()
+    rig.run_for(0.0)
+    assert rig.account.verdicts(job.job_id) == ["cancelled"]
+
+
+def test_retries_are_counted(make: Make) -> None:
+    rig = make(Act("try again"), Act("try again"))
+    assert rig.account.results[rig.ask(STORE, run_s=1.0).job_id].retries == 2
+    assert rig.account.results[rig.ask(STORE, run_s=1.0).job_id].retries == 0
+    rig.tier.script = iter([Act("try again")])
+    assert rig.account.results[rig.ask(LOOKUP, run_s=1.0).job_id].retries == 1
+
+
+def test_views_are_taken_in_the_name_of_the_tier_and_its_operation(make: Make) -> None:
+    rig = make()
+    rig.ask(STORE, run_s=0.1)
+    assert rig.slots.holders == {"tier store"}
+    rig.ask(LOAD, run_s=0.1)
+    assert rig.slots.holders == {"tier store", "tier load"}
+
+
+def test_stores_that_hang_leave_calls_to_loads(make: Make) -> None:
+    rig = make(concurrency=4)
+    rig.tier.always["store"] = Act(after_s=20.0)
+    stores = [rig.ask(STORE, within_s=30.0) for _ in range(8)]
+    rig.run_for(0.1)
+    assert len(rig.tier.calls) == 3
+    load = rig.ask(LOAD, run_s=0.1)
+    assert rig.account.verdicts(load.job_id) == ["not_found"]
+    assert not any(store.job_id in rig.account.results for store in stores)
+
+
+def test_draining_while_the_tier_opens_leaves_the_opening_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    monkeypatch.setattr(rig.tier, "open", rig.tier.let_go.wait)
+    opening = rig.event_loop.create_task(rig.loop.open())
+    assert rig.run(rig.loop.drain(1.0)) is True
+    assert not opening.done()
+    rig.tier.let_go.set()
+    rig.run(opening)
+
+
+def test_draining_cancels_what_waits_and_lets_finish_what_runs(make: Make) -> None:
+    rig = make(Act(after_s=1.0), concurrency=1)
+    running, waiting = rig.ask(STORE), rig.ask(STORE)
+    rig.run_for(0.1)
+    assert rig.run(rig.loop.drain(5.0)) is True
+    assert rig.account.verdicts(running.job_id) == ["ok"]
+    assert rig.account.verdicts(waiting.job_id) == ["cancelled"]
+
+
+def test_past_its_deadline_a_job_is_concluded_at_once_and_its_calls_are_cancelled(
+    make: Make,
+) -> None:
+    rig = make()
+    rig.tier.always["load"] = Act(after_s=40.0)
+    easy = rig.ask(LOAD, within_s=2.0)
+    rig.tier.always["load"] = Act(after_s=40.0, stubborn=True)
+    stubborn = rig.ask(LOAD, within_s=2.0)
+    rig.run_for(2.1)
+    for job in (easy, stubborn):
+        assert rig.account.verdicts(job.job_id) == ["timeout"]
+        assert not rig.account.results[job.job_id].released
+    assert rig.account.released == {easy.job_id}, "the other still reads into its slot"
+    rig.run_for(40.0)
+    assert rig.account.released == {easy.job_id, stubborn.job_id}
+
+
+def test_headers_come_back_whatever_becomes_of_a_call(make: Make) -> None:
+    rig = make(retries=0, breaker_failures=1000, breaker_window=1000)
+    for kind in ("fine", "bug", "exit", "unavailable", "cancels itself"):
+        rig.tier.always["load"] = Act(kind)
+        for _ in range(40):
+            rig.ask(LOAD, run_s=0.1)
+    rig.tier.always["load"] = Act(after_s=40.0)
+    for _ in range(40):
+        rig.ask(LOAD, within_s=0.1, run_s=0.2)
+    # One mapping's worth was ever made: nothing had to be lent anew.
+    assert len(rig.loop._mover._headers._free) == rig.loop._mover._headers._PER_MAPPING
+
+
+def test_closing_without_draining_cancels_everything(make: Make) -> None:
+    rig = make(concurrency=1)
+    rig.tier.always["store"] = Act(after_s=3.0, stubborn=True)
+    jobs = [rig.ask(STORE), rig.ask(STORE), rig.ask(LOOKUP)]
+    rig.run_for(0.1)
+    rig.run(rig.loop.close())
+    rig.submit(late := rig.job(LOAD))
+    for job in (jobs[0], jobs[1], late):
+        assert rig.account.verdicts(job.job_id) == ["cancelled"]
+    assert rig.account.released == {1, 2, 3}, "the first store's I/O still runs"
+    rig.run_for(5.0)
+    assert 0 in rig.account.released
+
+
+def test_a_tier_is_closed_when_its_calls_have_ended(make: Make) -> None:
+    rig = make()
+    rig.tier.always["store"] = Act(after_s=3.0)
+    rig.ask(STORE, run_s=0.1)
+    rig.run(rig.loop.close())
+    assert not rig.tier.closed_in_mid_call
+
+
+def test_a_call_that_hangs_does_not_keep_a_tier_from_being_closed(make: Make) -> None:
+    rig = make()
+    rig.tier.always["store"] = Act(after_s=30.0, stubborn=True)
+    rig.ask(STORE, run_s=0.1)
+    rig.run(rig.loop.close())
+    assert rig.tier.closed_in_mid_call
+    assert rig.clock.now_s() < 5.0

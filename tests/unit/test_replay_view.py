@@ -1,0 +1,44 @@
+"""What a replay's table says."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtier_sdk.cli.replay_view import print_table
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.replay import ReplayReport
+
+
+def report_of(tier: TierStats, *, wrong_bytes: int = 0) -> ReplayReport:
+    return ReplayReport(
+        requests=10,
+        chunks=100,
+        hit_chunks=50,
+        chunk_bytes=2**20,
+        compared_bytes=50 * 2**20,
+        wrong_bytes=wrong_bytes,
+        elapsed_s=2.0,
+        scheduler_us={"mean": 9.0, "p50": 8.0, "p99": 20.0, "max": 30.0},
+        tiers=[TierStats("host", "primary"), tier],
+        left_over={},
+    )
+
+
+def test_speed_is_that_of_the_time_under_way_and_never_below_that_of_the_whole_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tier = TierStats("disk", "file", stored_bytes=10**9, store_s=0.5)
+    # Eight jobs at once, all the time.
+    tier.loaded_bytes, tier.load_s = 3 * 10**9, 16.0
+    print_table(report_of(tier), overlapped=True)
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("disk"))
+    assert row.split()[-6:] == ["MiB", "2.00", "2.794", "GiB", "1.50", "0"]
+
+
+@pytest.mark.parametrize(("wrong", "says"), [(0, "all equal"), (3, "3 of them wrong")])
+def test_what_was_compared_is_said(
+    capsys: pytest.CaptureFixture[str], wrong: int, says: str
+) -> None:
+    print_table(report_of(TierStats("disk", "file"), wrong_bytes=wrong), overlapped=False)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"compared with what was stored: 52,428,800 bytes, {says}"

@@ -1,0 +1,36 @@
+"""Workers whose copies stop at a gate, shut down with their test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support.gated_copies import Gate
+
+from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
+from kvtier_sdk.worker.cpu import CPUDevice
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    found = Gate()
+    yield found
+    found.open()
+
+
+@pytest.fixture
+def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
+    """Make a worker whose copies stop at the gate; it is shut down with the test."""
+    workers: list[OffloadWorker] = []
+
+    def make(kv: KVTensor, *, threads: int = 1) -> OffloadWorker:
+        host = np.zeros((kv.blocks, kv.page_bytes), np.uint8)
+        device = CPUDevice(threads=threads, copy=gate)
+        workers.append(OffloadWorker([KVGroup([kv])], host, device=device))
+        return workers[-1]
+
+    yield make
+    gate.open()
+    for worker in workers:
+        worker.shutdown()

@@ -1,0 +1,170 @@
+"""The worker on CPU tensors: each byte lands where it belongs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.gated_copies import filled, one_tensor
+
+from kvtier_sdk import HostPool, KVTierError, PoolLayout
+from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
+from kvtier_sdk.worker.cpu import CPUDevice
+
+
+@st.composite
+def caches(draw: st.DrawFn) -> list[KVGroup]:
+    """Hybrid groups of tensors in every layout, over the same number of blocks or not."""
+    groups = []
+    for _ in range(draw(st.integers(1, 3))):
+        blocks = draw(st.integers(4, 12))
+        tensors = []
+        for _ in range(draw(st.integers(1, 3))):
+            page = draw(st.sampled_from([1, 3, 16]))
+            tensors.append(
+                draw(
+                    st.sampled_from(
+                        [
+                            lambda b=blocks, p=page: KVTensor(filled(b, p)),
+                            lambda b=blocks, p=page: KVTensor(filled(2, b, p), 1),
+                            lambda b=blocks, p=page: KVTensor(filled(b, 2, p).transpose(1, 2)),
+                            lambda b=blocks, p=page: KVTensor(filled(b, 3, p)[:, 1]),
+                            lambda b=blocks, p=page: KVTensor(filled(b * 2, p), kernel_blocks=2),
+                            lambda b=blocks, p=page: KVTensor(filled(b, 2, p + 1)[:, :, :p]),
+                            lambda b=blocks, p=page: KVTensor(
+                                filled(b, 8 * p).view(torch.bfloat16).view(b, 2, -1)
+                            ),
+                        ]
+                    )
+                )()
+            )
+        groups.append(KVGroup(tensors, draw(st.integers(1, 4))))
+    return groups
+
+
+def page(kv: KVTensor, block: int) -> bytes:
+    """A block's bytes, by indexing alone."""
+    k = kv.kernel_blocks
+    steps = kv.tensor.movedim(kv.block_dim, 0)[block * k : (block + 1) * k]
+    return steps.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def pages(group: KVGroup, block: int) -> list[bytes]:
+    return [page(kv, block) for kv in group.tensors]
+
+
+@settings(max_examples=60)
+@given(caches(), st.data())
+def test_blocks_come_back_into_other_blocks(groups: list[KVGroup], data: st.DataObject) -> None:
+    """Every group at once, into scattered slots, then any stretch of it into other blocks."""
+    stored, sizes, slots_of = [], [], []
+    free = data.draw(st.permutations(range(64)))
+    for group in groups:
+        blocks = group.tensors[0].blocks
+        ids = data.draw(st.permutations(range(blocks)))
+        ids = ids[: data.draw(st.integers(0, blocks))]
+        chunks = -(-len(ids) // group.blocks_per_chunk)
+        stored.append(ids)
+        sizes.append(len(ids))
+        slots_of.append(free[:chunks])
+        free = free[chunks:]
+    part_bytes = max(group.chunk_bytes for group in groups)
+    region = np.full((64, part_bytes + 24), 0xA5, np.uint8)
+    with OffloadWorker(groups, region[:, 8 : 8 + part_bytes]) as worker:
+        everything = [block for ids in stored for block in ids]
+        flat = [slot for slots in slots_of for slot in slots]
+        worker.submit_store(1, DeviceBlocks(everything, sizes, [0] * len(groups)), flat)
+        worker.wait([1])
+        (result,) = worker.get_finished()
+        assert result.success
+        assert result.operation is Operation.STORE
+        assert result.size_bytes == sum(
+            len(ids) * group.chunk_bytes // group.blocks_per_chunk
+            for group, ids in zip(groups, stored, strict=True)
+        )
+        # Neither the bytes beside a row nor unused slots were written.
+        assert (region[:, :8] == 0xA5).all()
+        assert (region[:, 8 + part_bytes :] == 0xA5).all()
+        assert (region[free] == 0xA5).all()
+
+        firsts, counts, targets, sources, untouched = [], [], [], [], []
+        for group, ids, slots in zip(groups, stored, slots_of, strict=True):
+            per_chunk = group.blocks_per_chunk
+            first = data.draw(st.integers(0, max(0, len(ids) - 1)))
+            count = data.draw(st.integers(0, len(ids) - first)) if ids else 0
+            into = data.draw(st.permutations(range(group.tensors[0].blocks)))
+            targets.append(into[:count])
+            untouched.append({block: pages(group, block) for block in into[count:]})
+            firsts.append(first)
+            counts.append(count)
+            end = -(-(first + count) // per_chunk)
+            sources += slots[first // per_chunk : end] if count else []
+        originals = [
+            [pages(group, ids[first + n]) for n in range(count)]
+            for group, ids, first, count in zip(groups, stored, firsts, counts, strict=True)
+        ]
+        flat_targets = np.array([block for into in targets for block in into], np.int32)
+        worker.submit_load(2, DeviceBlocks(flat_targets, counts, firsts), sources)
+        worker.wait([2])
+        assert [found.success for found in worker.get_finished()] == [True]
+    for group, into, original, others in zip(groups, targets, originals, untouched, strict=True):
+        assert [pages(group, block) for block in into] == original
+        assert {block: pages(group, block) for block in others} == others
+
+
+def test_groups_may_share_a_tensor() -> None:
+    kv = one_tensor()
+    before = kv.tensor.clone()
+    host = np.zeros((4, 64), np.uint8)
+    with OffloadWorker([KVGroup([kv]), KVGroup([kv])], host) as worker:
+        worker.submit_store(1, DeviceBlocks([1, 2, 3], [1, 2]), [0, 1, 2])
+        worker.wait([1])
+        with pytest.raises(ValueError, match="a block twice"):
+            worker.submit_load(2, DeviceBlocks([5, 5], [1, 1]), [0, 1])
+        worker.submit_load(2, DeviceBlocks([5, 6, 7], [1, 2]), [0, 1, 2])
+        worker.wait([2])
+    assert torch.equal(kv.tensor[5:8], before[1:4])
+
+
+def test_each_worker_has_its_part_of_every_slot_of_a_host_pool() -> None:
+    pool = HostPool.create(PoolLayout(4, 200, workers=2))
+    caches = [one_tensor(page_bytes=100), one_tensor(page_bytes=100)]
+    for rank, kv in enumerate(caches):
+        with OffloadWorker([KVGroup([kv], 2)], pool.part(rank)) as worker:
+            worker.submit_store(1, [3, 9, 4], [2, 0])
+            worker.wait([1])
+            assert worker.get_finished()[0].success
+    slot = bytes(pool.view(2))
+    for rank, kv in enumerate(caches):
+        assert slot[pool.layout.part_offset(rank) :][:200] == page(kv, 3) + page(kv, 9)
+    del worker
+    pool.close()
+
+
+def test_a_worker_of_a_replicated_pool_loads_what_the_first_one_stored() -> None:
+    pool = HostPool.create(PoolLayout(4, 64, workers=2, replicated=True))
+    first, second = one_tensor(), one_tensor()
+    with OffloadWorker([KVGroup([first])], pool.part(0)) as worker:
+        worker.submit_store(1, [3], [2])
+        worker.wait([1])
+    with OffloadWorker([KVGroup([second])], pool.part(1)) as worker:
+        with pytest.raises(KVTierError, match="read-only"):
+            worker.submit_store(1, [3], [2])
+        worker.submit_load(1, [5], [2])
+        worker.wait([1])
+    assert page(second, 5) == page(first, 3)
+    del worker
+    pool.close()
+
+
+def test_large_blocks_are_copied_in_parts_by_all_threads() -> None:
+    kv = one_tensor(8, 5 * 1024 * 1024 + 13)
+    host = np.zeros((8, kv.page_bytes), np.uint8)
+    with OffloadWorker([KVGroup([kv])], host, device=CPUDevice(threads=3)) as worker:
+        worker.submit_store(1, [6, 1, 2, 3], [0, 5, 6, 2])
+        worker.wait([1])
+    for block, slot in ((6, 0), (1, 5), (2, 6), (3, 2)):
+        assert page(kv, block) == host[slot].tobytes()

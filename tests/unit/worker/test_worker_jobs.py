@@ -1,0 +1,259 @@
+"""When the worker copies: order, waiting, failures, and its end."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from support.gated_copies import GRACE_S, PATIENCE_S, Gate, one_tensor, until_finished
+
+from kvtier_sdk import KVTierError
+from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.worker import KVGroup, OffloadWorker
+from kvtier_sdk.worker import cpu as cpu_module
+from kvtier_sdk.worker.cpu import CPUDevice
+from kvtier_sdk.worker.device import Copy, Device
+from kvtier_sdk.worker.planning import CopyPlan, HostLayout
+
+
+def test_submit_returns_before_anything_is_copied(gate: Gate, gated) -> None:
+    kv = one_tensor()
+    worker = gated(kv)
+    worker.submit_store(7, [1], [0])
+    gate.until_begun()
+    assert worker.get_finished() == []
+    gate.open()
+    worker.wait([7])
+    (result,) = worker.get_finished()
+    assert (result.job_id, result.success, result.size_bytes) == (7, True, 64)
+    assert result.duration_s >= 0
+    assert worker.get_finished() == []
+
+
+def test_wait_blocks_until_the_job_has_ended(gate: Gate, gated) -> None:
+    worker = gated(one_tensor())
+    worker.submit_store(1, [1], [0])
+    gate.until_begun()
+    waited = threading.Event()
+    waiter = threading.Thread(target=lambda: (worker.wait({1}), waited.set()))
+    waiter.start()
+    # A grace for a wait that wrongly returns; a right one cannot, however long this takes.
+    waiter.join(GRACE_S)
+    assert not waited.is_set()
+    gate.open()
+    waiter.join(PATIENCE_S)
+    assert waited.is_set()
+    assert len(worker.get_finished()) == 1
+
+
+def test_wait_copies_what_no_thread_has_begun(gate: Gate, gated) -> None:
+    kv = one_tensor()
+    worker = gated(kv)
+    worker.submit_store(1, [1], [0])
+    gate.until_begun()
+    worker.submit_store(2, [2, 3], [1, 2])
+    waiter = threading.Thread(target=worker.wait, args=([2],))
+    waiter.start()
+    # The only copy thread is held in job 1: another thread begins job 2.
+    gate.until_begun()
+    assert gate.began == [64, 128]
+    assert worker.get_finished() == []
+    gate.open()
+    waiter.join(PATIENCE_S)
+    until_finished(worker, 2)
+    assert gate.began == [64, 128]
+
+
+def test_loads_overtake_stores_and_expedited_loads_overtake_loads(gate: Gate, gated) -> None:
+    worker = gated(one_tensor(32, 8))
+    worker.submit_store(1, range(1), range(1))
+    gate.until_begun()
+    worker.submit_store(2, range(2), range(2))
+    worker.submit_load(3, range(3), range(3))
+    worker.submit_store(4, range(4), range(4))
+    worker.submit_load(5, range(5), range(5))
+    worker.submit_load(6, range(6), range(6), expedited=True)
+    worker.submit_load(7, range(7), range(7), expedited=True)
+    gate.open()
+    until_finished(worker, 7)
+    assert [size // 8 for size in gate.began] == [1, 6, 7, 3, 5, 2, 4]
+
+
+def test_a_load_overtakes_a_store_that_has_begun(
+    gate: Gate, gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_module, "MAX_PART_BYTES", 1024)
+    worker = gated(one_tensor(16, 256))
+    worker.submit_store(1, range(12), range(12))
+    gate.until_begun()
+    worker.submit_load(2, [14], [14])
+    gate.open()
+    until_finished(worker, 2)
+    assert gate.began == [1024, 256, 1024, 1024]
+
+
+def test_two_threads_copy_at_once(gate: Gate, gated) -> None:
+    worker = gated(one_tensor(), threads=2)
+    worker.submit_store(1, [1], [0])
+    worker.submit_store(2, [2], [1])
+    gate.until_begun(2)
+    gate.open()
+    worker.wait([1, 2])
+    assert {result.job_id for result in worker.get_finished()} == {1, 2}
+
+
+def test_a_job_without_blocks_has_ended_at_once(gate: Gate, gated) -> None:
+    worker = gated(one_tensor())
+    worker.submit_load(1, [], [])
+    worker.wait([1])
+    (result,) = worker.get_finished()
+    assert (result.success, result.size_bytes, result.duration_s) == (True, 0, 0.0)
+    assert gate.began == []
+
+
+def test_wait_takes_what_was_reported_and_what_never_was(gate: Gate, gated) -> None:
+    worker = gated(one_tensor())
+    gate.open()
+    worker.submit_store(1, [1], [0])
+    worker.wait([1])
+    worker.wait([1])
+    assert len(worker.get_finished()) == 1
+    worker.wait([1, 99])
+
+
+def test_a_job_id_is_free_again_when_it_was_reported(gate: Gate, gated) -> None:
+    worker = gated(one_tensor())
+    worker.submit_store(1, [1], [0])
+    with pytest.raises(ValueError, match="job 1 has not been reported"):
+        worker.submit_load(1, [1], [0])
+    gate.open()
+    worker.wait([1])
+    with pytest.raises(ValueError, match="job 1 has not been reported"):
+        worker.submit_load(1, [1], [0])
+    worker.get_finished()
+    worker.submit_load(1, [1], [0])
+
+
+def test_a_failed_copy_is_reported_and_the_next_one_works(gate: Gate, gated, caplog) -> None:
+    kv = one_tensor()
+    worker = gated(kv)
+    gate.failing.add(2 * 64)
+    gate.open()
+    worker.submit_store(1, [1, 2], [0, 1])
+    worker.submit_store(2, [3], [2])
+    worker.wait([1, 2])
+    failed, well = sorted(worker.get_finished(), key=lambda result: result.job_id)
+    assert not failed.success
+    assert failed.error == "OSError: no more than 128 bytes"
+    assert well.success
+    assert well.error is None
+    assert "store of job 1 failed: OSError" in caplog.text
+
+
+def test_a_failed_copy_is_reported_only_when_its_other_parts_have_ended(
+    gate: Gate, gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_module, "MIN_PART_BYTES", 256)
+    monkeypatch.setattr(cpu_module, "MAX_PART_BYTES", 256)
+    worker = gated(one_tensor(16, 256), threads=2)
+    worker.submit_store(1, range(6), range(6))
+    gate.until_begun(2)
+    # One of the two that run fails; no other has passed the gate.
+    gate.failing.add(256)
+    gate.open(1)
+    worker.submit_load(2, range(2), range(2))
+    gate.until_begun(1)
+    assert worker.get_finished() == []
+    # What had not begun never does: the load took the place of the third part.
+    gate.open()
+    worker.wait([1, 2])
+    assert {result.job_id: result.success for result in worker.get_finished()} == {
+        1: False,
+        2: False,
+    }
+    assert len(gate.began) <= 4
+
+
+def test_shutdown_waits_for_what_runs_and_for_what_is_queued(gate: Gate, gated) -> None:
+    kv = one_tensor()
+    worker = gated(kv)
+    worker.submit_store(1, [1], [0])
+    gate.until_begun()
+    worker.submit_load(2, [2], [0])
+    ended = threading.Event()
+    closer = threading.Thread(target=lambda: (worker.shutdown(), ended.set()))
+    closer.start()
+    closer.join(GRACE_S)
+    assert not ended.is_set()
+    gate.open()
+    closer.join(PATIENCE_S)
+    assert ended.is_set()
+    assert len(gate.began) == 2
+    assert torch.equal(kv.tensor[2], kv.tensor[1])
+    worker.shutdown()
+    assert [(result.job_id, result.error) for result in worker.get_finished()] == [
+        (1, None),
+        (2, None),
+    ]
+    worker.wait([1, 2, 3])
+    with pytest.raises(KVTierError, match="shut down"):
+        worker.submit_store(3, [1], [0])
+
+
+def test_no_thread_is_left() -> None:
+    before = threading.active_count()
+    with OffloadWorker([KVGroup([one_tensor()])], np.zeros((2, 64), np.uint8)) as worker:
+        worker.submit_store(1, [1], [0])
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+    assert len(worker.get_finished()) == 1
+
+
+class Refusing(Device):
+    """A device whose memory cannot be registered at all."""
+
+    closed = False
+
+    def register(self, host: HostLayout) -> None:
+        raise RuntimeError("no")
+
+    def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
+        raise AssertionError
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_worker_that_cannot_be_made_closes_its_device() -> None:
+    device = Refusing()
+    with pytest.raises(RuntimeError, match="no"):
+        OffloadWorker([KVGroup([one_tensor()])], np.zeros((2, 64), np.uint8), device=device)
+    assert device.closed
+
+
+def test_copy_threads_run_where_any_thread_of_the_process_may() -> None:
+    everywhere = os.sched_getaffinity(0)
+    pinned = threading.Event()
+    made: list[CPUDevice] = []
+
+    def engine() -> None:
+        os.sched_setaffinity(0, {min(everywhere)})
+        made.append(CPUDevice(threads=1, copy=check))
+        pinned.set()
+
+    found: list[set[int]] = []
+
+    def check(*_: object) -> None:
+        found.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    assert pinned.wait(PATIENCE_S)
+    thread.join()
+    one = np.ones(1, np.int64)
+    made[0].start(CopyPlan(one, one, one), Operation.LOAD, expedited=False).wait()
+    made[0].close()
+    assert found == [everywhere]
