@@ -1,4 +1,4 @@
-"""The integrity header that every chunk travels with.
+"""The integrity header of every chunk.
 
 Layout, little-endian, 64 bytes::
 
@@ -12,8 +12,8 @@ Layout, little-endian, 64 bytes::
     40      16      payload digest: xxh3-128
     56      8       header check: xxh3-64 of the 56 bytes before it
 
-The binding tells a chunk that was stored under another key or by another model, the digest one
-that was damaged. xxh3 is not cryptographic: the header guards against faults, not against an
+The binding detects a chunk that was stored under another key or by another model; the digest
+detects a damaged one. xxh3 is not cryptographic: the header guards against faults, not against an
 adversary who can write to the store.
 """
 
@@ -34,7 +34,7 @@ _HEADER_BYTES = _FIELDS.size + _CHECK.size
 
 
 def header_bytes(alignment: int) -> int:
-    """Length in bytes of a header in a tier of this alignment.
+    """Return the length in bytes of a header in a tier of this alignment.
 
     Args:
         alignment: in bytes, a power of two.
@@ -46,16 +46,16 @@ def header_bytes(alignment: int) -> int:
 
 
 def round_up(size_bytes: int, alignment: int) -> int:
-    """The least multiple of ``alignment`` that is not below ``size_bytes``."""
+    """Round ``size_bytes`` up to a multiple of ``alignment``."""
     return -(-size_bytes // alignment) * alignment
 
 
 class ChunkHeader:
-    """Fills and checks the headers of one tier's chunks. Stateless; callable from any thread.
+    """Writer and checker of the headers of one tier's chunks. Stateless; callable from any thread.
 
     Args:
-        fingerprint: the namespace's.
-        chunk_bytes: length of a payload; what lies behind it in a padded view is not looked at.
+        fingerprint: fingerprint of the namespace.
+        chunk_bytes: length of a payload; the padding of a padded view is ignored.
         verify: ``False`` switches digests off, for measurements and tests only.
     """
 
@@ -65,11 +65,11 @@ class ChunkHeader:
         self._verify = verify
 
     def seal(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
-        """Write the header that fits a payload.
+        """Write the header of a payload.
 
         Args:
-            key: the chunk's name.
-            header: where to write, at least 64 bytes; the rest is zeroed.
+            key: the chunk.
+            header: the memory to write to, at least 64 bytes; the rest is zeroed.
             payload: ``chunk_bytes`` of content, possibly padded.
         """
         digest = xxh3_128_digest(payload[: self._chunk_bytes]) if self._verify else bytes(16)
@@ -80,15 +80,16 @@ class ChunkHeader:
         header[_HEADER_BYTES:] = bytes(len(header) - _HEADER_BYTES)
 
     def check(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
-        """Compare what was read with its header.
+        """Check a loaded payload against its header.
 
         Args:
-            key: the chunk that was asked for.
-            header: as read.
-            payload: as read, ``chunk_bytes`` of content, possibly padded.
+            key: the chunk that was requested.
+            header: the header as read.
+            payload: the payload as read: ``chunk_bytes`` of content, possibly padded.
 
         Raises:
-            CorruptChunkError: they do not belong together; the message says in what.
+            CorruptChunkError: key, header and payload do not belong together; the message names
+                the mismatch.
         """
         if not self._verify:
             return
@@ -96,7 +97,7 @@ class ChunkHeader:
         (check,) = _CHECK.unpack(header[_FIELDS.size : _HEADER_BYTES])
         magic, version, _, length, chunk_bytes, binding, digest = _FIELDS.unpack(fields)
         if magic != _MAGIC:
-            raise CorruptChunkError("no kvtier header where one should be")
+            raise CorruptChunkError("the object does not begin with a kvtier header")
         if check != xxh3_64_intdigest(fields):
             raise CorruptChunkError("the header is damaged")
         if version != HEADER_VERSION:
@@ -113,5 +114,5 @@ class ChunkHeader:
             raise CorruptChunkError("the payload does not match its digest")
 
     def _binding(self, key: OffloadKey) -> bytes:
-        # The fingerprint has a fixed length, so that no two pairs join to the same bytes.
+        # The fingerprint has a fixed length, so no two pairs join to the same bytes.
         return xxh3_128_digest(self._fingerprint + key)

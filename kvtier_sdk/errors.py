@@ -8,11 +8,11 @@ from typing import ClassVar
 
 
 class KVTierError(Exception):
-    """The root of the tree."""
+    """The base class of every error of the SDK."""
 
 
 class ConfigError(KVTierError, ValueError):
-    """A setting is wrong; the message says which, and what to write instead."""
+    """A setting is wrong; the message names it and says what to write instead."""
 
 
 class ReplayError(KVTierError):
@@ -28,24 +28,24 @@ class UnknownBackendError(BackendError):
 
 
 class DuplicateBackendError(BackendError):
-    """Two installed packages offer a backend of one name."""
+    """Two installed packages offer a backend of the same name."""
 
 
 class BackendLoadError(BackendError):
-    """A backend was found but could not be imported, or is not a tier of this contract."""
+    """A backend was found but cannot be imported, or does not implement this contract."""
 
 
 class TierError(KVTierError):
     """An operation of a tier failed.
 
     Args:
-        message: what happened, in words that an operator understands.
+        message: a description of the failure for an operator.
         retryable: whether the same call may succeed in a moment; ``None`` takes the class's
             :attr:`default_retryable`.
 
     Attributes:
-        tier: name of the tier, filled in by the runner.
-        operation: ``"lookup"``, ``"load"``, ..., filled in by the runner.
+        tier: name of the tier; the runner fills it in.
+        operation: ``"lookup"``, ``"load"``, ...; the runner fills it in.
     """
 
     default_retryable: ClassVar[bool] = False
@@ -62,11 +62,11 @@ class TierError(KVTierError):
 
 
 class ChunkNotFoundError(TierError):
-    """The chunk is not there (any more): a miss."""
+    """The tier does not have the chunk, or has lost it: a miss."""
 
 
 class CorruptChunkError(TierError):
-    """What is stored under the key is not this chunk: truncated, flipped, misplaced, foreign."""
+    """The object under the key is not this chunk: truncated, flipped, misplaced or foreign."""
 
 
 class TierUnavailableError(TierError):
@@ -90,23 +90,29 @@ class TierCapacityError(TierError):
 
 
 class TierContractError(TierError):
-    """The backend broke the contract: a bug of its author, which the message names."""
+    """The backend broke the contract; the message names its author's bug."""
 
 
 @contextmanager
 def map_exceptions(
     mapping: Mapping[type[BaseException] | tuple[type[BaseException], ...], type[TierError]],
 ) -> Iterator[None]:
-    """Translate a client library's exceptions into the designed ones.
+    """Translate a client library's exceptions into errors of the SDK.
 
-    The first entry that matches wins, so put subclasses before their bases. The original stays
-    as ``__cause__``; a :class:`TierError` passes through unchanged.
+    The first entry that matches wins, so put subclasses before their bases. The original becomes
+    the ``__cause__``. A :class:`TierError` passes through unchanged, and so does an exception
+    that no entry names.
+
+    ::
+
+        with map_exceptions({FileNotFoundError: ChunkNotFoundError, OSError: TierUnavailableError}):
+            data = await run_blocking(path.read_bytes)
 
     Args:
         mapping: ``{theirs: ours}``; a key may be a tuple of classes.
 
     Raises:
-        TierError: of the mapped class, with the original's text as its message.
+        TierError: an instance of the mapped class, with the original's text as its message.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What happened to chunks, after the fact, for whoever routes requests to where they are."""
+"""Events: chunks that were stored or removed, for routing requests to the chunks they need."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class OffloadingEvent:
     """Chunks were stored in a tier or removed from it.
 
     Attributes:
-        keys: which.
+        keys: the chunks.
         tier: the tier's name; the primary tier's is :data:`PRIMARY`.
-        medium: what the tier keeps chunks on.
-        locality: where the tier is.
-        removed: true if they were removed, false if stored.
+        medium: the medium on which the tier keeps chunks.
+        locality: the place of the tier.
+        removed: True if they were removed, False if they were stored.
     """
 
     keys: Sequence[OffloadKey]
@@ -27,5 +27,5 @@ class OffloadingEvent:
     removed: bool
 
 
-#: The name under which the primary tier appears in events and figures.
+#: The name of the primary tier in events and metrics.
 PRIMARY = "host"

@@ -1,7 +1,7 @@
-"""What is counted: each metric is declared once, as the typed field that the code counts in.
+"""Metrics: each is declared once, as the typed field that the code increments.
 
-:data:`METRICS` is the table of them all, :func:`metric_samples` their values; whoever exports them
-(Prometheus, an engine's own statistics) lives elsewhere and needs nothing else.
+:data:`METRICS` is the table of all metrics, and :func:`metric_samples` yields their values. An
+exporter (Prometheus, an engine's own statistics) lives elsewhere and needs only these two.
 """
 
 # ruff: noqa: RUF009 - what is called in the defaults below makes dataclass fields
@@ -15,11 +15,11 @@ from typing import Any
 
 
 class MetricKind(Enum):
-    """How a metric moves."""
+    """The direction in which a metric moves."""
 
-    #: Only up.
+    #: Only goes up.
     COUNTER = "counter"
-    #: Up and down.
+    #: Goes up and down.
     GAUGE = "gauge"
 
 
@@ -28,11 +28,11 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: as it is exported; ends with its unit, a counter with ``_total``.
+        name: its exported name, which ends with the unit, and with ``_total`` for a counter.
         kind: counter or gauge.
         unit: ``chunks``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
-        help: what it counts.
-        labels: what tells its values apart.
+        help: one sentence for an operator.
+        labels: the names of its labels.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Sample:
     """One value of a metric.
 
     Attributes:
-        metric: which.
+        metric: the metric.
         labels: a value for each of the metric's labels.
-        value: in the metric's unit.
+        value: the value, in the metric's unit.
     """
 
     metric: Metric
@@ -66,7 +66,7 @@ def _counter(name: str, unit: str, text: str) -> Any:
 
 
 def _counters(name: str, unit: str, text: str, *labels: str) -> Any:
-    """Counters told apart by labels, which are joined by dots in the field's keys."""
+    """Declare counters with labels; the field's keys are the label values, joined by dots."""
     metric = Metric(f"kvtier_{name}_total", MetricKind.COUNTER, unit, text, ("tier", *labels))
     return field(default_factory=Counter, metadata={_METRIC: metric})
 
@@ -78,72 +78,68 @@ def _gauge(name: str, unit: str, text: str, *labels: str) -> Any:
 
 @dataclass(slots=True)
 class TierStats:
-    """What one tier has done since its manager was made. The primary tier has one too.
+    """Counts of one tier, the primary tier included, since its manager was made.
 
     Attributes:
-        name: the tier's.
+        name: the tier's name.
         backend: the backend's name; ``"primary"`` for the host pool.
         errors: the last few error texts, the newest last.
     """
 
     name: str
     backend: str
-    hit_chunks: int = _counter(
-        "hit_chunks", "chunks", "Chunks that a request got and that came from this tier."
-    )
+    hit_chunks: int = _counter("hit_chunks", "chunks", "Chunks that requests got from this tier.")
     found_chunks: int = _counter(
-        "found_chunks", "chunks", "Chunks that the tier was asked for and had."
+        "found_chunks", "chunks", "Chunks that were looked up in the tier and found."
     )
     absent_chunks: int = _counter(
-        "absent_chunks", "chunks", "Chunks that the tier was asked for and did not have."
+        "absent_chunks", "chunks", "Chunks that were looked up in the tier and not found."
     )
     stored_chunks: int = _counter("stored_chunks", "chunks", "Chunks written to the tier.")
     loaded_chunks: int = _counter("loaded_chunks", "chunks", "Chunks read from the tier.")
-    evicted_chunks: int = _counter("evicted_chunks", "chunks", "Chunks that the tier let go of.")
+    evicted_chunks: int = _counter("evicted_chunks", "chunks", "Chunks that the tier removed.")
     stored_bytes: int = _counter("stored_bytes", "bytes", "Payload written to the tier.")
     loaded_bytes: int = _counter("loaded_bytes", "bytes", "Payload read from the tier.")
     store_s: float = _counter(
-        "store_seconds", "seconds", "Time that store jobs took; overlapping jobs count each."
+        "store_seconds", "seconds", "Duration of store jobs, added up even if they overlap."
     )
     load_s: float = _counter(
-        "load_seconds", "seconds", "Time that load jobs took; overlapping jobs count each."
+        "load_seconds", "seconds", "Duration of load jobs, added up even if they overlap."
     )
     misses: Counter[str] = _counters(
-        "misses", "chunks", "Lookups answered MISS, a chunk and request once.", "reason"
+        "misses", "chunks", "Lookups answered MISS, once per chunk and request.", "reason"
     )
     failures: Counter[str] = _counters(
-        "failed_chunks", "chunks", "Chunks of jobs that failed.", "operation", "reason"
+        "failed_chunks", "chunks", "Chunks of failed jobs.", "operation", "reason"
     )
     dropped: Counter[str] = _counters(
         "dropped_chunks",
         "chunks",
-        "Chunks that were not stored, or were found and not loaded.",
+        "Chunks that were not stored, or were found but not loaded.",
         "operation",
         "reason",
     )
-    retries: Counter[str] = _counters(
-        "retries", "", "Calls of the tier that were made again.", "operation"
-    )
+    retries: Counter[str] = _counters("retries", "", "Repeated calls of the tier.", "operation")
     restarts: int = _counter(
-        "process_restarts", "", "Times that the tier's process died and was started anew."
+        "process_restarts", "", "Restarts of the tier's process after it died or was killed."
     )
     reads_open: int = _gauge(
-        "read_breaker_open", "", "1 while lookups and loads are not tried, 0 otherwise.", "tier"
+        "read_breaker_open", "", "1 while lookups and loads are suspended, else 0.", "tier"
     )
     stores_open: int = _gauge(
-        "store_breaker_open", "", "1 while stores are not tried, 0 otherwise.", "tier"
+        "store_breaker_open", "", "1 while stores are suspended, else 0.", "tier"
     )
     errors: list[str] = field(default_factory=list)
 
     def note_error(self, text: str) -> None:
-        """Keep an error's text, unless it is among the last few already."""
+        """Keep an error's text, unless it is among the last few."""
         if text not in self.errors:
             self.errors = [*self.errors[-4:], text]
 
 
 @dataclass(slots=True)
 class PoolUsage:
-    """How the host pool is used right now, in slots."""
+    """The use of the host pool now, in slots."""
 
     slots: int = _gauge("pool_slots", "slots", "Slots of the host pool.")
     free: int = _gauge("pool_free_slots", "slots", "Empty slots.")
@@ -151,7 +147,7 @@ class PoolUsage:
     writing: int = _gauge("pool_writing_slots", "slots", "Slots that the device is writing.")
     loading: int = _gauge("pool_loading_slots", "slots", "Slots that a tier is writing.")
     quarantined: int = _gauge(
-        "pool_quarantined_slots", "slots", "Slots without a chunk that somebody may still touch."
+        "pool_quarantined_slots", "slots", "Slots without a chunk that running I/O may still touch."
     )
     pinned: int = _gauge(
         "pool_pinned_slots", "slots", "Slots with a readable chunk that cannot be evicted."
@@ -169,11 +165,15 @@ METRICS: tuple[Metric, ...] = tuple(metric for _, metric in (*_OF_TIERS, *_OF_PO
 
 
 def metric_samples(stats: Sequence[TierStats], usage: PoolUsage | None = None) -> Iterator[Sample]:
-    """The values of all metrics.
+    """Yield the values of all metrics.
+
+    >>> stats = TierStats("disk", "file", stored_chunks=3)
+    >>> [(s.metric.name, s.labels, s.value) for s in metric_samples([stats]) if s.value]
+    [('kvtier_stored_chunks_total', ('disk',), 3)]
 
     Args:
-        stats: of each tier.
-        usage: of the host pool; ``None`` where it is somebody else's.
+        stats: the counts of each tier.
+        usage: the use of the host pool; ``None`` if kvtier does not own the pool.
 
     Yields:
         One sample for each metric and combination of labels that has occurred.

@@ -15,19 +15,26 @@ _FINGERPRINT_HEX = 32
 
 @dataclass(frozen=True, eq=False)
 class Namespace:
-    """One fingerprint of all that decides whether a chunk's bytes can be reused.
+    """The facts that decide whether a chunk's bytes can be reused, and their fingerprint.
+
+    >>> ours = Namespace({"model": "llama", "dtype": "bfloat16"})
+    >>> theirs = Namespace({"model": "llama", "dtype": "float16"})
+    >>> ours == theirs
+    False
+    >>> ours.differences(theirs.manifest)
+    {'dtype': ('bfloat16', 'float16')}
 
     Attributes:
         facts: name to value: engine, model and revision, dtype, KV layout, parallelism, tokens
             per block and per chunk, groups, hash algorithm and seed. Plain JSON values. The
-            format version of the chunk header is added by itself.
+            manifest adds the format version of the chunk header.
     """
 
     facts: Mapping[str, object]
 
     @cached_property
     def manifest(self) -> dict[str, object]:
-        """The facts, as a tier writes them beside its chunks for people to read."""
+        """The facts, in the form that a tier writes beside its chunks for people to read."""
         return {**self.facts, "frame_version": HEADER_VERSION}
 
     @cached_property
@@ -44,18 +51,18 @@ class Namespace:
         return hash(self.fingerprint)
 
     def manifest_json(self) -> str:
-        """The text of a ``manifest.json``: the facts and their fingerprint, a line each."""
+        """Return the text of a ``manifest.json``: the fingerprint and the facts, one a line."""
         document = {"fingerprint": self.fingerprint, "facts": self.manifest}
         return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
     def differences(self, facts: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-        """Compare with the facts of another manifest: why is nothing hit?
+        """Compare with the facts of another manifest, to explain why nothing is hit.
 
         Args:
             facts: the ``facts`` of a manifest that was read back.
 
         Returns:
-            Name to (ours, theirs), only where they differ; an absent one is ``None``.
+            Name to (ours, theirs), only for facts that differ; a missing value is ``None``.
         """
         ours = json.loads(json.dumps(self.manifest))
         return {
@@ -67,5 +74,5 @@ class Namespace:
 
 
 def _canonical(value: object) -> str:
-    # In Python 1, 1.0 and True are equal; in JSON, and so in a fingerprint, they are not.
+    # 1, 1.0 and True are equal in Python, but not in JSON, and so not in a fingerprint.
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,7 +1,7 @@
 """Backends and policies of installed packages, found through their entry points.
 
-Looking around imports nothing: names come from the packages' metadata, and only what is asked for
-by name is loaded.
+A search imports nothing: names come from the packages' metadata. Only a backend or policy that is
+requested by name is imported.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from kvtier_sdk.options.place import closest, nearest
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Capability
 
-#: Entry-point groups. ``kvtier.url_schemes`` holds further URL schemes of a backend
+#: Entry-point groups. ``kvtier.url_schemes`` holds more URL schemes of a backend
 #: (``rediss = "kvtier_redis:RedisTier"``), so that a scheme is resolved without an import.
 BACKENDS_GROUP = "kvtier.backends"
 POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
 
-#: The packages that this project publishes, by the names and schemes that they bring.
+#: Backend name or URL scheme to the package of this project that provides it.
 _PUBLISHED = {
     "file": "kvtier-file",
     **dict.fromkeys(("redis", "rediss", "redis+unix"), "kvtier-redis"),
@@ -52,7 +52,7 @@ _PUBLISHED = {
 
 T = TypeVar("T")
 
-# What a backend that announces a capability has to implement.
+# Capability to the method that a backend with it must implement.
 _OPTIONAL = {
     Capability.DELETE: "delete",
     Capability.TOUCH: "touch",
@@ -66,8 +66,8 @@ class BackendInfo:
     """An installed backend, as its package's metadata describes it.
 
     Attributes:
-        name: what it is chosen by.
-        distribution: the package that brings it.
+        name: the name by which a configuration chooses it.
+        distribution: the package that provides it.
         version: that package's version.
         target: ``module:class``.
     """
@@ -82,7 +82,7 @@ def available_backends() -> list[BackendInfo]:
     """List the installed backends, without importing any.
 
     Returns:
-        One entry an entry point, sorted by name; a duplicate name is listed twice.
+        One item per entry point, sorted by name; a duplicate name is listed twice.
     """
     return sorted(
         (_describe(found) for found in entry_points(group=BACKENDS_GROUP)),
@@ -94,18 +94,18 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
     """Import the backend of a name, and nothing else.
 
     Args:
-        name: a backend's name, or one of its further URL schemes. A URL's scheme cannot hold
-            ``_``, so ``my-tier`` finds the backend ``my_tier`` too, where nothing has that name.
+        name: a backend's name, or one of its other URL schemes. A URL's scheme cannot hold ``_``,
+            so ``my-tier`` also finds the backend ``my_tier``, unless a backend has that very name.
 
     Returns:
         The tier class.
 
     Raises:
-        UnknownBackendError: no installed package offers it; the message lists those that are.
+        UnknownBackendError: no installed package offers it; the message lists the installed ones.
         DuplicateBackendError: two packages offer it; the message names both.
-        BackendLoadError: it cannot be imported, is no :class:`SecondaryTierManager`, was written
-            for another version of the contract, or leaves out what the contract asks for; the
-            message names package and version.
+        BackendLoadError: it cannot be imported, is not a :class:`SecondaryTierManager`, was
+            written for another version of the contract, or lacks a method that the contract
+            requires; the message names package and version.
     """
     found = _find_backend(name)
     if not found:
@@ -119,13 +119,13 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
-    """The error for a name that no installed backend has.
+    """Make the error for a name that no installed backend has.
 
     Args:
-        name: what was asked for.
+        name: the name that was requested.
 
     Returns:
-        An error that says what to install, or which name may have been meant.
+        An error that names the package to install, or the closest installed name.
     """
     names = {info.name for info in available_backends()}
     published = _PUBLISHED.get(name)
@@ -133,18 +133,18 @@ def unknown_backend(name: str) -> UnknownBackendError:
     if published is not None:
         advice = f"pip install {published}; "
     elif closest(name, names) is None:
-        advice = "install the package that brings it; "
+        advice = "install the package that provides it; "
     return UnknownBackendError(f"no backend {name!r}; {advice}{nearest(name, names, 'installed')}")
 
 
 def backend_name(name: str) -> str:
-    """The name of the backend that a name or URL scheme stands for, without an import.
+    """Return the name of the backend for a name or URL scheme, without an import.
 
     Args:
         name: as for :func:`load_backend`.
 
     Returns:
-        The backend's own name; ``name`` itself where nothing is known of it.
+        The backend's own name; ``name`` itself if no backend is known for it.
     """
     found = _find_backend(name)
     if not found or found[0].group == BACKENDS_GROUP:
@@ -154,13 +154,13 @@ def backend_name(name: str) -> str:
 
 
 def url_schemes(info: BackendInfo) -> list[str]:
-    """The schemes of the URLs that stand for a backend, without an import.
+    """Return the URL schemes of a backend, without an import.
 
     Args:
         info: the backend.
 
     Returns:
-        Its name, as a scheme is written, then its further ones.
+        Its name in the form of a scheme, then its other schemes.
     """
     further = (
         found.name for found in entry_points(group=URL_SCHEMES_GROUP) if found.value == info.target
@@ -180,7 +180,7 @@ def load_policy(name: str) -> type[EvictionPolicy]:
     Raises:
         UnknownBackendError: no installed package offers it.
         DuplicateBackendError: two packages offer it.
-        BackendLoadError: it cannot be imported or is no :class:`EvictionPolicy`.
+        BackendLoadError: it cannot be imported, or is not an :class:`EvictionPolicy`.
     """
     return _load_policy(POLICIES_GROUP, "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
 
@@ -189,7 +189,8 @@ def load_store_policy(text: str) -> StorePolicy:
     """Make the store policy that a tier's option names.
 
     Args:
-        text: the policy's name, and for some a colon and an argument: ``"after_hits:2"``.
+        text: the policy's name, with a colon and an argument if it takes one:
+            ``"after_hits:2"``.
 
     Returns:
         The policy.
@@ -198,7 +199,7 @@ def load_store_policy(text: str) -> StorePolicy:
         ConfigError: the argument is missing or wrong.
         UnknownBackendError: no installed package offers the policy.
         DuplicateBackendError: two packages offer it.
-        BackendLoadError: it cannot be imported or is no :class:`StorePolicy`.
+        BackendLoadError: it cannot be imported, or is not a :class:`StorePolicy`.
     """
     name, colon, argument = text.partition(":")
     policy = _load_policy(STORE_POLICIES_GROUP, "store policy", name, StorePolicy)  # type: ignore[type-abstract]
@@ -220,12 +221,12 @@ def _find_backend(name: str) -> list[EntryPoint]:
 
 
 def _fault_of(backend: object, info: BackendInfo) -> str | None:
-    """Why a backend cannot be used, if so."""
+    """Return the reason why a backend cannot be used; ``None`` if it can."""
     if not (isinstance(backend, type) and issubclass(backend, SecondaryTierManager)):
         return f"{info.target} is not a subclass of kvtier_sdk.SecondaryTierManager"
-    age = _age_of(getattr(backend, "contract_version", None), info)
-    if age is not None:
-        return age
+    fault = _version_fault(getattr(backend, "contract_version", None), info)
+    if fault is not None:
+        return fault
     missing = sorted(backend.__abstractmethods__)
     if missing:
         return f"{info.target} does not implement {', '.join(missing)}"
@@ -233,18 +234,18 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
         if capability in backend.capabilities and getattr(backend, method) is getattr(
             SecondaryTierManager, method
         ):
-            return f"{info.target} announces {capability.name} but does not implement {method}"
+            return f"{info.target} declares {capability.name} but does not implement {method}"
     model = backend.config_model
     if not (isinstance(model, type) and issubclass(model, TierConfig)):
         return f"{info.target}.config_model is not a subclass of kvtier_sdk.TierConfig"
     return None
 
 
-def _age_of(declared: object, info: BackendInfo) -> str | None:
-    """What to install where a backend was written for another contract, if so."""
+def _version_fault(declared: object, info: BackendInfo) -> str | None:
+    """Return what to install if a backend was written for another version of the contract."""
     if declared == CONTRACT_VERSION:
         return None
-    ours = f"kvtier-sdk {version('kvtier-sdk')} speaks {CONTRACT_VERSION}"
+    ours = f"kvtier-sdk {version('kvtier-sdk')} supports {CONTRACT_VERSION}"
     fitting = f"kvtier-sdk{CONTRACT_RELEASES[CONTRACT_VERSION]}"
     if not isinstance(declared, int):
         return (
@@ -253,22 +254,22 @@ def _age_of(declared: object, info: BackendInfo) -> str | None:
     releases = CONTRACT_RELEASES.get(declared)
     if releases is not None:
         return (
-            f"it declares contract_version {declared}, which kvtier-sdk{releases} speaks; {ours}. "
-            f"Install a later {info.distribution}, or kvtier-sdk{releases}"
+            f"it declares contract_version {declared}, which kvtier-sdk{releases} supports; "
+            f"{ours}. Install a later {info.distribution}, or kvtier-sdk{releases}"
         )
-    wanted = _sdk_wanted_by(info.distribution)
+    required = _sdk_required_by(info.distribution)
     return (
         f"it declares contract_version {declared}; {ours}. "
-        f"Install {wanted or 'a later kvtier-sdk'}, or a {info.distribution} for {fitting}"
+        f"Install {required or 'a later kvtier-sdk'}, or a {info.distribution} for {fitting}"
     )
 
 
-def _sdk_wanted_by(distribution: str) -> str | None:
-    """The kvtier-sdk that a package says it needs, where it says more than the name."""
+def _sdk_required_by(distribution: str) -> str | None:
+    """Return the kvtier-sdk releases that a package requires; ``None`` if it accepts any."""
     with suppress(PackageNotFoundError):
-        for wanted in requires(distribution) or []:
+        for requirement in requires(distribution) or []:
             found = re.match(
-                r"kvtier[-_.]sdk\s*(?:\[[^]]*])?\s*\(?([^;()]+)", wanted, re.IGNORECASE
+                r"kvtier[-_.]sdk\s*(?:\[[^]]*])?\s*\(?([^;()]+)", requirement, re.IGNORECASE
             )
             if found is not None and found[1].strip():
                 return f"kvtier-sdk{found[1].strip()}"
@@ -305,11 +306,11 @@ def _load(found: Sequence[EntryPoint], kind: str) -> object:
         )
     try:
         return found[0].load()
-    except Exception as error:  # whatever a stranger's module does at import
+    except Exception as error:  # a third party's module may raise anything
         info = _describe(found[0])
         raise BackendLoadError(
             f"{_title(kind, info)} cannot be imported: {type(error).__name__}: {error}; "
-            f"install what it lacks, or another release of {info.distribution}"
+            f"install what it needs, or another release of {info.distribution}"
         ) from error
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
 from typing import Any, TypeAlias
 
-#: A chunk's name: the chain hash of its tokens, then the index of its KV-cache group in four
-#: bytes, big-endian. The layout is vLLM's (``vllm/v1/kv_offload/base.py``), so that keys pass
+#: The name of a chunk: the chain hash of its tokens, then the index of its KV-cache group in four
+#: bytes, big-endian. vLLM uses the same layout (``vllm/v1/kv_offload/base.py``), so keys pass
 #: through unchanged.
 OffloadKey: TypeAlias = bytes
 
@@ -17,6 +17,12 @@ _GROUP_BYTES = 4
 
 def make_offload_key(chain_hash: bytes, group_index: int = 0) -> OffloadKey:
     """Join a chain hash and a KV-cache group index into a key.
+
+    >>> key = make_offload_key(bytes(32), group_index=1)
+    >>> len(key)
+    36
+    >>> split_offload_key(key) == (bytes(32), 1)
+    True
 
     Args:
         chain_hash: hash of the chunk's tokens and of all tokens before them.
@@ -32,7 +38,7 @@ def make_offload_key(chain_hash: bytes, group_index: int = 0) -> OffloadKey:
 
 
 def split_offload_key(key: OffloadKey) -> tuple[bytes, int]:
-    """Take a key apart.
+    """Split a key into its parts.
 
     Args:
         key: a key made by :func:`make_offload_key`.
@@ -44,21 +50,21 @@ def split_offload_key(key: OffloadKey) -> tuple[bytes, int]:
 
 
 class Medium(Enum):
-    """What a tier keeps its chunks on."""
+    """The medium on which a tier keeps its chunks."""
 
     CPU = "CPU"
     STORAGE = "STORAGE"
 
 
 class Locality(Enum):
-    """Where a tier's chunks are, seen from this engine."""
+    """The place of a tier's chunks: on the engine's machine or elsewhere."""
 
     LOCAL = "LOCAL"
     REMOTE = "REMOTE"
 
 
 class Capability(Flag):
-    """What a tier can do beyond ``lookup``, ``store`` and ``load``."""
+    """The optional coroutines of a tier, beyond ``lookup``, ``store`` and ``load``."""
 
     NONE = 0
     DELETE = auto()
@@ -68,11 +74,11 @@ class Capability(Flag):
 
 
 class LookupResult(Enum):
-    """The manager's answer to "is this chunk there?"."""
+    """The manager's answer to the question whether it has a chunk."""
 
     #: In the primary tier and readable; ``prepare_load`` of it in the same step succeeds.
     HIT = auto()
-    #: In no tier, or it cannot be had in time: recompute.
+    #: In no tier, or not available in time: recompute.
     MISS = auto()
     #: On its way into the primary tier; ask again next step.
     HIT_PENDING = auto()
@@ -82,11 +88,12 @@ class LookupResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """The request on whose behalf a key is looked up, loaded or stored.
+    """The request for which a key is looked up, loaded or stored.
 
     Attributes:
-        request_id: unique among the requests that are alive.
-        params: what the client sent along (vLLM's ``kv_transfer_params``); tiers may read it.
+        request_id: its id, unique among the requests that are alive.
+        params: parameters that the client sent along (vLLM's ``kv_transfer_params``); tiers may
+            read them.
     """
 
     request_id: str
@@ -98,13 +105,20 @@ class Transfer:
     """One chunk on its way between its slot and a tier.
 
     A backend writes ``header`` and ``payload`` one after the other as one object, and reads them
-    back in place. Both views belong to the SDK: they may be used until the ``store`` or ``load``
-    call that got them has returned, or, if it was cancelled, has ended.
+    back in place::
+
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.pwritev(fd, transfer.buffers, 0)  # store
+        os.preadv(fd, transfer.buffers, 0)  # load
+        os.close(fd)
+
+    Both views belong to the SDK. A backend may use them until the ``store`` or ``load`` call
+    that got them has returned or, if it was cancelled, has ended.
 
     Attributes:
-        key: the chunk's name.
+        key: the name of the chunk.
         request: the request that caused the transfer.
-        header: integrity header; read-only meaning to the SDK, opaque bytes to a backend. Its
+        header: the integrity header, which only the SDK interprets; opaque bytes to a backend. Its
             address and length are multiples of the tier's ``alignment``.
         payload: the slot itself, ``context.chunk_bytes`` long, rounded up to the tier's
             ``alignment``. Contiguous, format ``B``.
@@ -117,7 +131,7 @@ class Transfer:
 
     @property
     def buffers(self) -> tuple[memoryview, memoryview]:
-        """Header and payload, in the order in which they are stored."""
+        """Header and payload, in the order in which a backend stores them."""
         return self.header, self.payload
 
     @property
@@ -128,10 +142,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One stored chunk, as ``scan`` finds it.
+    """One stored chunk, as ``scan`` lists it.
 
     Attributes:
-        key: the chunk's name.
+        key: the name of the chunk.
         object_bytes: length of the stored object, header included.
     """
 
@@ -141,12 +155,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How full a tier is.
+    """The fill level of a tier.
 
     Attributes:
-        chunks: stored chunks.
+        chunks: number of stored chunks.
         used_bytes: bytes that they take, headers included.
-        capacity_bytes: the tier's limit, or ``None`` where it has none.
+        capacity_bytes: the tier's limit; ``None`` if it has none.
     """
 
     chunks: int

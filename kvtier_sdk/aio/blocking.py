@@ -1,4 +1,4 @@
-"""Blocking calls from coroutines, such that a cancellation never leaves one running unseen."""
+"""Blocking calls from coroutines; a cancellation never leaves one running in the background."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kvtier_sdk.aio.clock import wait_out
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Runs, and returns what tells the outcome, which holds no argument of the call any more.
+#: Makes the call and returns a function that reports its outcome. That function holds none of the
+#: call's arguments.
 _Call: TypeAlias = Callable[[], Callable[[], None]]
 
 #: Threads per event loop, that is, per tier.
@@ -23,10 +24,10 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """Daemon threads that grow to a limit; unlike an executor's, they never hold up the exit.
+    """A pool of daemon threads with a limit; unlike an executor's, they never delay the exit.
 
-    Each event loop has its own, so that system calls that hang on one tier's disk use up that
-    tier's threads and nobody else's.
+    Each event loop has its own pool, so that system calls that hang on one tier's disk use up only
+    that tier's threads.
     """
 
     def __init__(self, limit: int) -> None:
@@ -41,14 +42,14 @@ class _Threads:
         with self._changed:
             if self._idle <= len(self._calls) and self._started < self._limit:
                 name = f"kvtier-blocking-{self._started + 1}"
-                # Where this raises, the call is not in the queue and never runs.
+                # If this raises, the call is not in the queue and never runs.
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._started += 1
             self._calls.append(call)
             self._changed.notify()
 
     def withdraw(self, call: _Call) -> bool:
-        """Take back a call; whether it had not begun, so that it never will."""
+        """Remove a call from the queue; return whether it was there and so never runs."""
         with self._changed:
             try:
                 self._calls.remove(call)
@@ -71,11 +72,11 @@ class _Threads:
                 if not self._calls:
                     return
                 call = self._calls.popleft()
-            tell = call()
-            # Whoever is told may count on it that nothing here holds the buffers any more.
+            report = call()
+            # Once the outcome is reported, nothing here may hold the buffers.
             del call
-            tell()
-            del tell
+            report()
+            del report
 
 
 _threads_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = WeakKeyDictionary()
@@ -91,7 +92,7 @@ def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
 
 
 def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """Let a loop's threads end once idle; call it when the loop closes."""
+    """End a loop's threads as soon as they are idle; call this when the loop closes."""
     with _threads_lock:
         threads = _threads_by_loop.pop(loop, None)
     if threads is not None:
@@ -99,26 +100,30 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking function in a thread and wait for it, come what may.
+    """Run a blocking function in a thread and wait for it, even if cancelled.
+
+    A cancellation is held back until the function has returned, and then raised. So after it
+    nothing touches the buffers that the function was given (``asyncio.to_thread`` returns at once
+    and leaves the thread writing). A call that has not started never runs. A call that never
+    returns keeps its thread and the coroutine, but does not keep the interpreter from exiting.
+
+    ::
+
+        data = await run_blocking(path.read_bytes)
 
     Args:
-        function: called in a daemon thread that belongs to the running event loop; at most
-            :data:`THREAD_LIMIT` of a loop's calls run at once, the rest wait in order.
-        args: passed on.
-        kwargs: passed on.
+        function: called in a daemon thread that belongs to the running event loop. At most
+            :data:`THREAD_LIMIT` of a loop's calls run at once; the rest wait in order.
+        args: positional arguments of ``function``.
+        kwargs: keyword arguments of ``function``.
 
     Returns:
-        What ``function`` returned; what it raises is raised here.
-
-    A cancellation is held back until the function has returned, then raised: after it nothing
-    touches the buffers that the function was given (``asyncio.to_thread`` returns at once and
-    leaves the thread writing). A call that has not started is not run at all. A call that never
-    returns keeps its thread, and the coroutine, but not the interpreter from exiting.
+        The result of ``function``. Its exceptions are raised here.
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()
-    # Not in the future: an exception there would be in a cycle with its traceback, which leads to
-    # the frames here, and keep the buffers.
+    # Not in the future: an exception there would form a cycle with its traceback, which leads to
+    # the frames here and keeps the buffers.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
 
     def call() -> Callable[[], None]:
@@ -126,10 +131,10 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
             outcome.append((function(*args, **kwargs), None))
         except BaseException as error:
             outcome.append((None, error))
-        return tell
+        return report
 
-    def tell() -> None:
-        # A loop that was closed over a call that hung has nobody left to tell.
+    def report() -> None:
+        # The loop may have been closed while the call hung.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(returned.set_result, None)
 
@@ -140,11 +145,11 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     except asyncio.CancelledError:
         if not threads.withdraw(call):
             await wait_out([returned])
-            outcome.clear()  # the cancellation is what the caller gets
+            outcome.clear()  # the caller gets the cancellation
         raise
     result, error = outcome.pop()
     if error is None:
-        return result  # type: ignore[return-value]  # T, where there is no error
+        return result  # type: ignore[return-value]  # a T if there is no error
     try:
         raise error
     finally:

@@ -1,7 +1,7 @@
-"""Time, timers and tasks: the one door through which the SDK reaches them.
+"""Time, timers and tasks, which the whole SDK gets from one object.
 
-Nothing else in the SDK reads a clock, sleeps or starts a task, so that a simulation can put a
-virtual clock in its place and play hours in milliseconds, the same way each time.
+No other module of the SDK reads a clock, sleeps or starts a task. So a simulation can pass in a
+virtual clock and play hours in milliseconds, with the same result each time.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ class Clock(ABC):
 
     @abstractmethod
     def now_s(self) -> float:
-        """Monotonic seconds. Callable from any thread."""
+        """Return monotonic seconds. Callable from any thread."""
 
     @abstractmethod
     def wall_s(self) -> float:
-        """Seconds since the epoch, for what outlives the process. Callable from any thread."""
+        """Return seconds since the epoch, for times that outlive the process.
+
+        Callable from any thread.
+        """
 
     @abstractmethod
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        """A new event loop whose timers follow this clock; the caller closes it."""
+        """Make an event loop whose timers follow this clock; the caller closes it."""
 
     async def sleep(self, delay_s: float) -> None:
         """Suspend the calling task for ``delay_s`` seconds."""
@@ -39,21 +42,21 @@ class Clock(ABC):
         """Call ``callback(*args)`` on the running loop at ``when_s`` of :meth:`now_s`.
 
         Args:
-            when_s: the moment; one that has passed means as soon as possible.
-            callback: called without arguments but ``args``; must not raise.
-            args: passed on.
+            when_s: the time of the call; a time in the past means as soon as possible.
+            callback: called with ``args``; must not raise.
+            args: the arguments of ``callback``.
 
         Returns:
-            A handle whose ``cancel()`` takes the call back.
+            A handle whose ``cancel()`` cancels the call.
         """
         delay_s = max(0.0, when_s - self.now_s())
         return asyncio.get_running_loop().call_later(delay_s, callback, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task on the running loop. The caller keeps it and looks at its outcome.
+        """Start a task on the running loop. The caller must keep it and retrieve its outcome.
 
         Args:
-            coroutine: what the task runs.
+            coroutine: the coroutine that the task runs.
             name: the task's name, for logs and debuggers.
 
         Returns:
@@ -62,7 +65,7 @@ class Clock(ABC):
         return asyncio.get_running_loop().create_task(coroutine, name=name)
 
     def timeout(self, delay_s: float) -> asyncio.Timeout:
-        """``async with clock.timeout(1.0)``: raises :class:`TimeoutError` after ``delay_s``."""
+        """Raise :class:`TimeoutError` in an ``async with`` block after ``delay_s`` seconds."""
         return asyncio.timeout(delay_s)
 
     async def gather_bounded(
@@ -70,16 +73,21 @@ class Clock(ABC):
     ) -> list[T]:
         """Run calls concurrently, at most ``limit`` at a time, and wait for all of them.
 
+        If one raises, the others are cancelled and waited for, and the first exception is
+        raised. If the caller is cancelled, all are cancelled and waited for. When this has
+        returned, none of them runs.
+
+        ::
+
+            calls = [lambda key=key: tier.contains_chunk(key) for key in keys]
+            found = await clock.gather_bounded(calls, limit=8)
+
         Args:
-            calls: functions that return an awaitable each.
-            limit: how many may run at once, at least 1.
+            calls: functions that return one awaitable each.
+            limit: the most that may run at once, at least 1.
 
         Returns:
             The results, in the order of ``calls``.
-
-        If one raises, the others are cancelled and waited for, and the first exception is
-        raised. If the caller is cancelled, all are cancelled and waited for: when this has
-        returned, none of them runs.
         """
         results: list[T | None] = [None] * len(calls)
         pending = iter(enumerate(calls))
@@ -87,7 +95,7 @@ class Clock(ABC):
         async def work() -> None:
             for index, call in pending:
                 results[index] = await call()
-                # A call may swallow its cancellation; no other is started after it.
+                # A call may swallow its cancellation; start no other after it.
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     return
@@ -110,8 +118,8 @@ TimerHandle = asyncio.TimerHandle
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Wait until all tasks have ended, even if the caller is cancelled meanwhile.
 
-    The caller's cancellation is raised when they have ended, not before. Their outcomes are
-    left to whoever holds them.
+    The caller's cancellation is raised when they have ended, not before. The outcomes are left to
+    the owners of the tasks.
     """
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
@@ -124,7 +132,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 class SystemClock(Clock):
-    """The machine's own time; event loops are uvloop's where it is installed and can be used."""
+    """The machine's own time; event loops are uvloop's if it is installed and can be used."""
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -144,7 +152,10 @@ class SystemClock(Clock):
 
 
 def _has_standard_streams() -> bool:
-    """Whether a loop gets none of their descriptors: closing one, uvloop would abort."""
+    """Return whether descriptors 0 to 2 are open.
+
+    If not, a new loop would get one of them, and uvloop aborts when it closes one.
+    """
     try:
         for stream_fd in range(3):
             os.fstat(stream_fd)

@@ -28,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    # Its boxes show local variables, in some releases by default: passwords are among them.
+    # Its boxes show local variables, by default in some releases, and so may show passwords.
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )
@@ -120,7 +120,7 @@ def replay_command(
         typer.Option(
             metavar="URL",
             help="A secondary tier, for example 'file:///data/kv?capacity=1GiB' or 'memory:'; "
-            "repeat it for more, asked in this order.",
+            "repeat it for more tiers, which are searched in this order.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -136,7 +136,7 @@ def replay_command(
         typer.Option(
             "--verify/--no-verify",
             show_default="verify",
-            help="Check digests; switch off for measurements and tests only.",
+            help="Check digests; switch this off for measurements and tests only.",
         ),
     ] = None,
     as_json: Annotated[
@@ -186,7 +186,7 @@ def _workload(
         return chat_workload(requests or 500, seed or 0)
     for flag, value in (("--workload", name), ("--seed", seed)):
         if value is not None:
-            raise ConfigError(f"{flag} {value}: nothing is generated where --trace is given")
+            raise ConfigError(f"{flag} {value}: cannot be combined with --trace")
     return read_trace(trace)[:requests]
 
 
@@ -227,8 +227,8 @@ def run() -> int:
         if os.environ.get(_TRACEBACK):
             raise
         print(
-            f"kvtier: unexpected {type(error).__name__}: {without_password(str(error))}; with "
-            f"{_TRACEBACK}=1 in the environment, a traceback is shown",
+            f"kvtier: unexpected {type(error).__name__}: {without_password(str(error))}; set "
+            f"{_TRACEBACK}=1 in the environment to see a traceback",
             file=sys.stderr,
         )
         return 3

@@ -100,7 +100,7 @@ def _show(described: Sequence[Mapping[str, Any]]) -> None:
         if backend["fault"]:
             console.print(f"  cannot be used: {backend['fault']}\n")
             continue
-        capabilities = ", ".join(backend["capabilities"]) or "nothing beyond the contract"
+        capabilities = ", ".join(backend["capabilities"]) or "no optional capability"
         schemes = ", ".join(f"{scheme}:" for scheme in backend["url_schemes"])
         console.print(f"  {backend['summary']}")
         console.print(
@@ -127,7 +127,7 @@ def _show_options(console: Console, options: Sequence[OptionInfo]) -> None:
 
 
 def written_default(option: OptionInfo) -> str:
-    """An option's default with its unit, for people."""
+    """Format an option's default with its unit, for people."""
     if option.required:
         return "needed"
     if option.default is None:

@@ -1,4 +1,4 @@
-"""``kvtier new-backend``: a package that is a tier already, to be made into another."""
+"""``kvtier new-backend``: a package with a working tier, to start a backend from."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kvtier_sdk.registry import available_backends, url_schemes
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _LONGEST = 30
-#: What a backend cannot be called, and why.
+#: Names that a backend cannot have, and why.
 _RESERVED = {
-    "kvtier": "it stands for every backend in a tier's 'type'",
+    "kvtier": "in a tier's 'type' it stands for any backend",
     "sdk": "kvtier-sdk is this package",
 }
-#: Template to the file that is made of it.
+#: Template to the file that is made from it.
 _FILES = {
     "Makefile.in": "Makefile",
     "README.md.in": "README.md",
@@ -43,8 +43,8 @@ def new_backend_command(
         str,
         typer.Argument(
             metavar="NAME",
-            help="What the backend is chosen by: small letters and digits, with '-' or '_' "
-            "between. The package is kvtier-NAME.",
+            help="The name by which a configuration chooses the backend: lowercase letters and "
+            "digits, with '-' or '_' between them. The package is kvtier-NAME.",
         ),
     ],
     directory: Annotated[
@@ -52,55 +52,55 @@ def new_backend_command(
         typer.Option(
             metavar="DIRECTORY",
             show_default="the current one",
-            help="Where to make the directory kvtier-NAME.",
+            help="The directory in which to make kvtier-NAME.",
         ),
     ] = Path(),
 ) -> None:
-    """Write a package with a new backend, which keeps the contract as it is.
+    """Write a package with a new backend that already keeps the contract.
 
-    It is a tier that keeps chunks as files, with the conformance kit as its tests, a Makefile
-    and a workflow for CI. Put your store in the place of the files; 'make test' says what the
-    contract makes of it.
+    The package holds a tier that keeps chunks as files, the conformance kit as its tests, a
+    Makefile and a CI workflow. Replace the files with your store; 'make test' checks it against
+    the contract.
     """
     _check_name(name)
     words = _words(name)
     project = directory / words["DISTRIBUTION"]
     if project.exists() or project.is_symlink():
-        raise ConfigError(f"{project} is there already; choose another NAME or --directory")
+        raise ConfigError(f"{project} exists already; choose another NAME or --directory")
     try:
         _write(project, words)
     except OSError as error:
         raise ConfigError(f"{error.filename or project}: {error.strerror}") from error
-    print(f"{project}: a backend {name!r} that works. The store is in {words['PACKAGE']}/tier.py.")
+    print(f"{project}: a working backend {name!r}. Its store is in {words['PACKAGE']}/tier.py.")
     source = _source()
     options = "" if source is None else f" PIP_OPTIONS={shlex.quote(str(source))}"
     print(f"    cd {shlex.quote(str(project))} && make test{options}")
 
 
 def _source() -> Path | None:
-    """The directory or wheel that kvtier-sdk was installed from; ``None`` if from an index.
+    """Return the directory or wheel that kvtier-sdk was installed from; ``None`` for an index.
 
-    What was never published is found on no index by the new package's own environment either.
+    The new package's own environment cannot find an unpublished kvtier-sdk on an index either.
     """
-    told = distribution("kvtier-sdk").read_text("direct_url.json")
-    parts = urlsplit(json.loads(told)["url"] if told else "")
+    origin = distribution("kvtier-sdk").read_text("direct_url.json")
+    parts = urlsplit(json.loads(origin)["url"] if origin else "")
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         raise ConfigError(
-            f"NAME {name!r}: should be up to {_LONGEST} small letters and digits, with '-' or "
-            "'_' between and a letter first, for example 'my-store'"
+            f"NAME {name!r}: should be up to {_LONGEST} lowercase letters and digits, with '-' or "
+            "'_' between them and a letter first, for example 'my-store'"
         )
     if name.startswith(("kvtier-", "kvtier_")):
-        raise ConfigError(f"NAME {name!r}: leave out 'kvtier-'; the package gets it by itself")
+        raise ConfigError(f"NAME {name!r}: leave out 'kvtier-'; the package name adds it")
     if name in _RESERVED:
         raise ConfigError(f"NAME {name!r} is taken: {_RESERVED[name]}")
     for info in available_backends():
         if _scheme(name) in map(_scheme, [info.name, *url_schemes(info)]):
             raise ConfigError(
-                f"NAME {name!r} is taken: {info.distribution} {info.version} brings the backend "
+                f"NAME {name!r} is taken: {info.distribution} {info.version} provides the backend "
                 f"{info.name!r}"
             )
     try:
@@ -111,12 +111,12 @@ def _check_name(name: str) -> None:
 
 
 def _scheme(name: str) -> str:
-    """A name as a URL and a package write it."""
+    """Return a name in the form of a URL scheme and a package name."""
     return name.replace("_", "-")
 
 
 def _words(name: str) -> Mapping[str, str]:
-    """Return the replacements for the names between two ``@`` in a template."""
+    """Return the words of a template between two ``@``, and what replaces each."""
     scheme = _scheme(name)
     return {
         "NAME": name,

@@ -1,4 +1,4 @@
-"""The policies that authors implement: what leaves a full primary tier, what a tier is given."""
+"""The interfaces of policies: which chunk leaves a full primary tier, and which a tier gets."""
 
 from __future__ import annotations
 
@@ -11,27 +11,41 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class StoreMoment(Enum):
-    """When a tier is offered a chunk."""
+    """The moment at which a tier is offered a chunk."""
 
-    #: As soon as the device has written it.
+    #: As soon as the device has written the chunk.
     STORED = "stored"
-    #: Each time it is copied back to the device, until the tier has it.
+    #: Each time the chunk is copied back to the device, until the tier has it.
     HIT = "hit"
-    #: Before it leaves the primary tier.
+    #: Before the chunk leaves the primary tier.
     EVICTED = "evicted"
 
 
 class StorePolicy(ABC):
-    """Decides which chunks a tier is given, and when. Pure state, on the engine's thread.
+    """The choice of the chunks that a tier gets, and when. Pure state, on the engine's thread.
+
+    Installed under the entry point ``kvtier.store_policies`` as ``of_tenant``, this one is chosen
+    by ``store_policy = "of_tenant:acme"``::
+
+        class OfTenant(StorePolicy):
+            moment = StoreMoment.STORED
+
+            def __init__(self, argument):
+                if not argument:
+                    raise ValueError("needs a tenant, as in 'of_tenant:acme'")
+                self._tenant = argument
+
+            def wants(self, key, hits, request):
+                return request.params.get("tenant") == self._tenant
 
     Attributes:
-        moment: when the tier is offered a chunk.
-        filters: whether :meth:`wants` is to be asked at all; where it is not, every chunk that
-            is offered is given.
+        moment: the moment at which the tier is offered a chunk.
+        filters: if False, :meth:`wants` is never called and the tier gets every chunk that it is
+            offered.
 
     Args:
-        argument: what is written behind the policy's name and a colon, as in ``after_hits:2``;
-            ``None`` where nothing is.
+        argument: the text after the policy's name and a colon, as in ``after_hits:2``; ``None``
+            if there is none.
 
     Raises:
         ValueError: the argument is missing, or means nothing to this policy.
@@ -46,36 +60,54 @@ class StorePolicy(ABC):
 
     @abstractmethod
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
-        """Say whether the tier gets a chunk.
+        """Return whether the tier gets a chunk.
 
         Args:
             key: the chunk.
             hits: how often it was copied back to the device since it came into the primary tier.
-            request: who stored it or uses it.
+            request: the request that stored or uses it.
 
         Returns:
-            Whether it is given to the tier now.
+            True if the tier gets it now.
         """
 
 
 class EvictionPolicy(ABC):
-    """Decides which chunk leaves a full primary tier. Pure state: no I/O, no clock, one thread.
+    """The choice of the chunk that leaves a full primary tier.
 
-    It is told of every readable chunk and of nothing else; a chunk that is being written is not
-    its business yet.
+    A policy is pure state: no I/O, no clock, one thread. It learns of a chunk when the chunk
+    becomes readable, not while it is being written. This one evicts the oldest::
+
+        class Oldest(EvictionPolicy):
+            uses_prefix = False
+
+            def __init__(self):
+                self._keys = {}
+
+            def on_insert(self, key, parent, position, request):
+                self._keys[key] = None
+
+            def on_access(self, key):
+                pass
+
+            def on_remove(self, key):
+                del self._keys[key]
+
+            def choose_victims(self, count, is_evictable):
+                return list(itertools.islice(filter(is_evictable, self._keys), count))
 
     Attributes:
-        uses_prefix: whether the policy wants ``parent`` and ``position``; where it does not,
-            the engine's thread is spared finding them out, and they are ``None`` and 0.
+        uses_prefix: if False, the engine's thread does not work out ``parent`` and ``position``,
+            and passes ``None`` and 0.
     """
 
     uses_prefix: ClassVar[bool] = True
 
     def open(self, slots: int) -> None:
-        """Learn how large the primary tier is. Called once, before everything else.
+        """Note the size of the primary tier. Called once, before everything else.
 
         Args:
-            slots: how many chunks it holds at most.
+            slots: the most chunks that it holds.
         """
         return
 
@@ -83,27 +115,27 @@ class EvictionPolicy(ABC):
     def on_insert(
         self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
     ) -> None:
-        """A chunk has become readable.
+        """Note a chunk that has become readable.
 
         Args:
             key: the chunk.
-            parent: the chunk before it in its prefix, or ``None`` where it is the first or the
-                order could not be learnt.
+            parent: the chunk before it in its prefix; ``None`` if it is the first, or if the
+                order is not known.
             position: its index in the prefix, counted from where the order is known.
-            request: who brought it.
+            request: the request that brought it.
         """
 
     @abstractmethod
     def on_access(self, key: OffloadKey) -> None:
-        """A chunk that the policy knows was used.
+        """Note that a chunk was used.
 
         Args:
-            key: the chunk.
+            key: a chunk that the policy knows.
         """
 
     @abstractmethod
     def on_remove(self, key: OffloadKey) -> None:
-        """A chunk is gone, by this policy's choice or otherwise.
+        """Forget a chunk, which left by this policy's choice or otherwise.
 
         Args:
             key: a chunk that the policy knows.
@@ -113,13 +145,13 @@ class EvictionPolicy(ABC):
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
-        """Choose chunks to evict. They are removed by :meth:`on_remove`, not here.
+        """Choose chunks to evict; :meth:`on_remove` removes them, not this call.
 
         Args:
-            count: how many are wanted.
-            is_evictable: false for a chunk that is pinned now.
+            count: the number of chunks wanted.
+            is_evictable: returns False for a chunk that is pinned now.
 
         Returns:
-            Up to ``count`` distinct evictable chunks, the least valuable first; fewer only where
+            Up to ``count`` distinct evictable chunks, the least valuable first; fewer only if
             there are no more.
         """

@@ -1,4 +1,4 @@
-"""What authors implement: a tier, in its batched and in its small form, and an eviction policy."""
+"""The interface of a tier, for whole batches or for one chunk at a time."""
 
 from __future__ import annotations
 
@@ -23,27 +23,33 @@ from kvtier_sdk.types import (
     Usage,
 )
 
-#: The version of :class:`SecondaryTierManager` that this release speaks.
+#: The version of :class:`SecondaryTierManager` that this release supports.
 CONTRACT_VERSION = 1
 
-#: The releases of kvtier-sdk that speak each version of it, in pip's words.
+#: Contract version to the releases of kvtier-sdk that support it, as pip writes them.
 CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 
 
 @dataclass(frozen=True, slots=True)
 class TierContext:
-    """What the SDK gives a tier besides its options.
+    """The surroundings of a tier: what the SDK gives it besides its options.
+
+    ::
+
+        directory = Path(root, context.namespace.fingerprint)  # one directory per namespace
+        context.logger.info("chunks of %s are in %s", context.name, directory)
+        context.report_removed([key])  # the tier has just evicted this chunk
 
     Attributes:
         name: the tier's name, unique in its manager.
-        namespace: all that decides whether stored bytes can be reused; keep chunks of different
-            ``namespace.fingerprint`` apart.
+        namespace: all facts that decide whether stored bytes can be reused; keep chunks of
+            different ``namespace.fingerprint`` apart.
         chunk_bytes: length of a chunk's payload, before rounding up to the tier's alignment.
         header_bytes: length of a transfer's header.
         payload_bytes: length of a transfer's payload view: ``chunk_bytes``, rounded up.
         clock: time, sleeping and tasks; a tier uses no other.
-        logger: a logger of this tier's own.
-        report_removed: tell the SDK that chunks are gone from the tier (evicted, expired,
+        logger: this tier's own logger.
+        report_removed: tells the SDK that chunks are gone from the tier (evicted, expired,
             deleted, found damaged). Callable from any thread; never blocks.
     """
 
@@ -63,22 +69,22 @@ class TierContext:
 
 
 class SecondaryTierManager(ABC):
-    """A tier behind the primary one: somewhere chunks can be stored and found again.
+    """A tier behind the primary one: a store in which chunks are kept and found again.
 
-    The SDK makes one instance, calls :meth:`open`, then any of the other coroutines, several at
-    once, all on one event loop, and last :meth:`close`. A tier never blocks that loop: use
-    :func:`kvtier_sdk.run_blocking`. Batching, deadlines, retries, integrity and accounting are
-    the SDK's.
+    The SDK makes one instance and calls :meth:`open` first and :meth:`close` last. In between it
+    calls the other coroutines, several at once, all on one event loop. A tier never blocks that
+    loop: use :func:`kvtier_sdk.run_blocking`. The SDK does batching, deadlines, retries,
+    integrity and accounting.
 
     Rules for every tier:
 
-    - *Results have the order and the length of the batch.* ``None`` means done, a
-      :class:`TierError` says why that one chunk was not. An error that is raised instead counts
-      for the whole batch.
-    - *Buffers are the SDK's*, lent until the coroutine has returned. That holds after a
-      cancellation too: let it through only when nothing touches the buffers any more.
-    - *No reader ever sees a partly written object*, whatever fails in mid-store.
-    - *Storing a key twice is harmless*; the last complete object or the first stays.
+    - *Results have the order and the length of the batch.* ``None`` means done; a
+      :class:`TierError` says why that one chunk failed. A raised error counts for the whole
+      batch.
+    - *Buffers belong to the SDK*, which lends them until the coroutine returns. This holds after
+      a cancellation too: let it through only once nothing touches the buffers.
+    - *No reader ever sees a partly written object*, even if a store fails midway.
+    - *Storing a key twice is harmless*: the first or the last complete object stays.
     - *An outage is a* :class:`TierUnavailableError`, never ``False`` from :meth:`lookup`.
     - Only :class:`TierError` and its subclasses are raised (:func:`kvtier_sdk.map_exceptions`).
     - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
@@ -86,14 +92,42 @@ class SecondaryTierManager(ABC):
     - *A tier is built from its options alone*, in this process or in one of its own.
     - *A closed tier leaves nothing behind*: no task, thread, file descriptor or buffer.
 
+    A whole tier, which keeps its chunks in a dictionary::
+
+        class DictionaryTier(SecondaryTierManager):
+            contract_version = 1
+            medium = Medium.CPU
+
+            async def open(self):
+                self._objects = {}
+
+            async def lookup(self, keys, request):
+                return [key in self._objects for key in keys]
+
+            async def store(self, batch):
+                for transfer in batch:
+                    self._objects[transfer.key] = b"".join(transfer.buffers)
+                return [None] * len(batch)
+
+            async def load(self, batch):
+                return [self._read(transfer) for transfer in batch]
+
+            def _read(self, transfer):
+                stored = self._objects.get(transfer.key)
+                if stored is None:
+                    return ChunkNotFoundError("no such chunk")
+                split = len(transfer.header)
+                transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
+                return None
+
     Attributes:
         config_model: the class of this tier's options.
-        medium: what chunks are kept on.
-        locality: whether that is this machine or another.
-        capabilities: which of the optional coroutines are implemented.
+        medium: the medium on which chunks are kept.
+        locality: this machine or another one.
+        capabilities: the optional coroutines that are implemented.
         alignment: of each buffer's address and length, in bytes; a power of two up to 4,096.
         contract_version: the :data:`CONTRACT_VERSION` that the tier was written for.
-        config: validated options.
+        config: the validated options.
         context: the tier's surroundings.
     """
 
@@ -104,12 +138,12 @@ class SecondaryTierManager(ABC):
     alignment: ClassVar[int] = 1
     contract_version: ClassVar[int]
 
-    # A tier annotates 'config' with its own model where it wants the type.
+    # A tier annotates 'config' with its own model to get the type.
     config: Any
     context: TierContext
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
-        """Keep the arguments. No I/O here: that is for :meth:`open`.
+        """Keep the arguments. Do no I/O here; :meth:`open` is for that.
 
         Args:
             config: an instance of :attr:`config_model`.
@@ -119,7 +153,7 @@ class SecondaryTierManager(ABC):
         self.context = context
 
     async def open(self) -> None:
-        """Connect and check what can be checked.
+        """Connect, and check every setting that can be checked.
 
         Raises:
             ConfigError: a setting cannot work.
@@ -129,128 +163,164 @@ class SecondaryTierManager(ABC):
 
     @abstractmethod
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        """Say which chunks are stored.
+        """Return which chunks are stored.
 
         Args:
-            keys: chunks to look for.
-            request: who asks.
+            keys: the chunks to look for.
+            request: the request that needs them.
 
         Returns:
-            One truth value a key, in the order of ``keys``.
+            One boolean per key, in the order of ``keys``.
 
         Raises:
-            TierError: the question could not be answered.
+            TierError: the tier does not know.
         """
 
     @abstractmethod
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        """Keep chunks: write each transfer's buffers, one after the other, as one object.
+        """Store chunks: write each transfer's buffers, one after the other, as one object.
 
         Args:
-            batch: what to write; its buffers must not be changed.
+            batch: the chunks to write; their buffers must not be modified.
 
         Returns:
-            One verdict a transfer, in the order of ``batch``: ``None`` once a later
+            One verdict per transfer, in the order of ``batch``: ``None`` once a later
             :meth:`load` will find the chunk.
 
         Raises:
-            TierError: all of them failed for one reason.
+            TierError: the whole batch failed for one reason.
         """
 
     @abstractmethod
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        """Bring chunks back: fill each transfer's buffers from its object.
+        """Load chunks: fill each transfer's buffers from its object.
 
-        An object that is shorter or longer than the buffers is a :class:`CorruptChunkError`, one
-        that is not there a :class:`ChunkNotFoundError`. What a failed load leaves in the buffers
-        does not matter.
+        A missing object is a :class:`ChunkNotFoundError`. An object shorter or longer than the
+        buffers is a :class:`CorruptChunkError`. A failed load may leave anything in the buffers.
 
         Args:
-            batch: what to read.
+            batch: the chunks to read.
 
         Returns:
-            One verdict a transfer, in the order of ``batch``.
+            One verdict per transfer, in the order of ``batch``.
 
         Raises:
-            TierError: all of them failed for one reason.
+            TierError: the whole batch failed for one reason.
         """
 
     async def close(self) -> None:
-        """Let go of everything, in bounded time, also after :meth:`open` has failed.
+        """Release everything in bounded time, even if :meth:`open` failed.
 
-        Calls that are under way end, with a result or an error. A second call does nothing.
+        Running calls end, with a result or an error. A second close does nothing.
         """
         return
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Forget chunks; those that are not there are no error. (:attr:`Capability.DELETE`)
+        """Delete chunks; missing ones are ignored. (:attr:`Capability.DELETE`)
 
         Args:
-            keys: chunks to forget.
+            keys: the chunks to delete.
 
         Raises:
             TierError: some could not be deleted.
         """
-        raise TierContractError("capability DELETE is announced but delete() is not implemented")
+        raise TierContractError("capability DELETE is declared but delete() is not implemented")
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Count chunks as used just now; unknown ones are ignored. (:attr:`Capability.TOUCH`)
+        """Mark chunks as just used; unknown ones are ignored. (:attr:`Capability.TOUCH`)
 
         Args:
-            keys: chunks that were used above, the most important last.
+            keys: chunks that were used in a tier above, the most important last.
 
         Raises:
-            TierError: recency could not be noted.
+            TierError: the use could not be recorded.
         """
-        raise TierContractError("capability TOUCH is announced but touch() is not implemented")
+        raise TierContractError("capability TOUCH is declared but touch() is not implemented")
 
     def scan(self) -> AsyncIterator[Entry]:
         """Iterate over the stored chunks of this namespace. (:attr:`Capability.SCAN`)
 
         Returns:
-            Entries in any order; chunks stored or removed meanwhile may be missed.
+            Entries in any order. Chunks stored or removed during the iteration may be missed.
 
         Raises:
-            TierError: while iterating, the store could not be read.
+            TierError: raised by the iteration, if the store cannot be read.
         """
-        raise TierContractError("capability SCAN is announced but scan() is not implemented")
+        raise TierContractError("capability SCAN is declared but scan() is not implemented")
 
     async def usage(self) -> Usage:
-        """Say how full the tier is. (:attr:`Capability.USAGE`)
+        """Return how full the tier is. (:attr:`Capability.USAGE`)
 
         Returns:
-            The tier's usage, of all namespaces that share its capacity.
+            The usage of all namespaces that share the tier's capacity.
 
         Raises:
-            TierError: it could not be found out.
+            TierError: the usage cannot be read.
         """
-        raise TierContractError("capability USAGE is announced but usage() is not implemented")
+        raise TierContractError("capability USAGE is declared but usage() is not implemented")
 
 
 class ChunkTierManager(SecondaryTierManager):
-    """The small face of the contract: one chunk at a time, failures raised.
+    """A tier that handles one chunk at a time and raises its failures.
 
-    The SDK fans a batch out over the three coroutines, :attr:`fan_out` at once.
+    The SDK calls the three coroutines once for each chunk of a batch, :attr:`fan_out` at once.
+    All rules of :class:`SecondaryTierManager` hold.
+
+    ::
+
+        class DirectoryTier(ChunkTierManager):
+            contract_version = 1
+
+            async def open(self):
+                self._directory = Path(tempfile.gettempdir(), self.context.namespace.fingerprint)
+                await self._call(os.makedirs, self._directory, exist_ok=True)
+
+            async def contains_chunk(self, key):
+                return await self._call(self._path(key).exists)
+
+            async def store_chunk(self, transfer):
+                await self._call(self._write, transfer)
+
+            async def load_chunk(self, transfer):
+                data = await self._call(self._path(transfer.key).read_bytes)
+                if len(data) != transfer.object_bytes:
+                    raise CorruptChunkError(f"{len(data)} bytes; expected {transfer.object_bytes}")
+                split = len(transfer.header)
+                transfer.header[:], transfer.payload[:] = data[:split], data[split:]
+
+            async def _call(self, work, *args, **options):
+                errors = {FileNotFoundError: ChunkNotFoundError, OSError: TierUnavailableError}
+                with map_exceptions(errors):
+                    return await run_blocking(work, *args, **options)
+
+            def _path(self, key):
+                return self._directory / key.hex()
+
+            def _write(self, transfer):
+                # Under another name first: a reader never sees half a chunk.
+                temporary = self._directory / f"{uuid.uuid4().hex}.tmp"
+                temporary.write_bytes(b"".join(transfer.buffers))
+                temporary.replace(self._path(transfer.key))
 
     Attributes:
-        fan_out: how many chunks of one batch are under way at once; of the class, or of an
-            instance whose options say so.
+        fan_out: the number of chunks of one batch that are handled at once. A class sets it, or
+            an instance from its options.
     """
 
     fan_out: int = 8
 
     @abstractmethod
     async def contains_chunk(self, key: OffloadKey) -> bool:
-        """Say whether a chunk is stored.
+        """Return whether a chunk is stored.
 
         Args:
             key: the chunk.
 
         Returns:
-            Whether :meth:`load_chunk` would find it.
+            True if :meth:`load_chunk` would find it.
 
         Raises:
-            TierError: the question could not be answered.
+            TierError: the tier does not know.
         """
 
     @abstractmethod
@@ -258,7 +328,7 @@ class ChunkTierManager(SecondaryTierManager):
         """Write the transfer's buffers, one after the other, as one object.
 
         Args:
-            transfer: what to write.
+            transfer: the chunk to write; its buffers must not be modified.
 
         Raises:
             TierError: it was not stored.
@@ -269,11 +339,11 @@ class ChunkTierManager(SecondaryTierManager):
         """Fill the transfer's buffers from its object.
 
         Args:
-            transfer: what to read.
+            transfer: the chunk to read.
 
         Raises:
             ChunkNotFoundError: there is no such object.
-            CorruptChunkError: the object has another length.
+            CorruptChunkError: the object is shorter or longer than the buffers.
             TierError: it could not be read.
         """
 
@@ -296,7 +366,7 @@ class ChunkTierManager(SecondaryTierManager):
             try:
                 await operation(transfer)
             except TierError as error:
-                # Where it comes from leads to frames that hold the buffers.
+                # The cause and the traceback lead to frames that hold the buffers.
                 error.__cause__ = error.__context__ = None
                 return error.with_traceback(None)
             return None

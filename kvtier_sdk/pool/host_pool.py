@@ -21,32 +21,41 @@ from kvtier_sdk.pool.pool_file import PoolFile, join_named, new_unnamed, open_ha
 
 _SHARED_MEMORY = Path("/dev/shm")
 
+#: The holder of a view whose caller gives no name.
+UNNAMED_HOLDER = "an unnamed holder"
+
 _log = logging.getLogger("kvtier.pool")
 
 
 class HostPool:
-    """Slots in one mapping, faulted in at once: of this process, or shared by several.
+    """Slots in one mapping, of this process or shared by several.
 
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
-    workers of a replica, which know one configuration and otherwise nothing of each other;
-    :meth:`create` and :meth:`attach` are for a process and its children.
+    workers of a replica, which share a configuration and nothing else. :meth:`create` and
+    :meth:`attach` are for a process and its children.
+
+    >>> pool = HostPool(slots=8, chunk_bytes=5000)
+    >>> pool.view(3)[:5] = b"chunk"
+    >>> bytes(pool.view(3)[:5]), pool.row_bytes
+    (b'chunk', 8192)
+    >>> pool.close()
 
     Attributes:
-        layout: where what lies; the next three are taken from it.
-        slots: how many there are.
+        layout: the geometry of the pool, from which the next three are taken.
+        slots: number of slots.
         chunk_bytes: payload of a slot.
         row_bytes: distance between slots: ``chunk_bytes`` rounded up to 4,096.
-        worker: which worker this process is; None for the scheduler and for others.
+        worker: index of the worker that this process is; None for the scheduler and for others.
         huge_page_bytes: how much of the pool lay in transparent huge pages when it was mapped.
 
     Args:
-        slots: how many slots, at least 1.
+        slots: number of slots, at least 1.
         chunk_bytes: payload of each, at least 1.
-        prefault: map every page now. A page fault in mid-copy would stall the engine.
-        huge_pages: ask for transparent huge pages, which the kernel gives where it is set to.
+        prefault: map every page now. A page fault during a copy would stall the engine.
+        huge_pages: request transparent huge pages; the kernel's settings decide.
 
     Raises:
-        ConfigError: a number is out of range, or the memory is not there.
+        ConfigError: a number is out of range, or there is not enough memory.
     """
 
     def __init__(
@@ -60,19 +69,19 @@ class HostPool:
     def create(
         cls, layout: PoolLayout, *, prefault: bool = True, huge_pages: bool = True
     ) -> HostPool:
-        """Make a pool without a name, to be shared through its descriptor; be its scheduler.
+        """Make a pool without a name, as its scheduler, to share through its descriptor.
 
         Args:
-            layout: where what lies.
+            layout: the geometry of the pool.
             prefault: as for :class:`HostPool`; if False, memory is reserved and mapped later.
             huge_pages: as for :class:`HostPool`.
 
         Returns:
             A pool that :meth:`attach` finds by :attr:`fd` (``pass_fds``) or by
-            ``/proc/<pid>/fd/<fd>``. /dev/shm does not bound it.
+            ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit it.
 
         Raises:
-            ConfigError: the memory is not there.
+            ConfigError: there is not enough memory.
         """
         memory.check_room(layout.size_bytes)
         file = new_unnamed(layout)
@@ -92,27 +101,28 @@ class HostPool:
         huge_pages: bool = True,
         directory: str = str(_SHARED_MEMORY),
     ) -> HostPool:
-        """Make a replica's pool, or map it where another of its processes came first.
+        """Make a replica's pool, or map it if another process of the replica has made it.
 
-        Never waits for another process. The pool has a name in ``directory`` until the scheduler
-        and all workers have mapped it. What killed replicas have left there is removed first.
+        This never waits for another process. The pool has a name in ``directory`` until the
+        scheduler and all workers have mapped it. Pools that killed replicas left there are removed
+        first.
 
         Args:
-            replica: an id that all processes of the replica know and no other replica has, new at
-                each start: one that comes after all others have joined starts a pool of its own
-                (see :meth:`absent`).
-            layout: where what lies, the same in all of them.
-            worker: which worker this process is; None if it is the scheduler.
+            replica: an id that all processes of the replica know, that no other replica has, and
+                that is new at each start. A process that comes after all others have joined starts
+                a second pool (see :meth:`absent`).
+            layout: the geometry of the pool, the same in all processes.
+            worker: index of the worker that this process is; None if it is the scheduler.
             prefault: as for :meth:`create`.
             huge_pages: as for :class:`HostPool`.
-            directory: on a tmpfs.
+            directory: a directory on a tmpfs.
 
         Returns:
             The pool.
 
         Raises:
-            ConfigError: there is no room, another process is that worker or the scheduler, or the
-                processes do not agree on the layout.
+            ConfigError: there is no room, another process has joined as this worker or as the
+                scheduler, or the processes disagree on the layout.
         """
         if worker is not None:
             layout.check_worker(worker)
@@ -133,13 +143,13 @@ class HostPool:
         prefault: bool = True,
         huge_pages: bool = True,
     ) -> HostPool:
-        """Map a pool that another process has.
+        """Map the pool of another process.
 
         Args:
-            handle: an inherited descriptor, which stays open and the caller's, or the path
+            handle: an inherited descriptor, which the caller keeps open and owns, or the path
                 ``/proc/<pid>/fd/<n>`` of a process of this user.
-            layout: what is expected; needed for a file that was not made by kvtier.
-            worker: which worker this process is; None if it is none.
+            layout: the expected geometry; required for a file that kvtier did not make.
+            worker: index of the worker that this process is; None if it is no worker.
             prefault: as for :class:`HostPool`.
             huge_pages: as for :class:`HostPool`.
 
@@ -147,7 +157,8 @@ class HostPool:
             The pool.
 
         Raises:
-            ConfigError: the handle leads to no such pool, or another process is that worker.
+            ConfigError: the handle leads to no such pool, or another process has joined as this
+                worker.
         """
         file = open_handle(handle, layout)
         pool = cls.__new__(cls)
@@ -162,14 +173,17 @@ class HostPool:
 
     @staticmethod
     def check(layout: PoolLayout, *, directory: str | None = str(_SHARED_MEMORY)) -> None:
-        """Say whether there is room for a pool, without making it; what the dead left is taken.
+        """Check that there is room for a pool, without making it.
+
+        Memory that killed replicas have left in ``directory`` counts as used.
 
         Args:
-            layout: where what lies.
-            directory: where :meth:`join` would make it; None for :meth:`create`.
+            layout: the geometry of the pool.
+            directory: the directory in which :meth:`join` would make it; None for :meth:`create`.
 
         Raises:
-            ConfigError: there is not; it says what is needed, what is free, and what to do.
+            ConfigError: there is no room; the message names the size needed, the size free, and
+                what to do.
         """
         memory.check_room(layout.size_bytes, None if directory is None else Path(directory))
 
@@ -183,7 +197,7 @@ class HostPool:
         huge_pages: bool,
         reserve: bool = False,
     ) -> None:
-        """Map the file, or without one new memory; on failure the file is closed."""
+        """Map the file, or new memory if there is none; close the file on failure."""
         self.layout = layout
         self.slots: int = layout.slots
         self.chunk_bytes: int = layout.chunk_bytes
@@ -209,7 +223,7 @@ class HostPool:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes can map it; not once it is closed."""
+        """True if other processes can map the pool; False once it is closed."""
         return self._file is not None
 
     @property
@@ -217,35 +231,42 @@ class HostPool:
         """The descriptor of a shared pool, closed with it; give it to a child by ``pass_fds``.
 
         Raises:
-            KVTierError: the pool is of one process, or closed.
+            KVTierError: the pool belongs to one process, or is closed.
         """
         if self._file is None:
-            raise KVTierError("the host pool is closed, or of one process: it has no descriptor")
+            raise KVTierError(
+                "the host pool is closed, or belongs to one process: it has no descriptor"
+            )
         return self._file.fd
 
     def absent(self) -> list[str]:
-        """Which processes of the replica do not have the pool, in words; empty when all have.
+        """Name the processes of the replica that do not have the pool.
 
-        Who is still absent when the engine starts to work has a pool of his own, or none.
+        A process that is still absent when the engine starts to work has another pool, or none.
+
+        Returns:
+            Names such as ``"worker 1"``; empty if every process has the pool.
 
         Raises:
-            KVTierError: the pool is of one process, or closed.
+            KVTierError: the pool belongs to one process, or is closed.
         """
         if self._file is None:
-            raise KVTierError("the host pool is closed, or of one process: nobody can be absent")
+            raise KVTierError(
+                "the host pool is closed, or belongs to one process: no other process joins it"
+            )
         return self._file.absent(self.worker)
 
-    def part(self, worker: int, holder: str = "nobody named") -> npt.NDArray[np.uint8]:
-        """A worker's part of all slots.
+    def part(self, worker: int, holder: str = UNNAMED_HOLDER) -> npt.NDArray[np.uint8]:
+        """Return a worker's part of all slots.
 
         Args:
-            worker: whose, from 0.
+            worker: index of the worker, from 0.
             holder: as for :meth:`view`.
 
         Returns:
             An array of shape (slots, ``part_bytes``) over the pool's own memory, which it keeps
-            alive; a slot's part is contiguous. Read-only for all but worker 0 where the layout
-            is replicated.
+            alive; a slot's part is contiguous. If the layout is replicated, it is read-only for
+            all workers but 0.
 
         Raises:
             ConfigError: there is no such worker.
@@ -257,16 +278,17 @@ class HostPool:
         part.flags.writeable = not (self.layout.replicated and worker)
         return part
 
-    def view(self, slot: int, holder: str = "nobody named") -> memoryview:
-        """A slot's payload.
+    def view(self, slot: int, holder: str = UNNAMED_HOLDER) -> memoryview:
+        """Return a slot's payload.
 
         Args:
-            slot: index, from 0.
-            holder: who gets it, one of few names; :meth:`close` says it if the view is still out.
+            slot: index of the slot, from 0.
+            holder: name of the component that gets the view, one of few. :meth:`close` logs it if
+                the view is still in use.
 
         Returns:
-            A writable view of ``chunk_bytes`` bytes, contiguous, format ``B``. It, and whatever
-            is made from it, keeps the memory alive.
+            A writable view of ``chunk_bytes`` bytes, contiguous, format ``B``. The view, and
+            everything made from it, keeps the memory alive.
 
         Raises:
             IndexError: there is no such slot.
@@ -274,16 +296,16 @@ class HostPool:
         """
         return self.padded_view(slot, 1, holder)
 
-    def padded_view(self, slot: int, alignment: int, holder: str = "nobody named") -> memoryview:
-        """A slot's payload and the padding behind it.
+    def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
+        """Return a slot's payload and the padding after it.
 
         Args:
-            slot: index, from 0.
-            alignment: power of two up to 4,096.
+            slot: index of the slot, from 0.
+            alignment: a power of two up to 4,096.
             holder: as for :meth:`view`.
 
         Returns:
-            As :meth:`view`, its length rounded up to ``alignment``.
+            As :meth:`view`, with its length rounded up to ``alignment``.
 
         Raises:
             IndexError: there is no such slot.
@@ -295,10 +317,10 @@ class HostPool:
         return self._of_holder(holder)[start : start + round_up(self.chunk_bytes, alignment)]
 
     def close(self) -> None:
-        """Give the memory back; with views of it still out, when the last of them is gone.
+        """Release the memory, now or as soon as no view of it is in use.
 
-        Who holds views is logged as a warning: a tier whose I/O hangs, most likely. Unmapping
-        under them would be a crash. A second call does nothing.
+        If views are in use, a warning names their holders: most likely a tier whose I/O hangs.
+        Unmapping the memory under them would crash the process. A second call does nothing.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -313,28 +335,28 @@ class HostPool:
             return sorted(holder for holder, array in arrays.items() if array() is not None)
 
         if holders():
-            # Garbage is no holder: an exception's traceback leads to the frames that had the views.
+            # Garbage does not count: an exception's traceback leads to frames that had the views.
             gc.collect()
         if holders():
             _log.warning(
-                "the host pool was closed with views of it still out, handed to: %s; its memory "
-                "is given back when the last of them is gone",
+                "the host pool was closed while views of it are in use by: %s; its memory is "
+                "released when the last of them is gone",
                 ", ".join(holders()),
             )
         else:
             mapping.close()
 
     def _of_holder(self, holder: str) -> memoryview:
-        """The whole mapping, through an array of this holder's own.
+        """Return the whole mapping, through a separate array for each holder.
 
-        A view is a slice of this one, and every slice and array made from a view keeps the array
-        underneath: it lives exactly as long as the holder, or whoever had it from there, has any.
+        A view is a slice of this one, and everything made from a view keeps the array underneath
+        alive. So the array lives exactly as long as this holder's views are in use.
         """
         whole = self._views.get(holder)
         if whole is None:
             if self._mapping is None:
                 raise KVTierError("the host pool is closed")
-            # Two threads may come at once; both must go on with the same one.
+            # Two threads may come at once; both must use the same array.
             whole = self._views.setdefault(holder, np.frombuffer(self._mapping, np.uint8).data)
         return whole
 

@@ -1,4 +1,4 @@
-"""Where the bytes of a host pool lie, and the header that says so to a process that maps it."""
+"""The layout of a host pool, and the header that tells it to a process that maps the pool."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.errors import ConfigError
 
-#: Rows begin at multiples of this many bytes: what direct I/O asks for.
+#: Rows begin at multiples of this many bytes, as direct I/O requires.
 ROW_ALIGNMENT = 4096
-#: Parts begin at multiples of this many bytes: no two workers write to one cache line.
+#: Parts begin at multiples of this many bytes, so that no two workers write to one cache line.
 PART_ALIGNMENT = 64
-#: The page behind the last row. Nobody maps it, so no stray write reaches it.
+#: The page after the last row. No process maps it, so no stray write reaches it.
 HEADER_BYTES = 4096
 
 _MAGIC = b"KVTIPOOL"
@@ -24,15 +24,15 @@ _HEADER = struct.Struct("<8sIIQQQ")
 class PoolLayout:
     """The geometry of a host pool; all its processes must agree on it.
 
-    A slot's row is the parts of all workers, one behind the other. Parts begin at multiples of 64
-    bytes, rows at multiples of 4,096.
+    The row of a slot holds the parts of all workers, one after the other. Parts begin at
+    multiples of 64 bytes, rows at multiples of 4,096.
 
     Attributes:
-        slots: how many there are, at least 1.
+        slots: number of slots, at least 1.
         part_bytes: one worker's bytes of a chunk, at least 1.
-        workers: how many workers map the pool, at least 1.
+        workers: number of workers that map the pool, at least 1.
         replicated: all workers hold the same bytes, which are stored once: a row has one part,
-            worker 0 writes it, and all read it.
+            worker 0 writes it, and all workers read it.
 
     Raises:
         ConfigError: a number is out of range.
@@ -54,12 +54,12 @@ class PoolLayout:
 
     @property
     def parts(self) -> int:
-        """Parts of a row."""
+        """Number of parts in a row."""
         return 1 if self.replicated else self.workers
 
     @property
     def chunk_bytes(self) -> int:
-        """A slot's payload, which secondary tiers see: all parts, and what aligns them."""
+        """Length of a slot's payload, as secondary tiers see it: all parts and their padding."""
         return (self.parts - 1) * round_up(self.part_bytes, PART_ALIGNMENT) + self.part_bytes
 
     @property
@@ -69,14 +69,14 @@ class PoolLayout:
 
     @property
     def size_bytes(self) -> int:
-        """The whole pool, without its header."""
+        """Size of the whole pool, without its header."""
         return self.slots * self.row_bytes
 
     def check_worker(self, worker: int) -> None:
-        """Refuse a worker that there is not.
+        """Check the index of a worker.
 
         Args:
-            worker: index, from 0.
+            worker: the index, from 0.
 
         Raises:
             ConfigError: it is out of range.
@@ -88,10 +88,10 @@ class PoolLayout:
             )
 
     def part_offset(self, worker: int) -> int:
-        """Where in a row a worker's part begins.
+        """Return the offset of a worker's part in a row.
 
         Args:
-            worker: index, from 0.
+            worker: index of the worker, from 0.
 
         Raises:
             ConfigError: there is no such worker.
@@ -100,7 +100,7 @@ class PoolLayout:
         return 0 if self.replicated else worker * round_up(self.part_bytes, PART_ALIGNMENT)
 
     def to_header(self) -> bytes:
-        """The header that :meth:`from_header` reads."""
+        """Return the header that :meth:`from_header` reads."""
         fields = self.slots, self.part_bytes, self.workers
         return _HEADER.pack(_MAGIC, _FORMAT, self.replicated, *fields).ljust(HEADER_BYTES, b"\0")
 
@@ -112,17 +112,17 @@ class PoolLayout:
             header: the last 4,096 bytes of a file.
 
         Returns:
-            The layout, or None if this is no header of a host pool.
+            The layout, or None if this is not the header of a host pool.
 
         Raises:
-            ConfigError: it is one, of another version.
+            ConfigError: it is the header of another format version.
         """
         if len(header) != HEADER_BYTES or not header.startswith(_MAGIC):
             return None
         _, version, replicated, slots, part_bytes, workers = _HEADER.unpack_from(header)
         if version != _FORMAT:
             raise ConfigError(
-                f"the host pool has format {version}, and this kvtier-sdk knows {_FORMAT}: use one "
+                f"the host pool has format {version}, and this kvtier-sdk reads {_FORMAT}: use one "
                 "version of kvtier-sdk in all processes of a replica"
             )
         return cls(slots, part_bytes, workers, bool(replicated))

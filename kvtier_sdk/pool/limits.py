@@ -1,4 +1,4 @@
-"""How much memory this machine has, and what the control groups that we are in leave of it."""
+"""The memory of this machine, and the limits of this process's control groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kvtier_sdk.errors import ConfigError
 
-#: Where the system tells about itself.
+#: The kernel's own files.
 PROC = Path("/proc")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -18,9 +18,9 @@ class MemoryLimit(NamedTuple):
     """A control group that limits the memory of this process.
 
     Attributes:
-        directory: of the group, or of one above it.
-        limit_bytes: what its processes may take together.
-        used_bytes: what they take now, file cache included.
+        directory: the directory of the group, or of one above it.
+        limit_bytes: the memory that its processes may use together.
+        used_bytes: the memory that they use now, file cache included.
     """
 
     directory: Path
@@ -29,11 +29,11 @@ class MemoryLimit(NamedTuple):
 
 
 def total_memory_bytes(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> int:
-    """The memory of the machine, or less where a control group allows less.
+    """Return the memory of the machine, or the limit of a control group if that is less.
 
     Args:
-        proc: where ``/proc`` is.
-        cgroup_root: where control groups are mounted.
+        proc: the mount point of ``/proc``.
+        cgroup_root: the mount point of the control groups.
 
     Returns:
         Bytes.
@@ -46,11 +46,11 @@ def total_memory_bytes(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> in
 
 
 def meminfo_bytes(name: str, proc: Path = PROC) -> int:
-    """A figure of ``/proc/meminfo``.
+    """Return a value of ``/proc/meminfo``.
 
     Args:
-        name: as it stands there: ``MemTotal``, ``MemAvailable``.
-        proc: where ``/proc`` is.
+        name: its name there: ``MemTotal``, ``MemAvailable``.
+        proc: the mount point of ``/proc``.
 
     Returns:
         Bytes.
@@ -66,14 +66,14 @@ def meminfo_bytes(name: str, proc: Path = PROC) -> int:
 
 
 def memory_limits(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[MemoryLimit]:
-    """The limits of this process's control groups, versions 1 and 2, as far as they can be read.
+    """Yield the limits of this process's control groups, versions 1 and 2, that can be read.
 
     Args:
-        proc: where ``/proc`` is.
-        cgroup_root: where control groups are mounted.
+        proc: the mount point of ``/proc``.
+        cgroup_root: the mount point of the control groups.
 
     Yields:
-        Those of its own groups first, then of those above.
+        The limits of its own groups first, then of the groups above.
     """
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
@@ -88,23 +88,23 @@ def memory_limits(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterato
             limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # In a container the path may be that of the host, or begin with "/..", while the top is
-        # the container's own.
+        # In a container the path may be the host's, or begin with "/..", while the top is the
+        # container's own.
         group = top / path.lstrip("/.")
         for directory in [group, *group.parents]:
             if not directory.is_relative_to(top):
                 break
-            # A limit that is not there is "max", and none may be readable.
+            # A group without a limit has "max", and some files cannot be read.
             with contextlib.suppress(OSError, ValueError):
                 limit_bytes = int((directory / limit).read_text())
                 yield MemoryLimit(directory, limit_bytes, int((directory / used).read_text()))
 
 
 def cached_bytes(directory: Path) -> int:
-    """What the kernel would take back from a control group's file cache.
+    """Return the size of a control group's file cache, which the kernel can reclaim.
 
     Args:
-        directory: the group's.
+        directory: the directory of the group.
 
     Returns:
         Bytes.

@@ -1,4 +1,4 @@
-"""Is there room for a host pool, and are its pages there before an engine touches them?"""
+"""Room for a host pool, and its pages, which are there before an engine touches them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from kvtier_sdk.pool.limits import (
     memory_limits,
 )
 
-#: Linux 5.14; Python's mmap does not know it, and its madvise holds the interpreter lock.
+#: Linux 5.14. Python's mmap module does not have it, and its madvise holds the interpreter lock.
 _MADV_POPULATE_WRITE = 23
-#: What one thread faults in at a time.
+#: The bytes that one thread faults in at a time.
 _STRETCH_BYTES = 64 << 20
 _MAX_THREADS = 16
 _HUGE_PAGE_BYTES = 2 << 20
@@ -37,12 +37,12 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Room(NamedTuple):
-    """What one limit leaves.
+    """The memory that one limit leaves.
 
     Attributes:
-        where: whose limit.
-        free_bytes: below it.
-        remedy: what to do where that is too little.
+        where: the place of the limit.
+        free_bytes: the bytes free below it.
+        remedy: what to do if that is too little.
     """
 
     where: str
@@ -51,14 +51,14 @@ class Room(NamedTuple):
 
 
 def check_room(size_bytes: int, directory: Path | None = None) -> None:
-    """Refuse a pool that memory, this process's control groups or a file system cannot hold.
+    """Check that memory, this process's control groups and a file system have room for a pool.
 
     Args:
-        size_bytes: of the pool.
-        directory: where its file will be; None for a pool without a name.
+        size_bytes: size of the pool.
+        directory: the directory of its file; None for a pool without a name.
 
     Raises:
-        ConfigError: it says what is needed, what is free, and what to do.
+        ConfigError: they do not; the message names the size needed, the size free, and what to do.
     """
     rooms = [_room_of_machine(), *rooms_of_cgroups()]
     if directory is not None:
@@ -73,16 +73,16 @@ def check_room(size_bytes: int, directory: Path | None = None) -> None:
 
 
 def prefault(mapping: mmap.mmap, fd: int | None) -> None:
-    """Give every page of a mapping memory, in parallel and outside the interpreter lock.
+    """Back every page of a mapping with memory, in parallel and outside the interpreter lock.
 
-    Bytes that are there stay as they are, also while other processes write.
+    Bytes that are there stay as they are, even while other processes write.
 
     Args:
-        mapping: of a new anonymous region, or of a file.
-        fd: the file; None for an anonymous one.
+        mapping: the mapping of a new anonymous region, or of a file.
+        fd: the file; None for an anonymous region.
 
     Raises:
-        ConfigError: the memory is not there. Nothing has been killed by a SIGBUS.
+        ConfigError: there is not enough memory. No SIGBUS has been raised.
     """
     address, size_bytes = _address_of(mapping), len(mapping)
 
@@ -98,34 +98,34 @@ def prefault(mapping: mmap.mmap, fd: int | None) -> None:
     if errno.EINVAL in failures:
         _touch(mapping, fd)
     elif failures:
-        # EFAULT stands for the SIGBUS that a touch would have been.
-        raise _ran_out(size_bytes)
+        # EFAULT: a touch would have raised a SIGBUS.
+        raise _out_of_memory(size_bytes)
 
 
 def reserve(fd: int, size_bytes: int) -> None:
-    """Give every page of a file memory, without mapping any: a later touch cannot be a SIGBUS.
+    """Back every page of a file with memory, without mapping any, so that no touch is a SIGBUS.
 
     Raises:
-        ConfigError: the memory is not there.
+        ConfigError: there is not enough memory.
     """
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:
-        raise _ran_out(size_bytes) from error
+        raise _out_of_memory(size_bytes) from error
 
 
 def ask_for_huge_pages(mapping: mmap.mmap) -> None:
-    """Ask for transparent huge pages; before the pages are there."""
+    """Request transparent huge pages, before the pages are there."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
 
 def huge_page_bytes(mapping: mmap.mmap, *, shared: bool) -> int:
-    """How much of a mapping lies in transparent huge pages.
+    """Return how much of a mapping lies in transparent huge pages.
 
     Args:
-        mapping: any.
-        shared: it is one of a file.
+        mapping: any mapping.
+        shared: True if it maps a file.
     """
     if len(mapping) < _HUGE_PAGE_BYTES or (shared and not _shmem_offers_huge_pages()):
         return 0
@@ -149,21 +149,20 @@ def _address_of(mapping: mmap.mmap) -> int:
 
 
 def _touch(mapping: mmap.mmap, fd: int | None) -> None:
-    """Fault in a byte of every page, for kernels without MADV_POPULATE_WRITE."""
+    """Touch a byte of every page, for kernels without MADV_POPULATE_WRITE."""
     pages = np.frombuffer(mapping, np.uint8)[:: mmap.PAGESIZE]
     if fd is None:
         pages[:] = 0
     else:
-        # A write could undo what another process writes there. Pages that are reserved are
-        # mapped by a read as well.
+        # A write could undo what another process writes there. A read maps reserved pages too.
         reserve(fd, len(mapping))
         pages.max()
 
 
-def _ran_out(size_bytes: int) -> ConfigError:
+def _out_of_memory(size_bytes: int) -> ConfigError:
     return ConfigError(
-        f"the host pool's {format_bytes(size_bytes)} were free and were taken by others while it "
-        "was made: use fewer slots, or end what else takes memory or /dev/shm"
+        f"the host pool's {format_bytes(size_bytes)} were free, but other processes took them "
+        "while it was made: use fewer slots, or end what else uses memory or /dev/shm"
     )
 
 
@@ -177,7 +176,7 @@ def _shmem_offers_huge_pages() -> bool:
 
 def _room_of_machine() -> Room:
     free_bytes = meminfo_bytes("MemAvailable")
-    return Room("this machine's memory", free_bytes, "end what else takes memory")
+    return Room("this machine's memory", free_bytes, "end what else uses memory")
 
 
 def _room_of_directory(directory: Path) -> Room:
@@ -192,11 +191,11 @@ def _room_of_directory(directory: Path) -> Room:
 
 
 def rooms_of_cgroups(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[Room]:
-    """What the memory limits above this process leave, as far as they can be read.
+    """Yield what the memory limits above this process leave, if they can be read.
 
     Args:
-        proc: where ``/proc`` is.
-        cgroup_root: where control groups are mounted.
+        proc: the mount point of ``/proc``.
+        cgroup_root: the mount point of the control groups.
     """
     for limit in memory_limits(proc, cgroup_root):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The file behind a shared pool: how processes find it, and when its name goes."""
+"""The file of a shared pool: how processes find it, and when its name is removed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """A pool's bytes on an open descriptor, and in a named one's case the name.
+    """An open pool file, and its name if it has one.
 
     Attributes:
         fd: the descriptor, closed on exec.
-        layout: what the file holds.
+        layout: the geometry of the pool in the file.
     """
 
     def __init__(self, fd: int, layout: PoolLayout, path: Path | None = None) -> None:
@@ -35,24 +35,24 @@ class PoolFile:
         self.close = weakref.finalize(self, _release, fd, path, os.getpid())
 
     def claim(self, worker: int | None) -> None:
-        """Become a member, which no two processes can be at once.
+        """Become a member; no two processes can be the same one.
 
         Raises:
-            ConfigError: there is no such worker, or another process is it.
+            ConfigError: there is no such worker, or another process is this member.
         """
         if worker is not None:
             self.layout.check_worker(worker)
         if not leases.claim(self.fd, worker):
             raise ConfigError(
                 f"{_member_name(worker)} of this host pool is already there: start each once, and "
-                "give each replica an id of its own"
+                "give each replica a different id"
             )
 
     def absent(self, worker: int | None) -> list[str]:
-        """Which members are not there, as seen by this one.
+        """Name the members that are not there.
 
         Args:
-            worker: who asks.
+            worker: the member that asks, which counts as there.
         """
         members = [None, *range(self.layout.workers)]
         return [
@@ -63,7 +63,7 @@ class PoolFile:
 
 
 def new_unnamed(layout: PoolLayout) -> PoolFile:
-    """A file without a name, of a size that cannot change; bounded by memory alone."""
+    """Make a file without a name, whose size cannot change; only memory limits it."""
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     file = PoolFile(fd, layout)
     try:
@@ -76,7 +76,7 @@ def new_unnamed(layout: PoolLayout) -> PoolFile:
 
 
 def open_handle(handle: int | str, layout: PoolLayout | None) -> PoolFile:
-    """Open a file anew, by descriptor or path, so that its locks are apart; be a guest of it.
+    """Open a pool file as a guest, by descriptor or path, as a new opening with its own locks.
 
     Raises:
         ConfigError: it cannot be opened, or does not hold such a pool.
@@ -90,7 +90,7 @@ def open_handle(handle: int | str, layout: PoolLayout | None) -> PoolFile:
             "that this process inherited (pass_fds) or /proc/<pid>/fd/<n> of a process that has it"
         ) from error
     try:
-        # From here on nobody sweeps it: what is seen of its size stays true.
+        # From here on no process sweeps it, so its size does not change.
         leases.claim_as_guest(fd)
         return PoolFile(fd, _layout_of(fd, layout))
     except BaseException:
@@ -105,25 +105,25 @@ def join_named(
     worker: int | None,
     check_room: Callable[[], None],
 ) -> PoolFile:
-    """Open the file of a replica, or make it: whoever comes first.
+    """Open the file of a replica, or make it if no other member has.
 
-    The name is gone as soon as all members have the file. What a replica left that was killed
-    before is swept first.
+    The name is removed as soon as all members have the file. Files of killed replicas are removed
+    first.
 
     Args:
-        directory: on a tmpfs.
-        replica: its id.
-        layout: what all members expect.
-        worker: which of them this is; None is the scheduler.
-        check_room: raises a ConfigError where there is no room for a new file.
+        directory: a directory on a tmpfs.
+        replica: the id of the replica.
+        layout: the geometry that all members expect.
+        worker: the member that this process is; None is the scheduler.
+        check_room: raises a ConfigError if there is no room for a new file.
 
     Raises:
-        ConfigError: no room, another layout, somebody else is that member, or the directory
-            cannot be used.
+        ConfigError: there is no room, the file has another layout, another process is this member,
+            or the directory cannot be used.
     """
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
-    # Each round that fails does so because somebody else came to an end with this name.
+    # A round fails only if another process has made or removed this name meanwhile.
     while True:
         sweep(directory)
         fd = _open_own(path)
@@ -136,7 +136,7 @@ def join_named(
 
 
 def sweep(directory: Path) -> None:
-    """Remove the files of this user's pools that no process holds any more."""
+    """Remove the pool files of this user that no process holds."""
     for path in directory.glob(f"{_PREFIX}*"):
         try:
             fd = _open_own(path)
@@ -145,13 +145,13 @@ def sweep(directory: Path) -> None:
         if fd is None:
             continue
         try:
-            with leases.gate(fd):
-                # A name that is gone already may be somebody else's new file.
+            with leases.joining(fd):
+                # If this file has lost its name, the path may be another process's new file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
-                    # First the bytes: whoever finds no name any more shall find the room.
+                    # The bytes first: a process that finds the name gone must find the room free.
                     os.ftruncate(fd, 0)
                     path.unlink()
-                    _log.info("removed %s, a host pool that no process holds any more", path)
+                    _log.info("removed %s, a host pool that no process holds", path)
         finally:
             os.close(fd)
 
@@ -160,32 +160,32 @@ def _open_own(path: Path) -> int | None:
     """Open a regular file of this user.
 
     Returns:
-        None if there is nothing of that name.
+        None if nothing has that name.
 
     Raises:
-        ConfigError: there is something else.
+        ConfigError: something else has it.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"{path} is no host pool of this user: remove it") from error
+        raise ConfigError(f"{path} is not a host pool of this user: remove it") from error
     status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         return fd
     os.close(fd)
-    raise ConfigError(f"{path} is no host pool of this user: remove it")
+    raise ConfigError(f"{path} is not a host pool of this user: remove it")
 
 
 def _make_named(
     path: Path, layout: PoolLayout, worker: int | None, check_room: Callable[[], None]
 ) -> PoolFile | None:
-    """Make a file and give it its name when it is whole; None if another came first."""
+    """Make a file, and give it its name once it is complete; None if another process has."""
     try:
         check_room()
     except ConfigError:
-        # The room may be what a member of this very replica took a moment ago.
+        # Another member of this replica may have taken the room a moment ago.
         if os.path.lexists(path):
             return None
         raise
@@ -201,7 +201,7 @@ def _make_named(
     try:
         _shape(fd, layout)
         file.claim(worker)
-        # A directory is given only because link() follows /proc's links no other way.
+        # Only with a directory descriptor does link() follow the links in /proc.
         os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=parent, follow_symlinks=True)
     except FileExistsError:
         file.close()
@@ -215,23 +215,23 @@ def _make_named(
 
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Become a member of a file that was found by its name; the last to come removes the name.
+    """Become a member of a file that was found by its name; the last member removes the name.
 
     Args:
-        fd: of the file; taken over, also where this raises.
-        path: its name.
-        layout: what all members expect.
-        worker: which of them this is; None is the scheduler.
+        fd: descriptor of the file, which this takes over even if it raises.
+        path: the name of the file.
+        layout: the geometry that all members expect.
+        worker: the member that this process is; None is the scheduler.
 
     Returns:
-        None if it has no name any more.
+        None if the name has been removed.
 
     Raises:
-        ConfigError: another layout, or somebody else is that member.
+        ConfigError: the file has another layout, or another process is this member.
     """
     file = PoolFile(fd, layout, path)
     try:
-        with leases.gate(fd):
+        with leases.joining(fd):
             if os.fstat(fd).st_nlink:
                 _layout_of(fd, layout)
                 file.claim(worker)
@@ -251,18 +251,18 @@ def _shape(fd: int, layout: PoolLayout) -> None:
 
 
 def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
-    """What a file holds: as its header says, or as expected where somebody else made it."""
+    """Return the layout in a file's header; the expected one if kvtier did not make the file."""
     size_bytes = os.fstat(fd).st_size
     found = PoolLayout.from_header(os.pread(fd, HEADER_BYTES, max(0, size_bytes - HEADER_BYTES)))
     if found is None:
         if expected is None:
-            raise ConfigError("the file is no host pool of kvtier: give its layout as well")
+            raise ConfigError("the file is not a host pool of kvtier: give its layout as well")
         found = expected
     elif expected not in (None, found):
-        raise ConfigError(f"the host pool is {found}, and {expected} is expected")
-    # To touch what is behind the end of a file is a SIGBUS.
+        raise ConfigError(f"the host pool is {found}; expected {expected}")
+    # A touch after the end of a file is a SIGBUS.
     if size_bytes < found.size_bytes:
-        raise ConfigError(f"the file has {size_bytes} bytes, and {found} needs {found.size_bytes}")
+        raise ConfigError(f"the file has {size_bytes} bytes; {found} needs {found.size_bytes}")
     return found
 
 
@@ -271,13 +271,13 @@ def _member_name(worker: int | None) -> str:
 
 
 def _release(fd: int, path: Path | None, pid: int) -> None:
-    """Close; the last member of a pool that never became whole takes the name along."""
+    """Close the file; the last member removes the name if not all members ever came."""
     try:
-        # A forked child has the parent's locks: what it sees as nobody's is the parent's.
+        # A forked child shares the parent's locks, so a file that looks free may be the parent's.
         own = path is not None and os.getpid() == pid and leases.claim_whole(fd)
         if path is not None and own and os.fstat(fd).st_nlink:
             path.unlink()
     except OSError as error:
-        _log.warning("the name of the host pool %s stays behind: %s", path, error)
+        _log.warning("the name of the host pool %s could not be removed: %s", path, error)
     finally:
         os.close(fd)

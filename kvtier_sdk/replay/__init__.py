@@ -1,4 +1,4 @@
-"""The main job without an engine: a workload played through the manager, with real bytes."""
+"""Replay: a workload played through the manager with real bytes, without an engine."""
 
 from kvtier_sdk.replay.driver import replay
 from kvtier_sdk.replay.report import ReplayReport

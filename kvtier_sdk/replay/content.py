@@ -1,4 +1,4 @@
-"""What is in a chunk: a function of its key, so that whatever comes back can be compared."""
+"""The content of a chunk, a function of its key, so that every loaded chunk can be compared."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _BASE_SEED = 2026
 
 
 class ChunkContent:
-    """Makes chunks and compares them.
+    """Writer and checker of chunks.
 
-    A chunk is a fixed random sequence of 64-bit words, each plus a digest of the key: made at
-    the speed of memory, and different from another key's, or from itself moved by some bytes, in
-    nearly every word.
+    A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each.
+    It is made at the speed of memory. It differs in nearly every word from another key's chunk,
+    and from itself shifted by some bytes.
 
     Args:
         chunk_bytes: length of a chunk.
@@ -30,7 +30,7 @@ class ChunkContent:
         self._bytes = self._scratch.view(np.uint8)[:chunk_bytes]
 
     def write(self, key: OffloadKey, view: memoryview) -> None:
-        """Write a chunk's content, as the device would.
+        """Write a chunk's content into its slot, as the device would.
 
         Args:
             key: the chunk.
@@ -39,14 +39,14 @@ class ChunkContent:
         np.frombuffer(view, np.uint8)[:] = self._expected(key)
 
     def wrong_bytes(self, key: OffloadKey, view: memoryview) -> int:
-        """Compare a slot with what should be in it.
+        """Compare a slot with its chunk's content.
 
         Args:
             key: the chunk.
             view: its slot, ``chunk_bytes`` long.
 
         Returns:
-            How many bytes differ.
+            The number of bytes that differ.
         """
         return int(np.count_nonzero(np.frombuffer(view, np.uint8) != self._expected(key)))
 

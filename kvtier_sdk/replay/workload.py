@@ -1,4 +1,4 @@
-"""What is played: a block-hash trace, or a generated chat."""
+"""Workloads for a replay: a block-hash trace, or generated chats."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _key(*parts: object) -> OffloadKey:
 def read_trace(path: Path) -> list[ReplayRequest]:
     """Read a block-hash trace.
 
-    The format is the one published with Mooncake (FAST '25): a JSON object a line, whose
-    ``hash_ids`` name the blocks of the prompt, equal ids for equal prefixes. A block is a chunk
-    here; other fields are not needed.
+    The format is the one published with Mooncake (FAST '25): one JSON object per line, whose
+    ``hash_ids`` name the blocks of the prompt, with equal ids for equal prefixes. A block is a
+    chunk here. Other fields are ignored.
 
     Args:
         path: the file.
@@ -73,20 +73,20 @@ def _parse_line(line: str, where: str, number: int) -> ReplayRequest:
 
 
 def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
-    """Generate multi-turn chats: a few shared system prompts, conversations that take turns.
+    """Generate interleaved multi-turn chats that share a few system prompts.
 
     Each turn's prompt is the whole conversation so far, so it shares all but its end with the
-    turn before.
+    previous turn.
 
     Args:
-        requests: how many, at least 1.
+        requests: number of requests, at least 1.
         seed: the same seed gives the same workload.
 
     Returns:
         The requests, in order of arrival.
 
     Raises:
-        ReplayError: there are none to generate.
+        ReplayError: ``requests`` is less than 1.
     """
     if requests < 1:
         raise ReplayError(f"{requests} requests: a workload needs at least 1")
@@ -103,7 +103,7 @@ def _chat_turns(rng: random.Random, seed: int) -> Iterator[tuple[OffloadKey, ...
     started = 0
     while True:
         if len(open_chats) < 8 or rng.random() < 0.2:
-            # A few prompts serve most conversations.
+            # Most conversations share the first few system prompts.
             system = systems[min(int(rng.expovariate(1.0)), len(systems) - 1)]
             open_chats.append((started, list(system), rng.randint(1, 10)))
             started += 1

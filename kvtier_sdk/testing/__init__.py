@@ -1,6 +1,7 @@
 """Tools for testing tiers and managers: the conformance kit, faults, a virtual clock.
 
-What needs pytest or hypothesis is loaded when it is asked for; the rest does without.
+:class:`TierConformance` and :func:`tier_state_machine` need pytest and hypothesis, and are imported
+at their first use. Everything else works without either.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -150,7 +151,7 @@ __all__ = [
     "tier_state_machine",
 ]
 
-# Name to the module that has it.
+# Names that need the extra, to the modules that define them.
 _NEEDS_EXTRA = {
     "TierConformance": "kvtier_sdk.testing.conformance.suite",
     "tier_state_machine": "kvtier_sdk.testing.conformance.machine",

@@ -1,4 +1,4 @@
-"""A tier around another one in which things go wrong, as a script or a seed says."""
+"""Faults around a tier, from a script or drawn from a seed."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
 
 class FaultKind(Enum):
-    """What can go wrong in one call."""
+    """The kinds of fault that a call can have."""
 
     #: The call raises :attr:`Fault.error`.
     ERROR = "error"
-    #: It begins :attr:`Fault.delay_s` later.
+    #: The call begins :attr:`Fault.delay_s` later.
     DELAY = "delay"
-    #: It never ends, unless it is cancelled.
+    #: The call never ends, unless it is cancelled.
     HANG = "hang"
-    #: Of each chunk the end is missing: a store succeeds with a shorter object, a load with zeros.
+    #: Each chunk loses its end: a store succeeds with a shorter object, a load with zeros there.
     SHORT = "short"
-    #: It succeeds, with one bit of each chunk flipped.
+    #: The call succeeds, with one bit of each chunk flipped.
     CORRUPT = "corrupt"
-    #: The second half of the batch is not done; each of it is :attr:`Fault.error`.
+    #: The second half of the batch is not moved, and each of its chunks gets :attr:`Fault.error`.
     PARTIAL = "partial"
-    #: For :attr:`Fault.delay_s`, this call and all others are a :class:`TierUnavailableError`.
+    #: For :attr:`Fault.delay_s`, this call and all others raise :class:`TierUnavailableError`.
     DISCONNECT = "disconnect"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in a call.
+    """One fault, for one call.
 
     Attributes:
-        kind: what it is.
-        operation: ``"lookup"``, ``"store"``, ``"load"``, ``"delete"``, ``"touch"``, ``"scan"`` or
-            ``"usage"``: the calls that it waits for; ``None`` takes whichever comes.
+        kind: the kind of fault.
+        operation: the call that gets it: ``"lookup"``, ``"store"``, ``"load"``, ``"delete"``,
+            ``"touch"``, ``"scan"`` or ``"usage"``; ``None`` is any call.
         delay_s: how long a delay or an outage lasts, on the tier's clock.
         error: class of the errors.
     """
@@ -55,16 +55,17 @@ class Fault:
 
 
 class FaultPlan:
-    """Which fault each call gets: those of a script, one after the other, then what a seed draws.
+    """The faults of the calls to come: first those of a script, then draws from a seed.
 
     Attributes:
-        happened: the faults so far, with the operation of each.
+        happened: the faults so far, as pairs of operation and kind.
 
     Args:
-        script: a call takes the first that waits for its operation; ``None`` lets one call be.
-        seed: of the draws.
-        rate: the share of the other calls that get a fault, 0 to 1.
-        drawn: what is drawn from; one of each kind where absent.
+        script: the faults in order. A call takes the first one for its operation; ``None``
+            leaves one call without a fault.
+        seed: seed of the draws.
+        rate: the share of calls after the script that get a fault, 0 to 1.
+        drawn: the faults to draw from; one of each kind by default.
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class FaultPlan:
         """Take the fault of a call.
 
         Args:
-            operation: which is called.
+            operation: the operation that is called.
 
         Returns:
-            What goes wrong; ``None`` where nothing does.
+            The fault; ``None`` if the call has none.
         """
         fault = self._from_script(operation) if self._script else self._from_seed(operation)
         if fault is not None:
@@ -110,15 +111,15 @@ class FaultPlan:
 
 
 class FaultyTier(SecondaryTierManager):
-    """Passes every call on to another tier, with a fault where its plan says so.
+    """A tier that passes every call on to another tier, with the faults of a plan.
 
-    Made by :func:`faulty`. Where a fault is not of a kind that fits a call (``PARTIAL`` of a
-    lookup), the call is passed on as it is.
+    :func:`faulty` makes such classes. A fault that does not fit its call (``PARTIAL`` of a
+    lookup) has no effect.
 
     Attributes:
-        inner_class: the tier inside.
-        plan: what goes wrong. Every instance of the class shares it.
-        inner: the instance inside.
+        inner_class: the class of the tier inside.
+        plan: the faults; every instance of the class shares them.
+        inner: the tier inside.
     """
 
     inner_class: ClassVar[type[SecondaryTierManager]]
@@ -133,19 +134,19 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.open()
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        await self._suffer("lookup")
+        await self._take_fault("lookup")
         return await self.inner.lookup(keys, request)
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        fault = await self._suffer("store")
+        fault = await self._take_fault("store")
         if fault is None:
             return await self.inner.store(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.store, batch, fault)
-        return await self.inner.store([self._spoilt(transfer, fault.kind) for transfer in batch])
+        return await self.inner.store([self._damaged(transfer, fault.kind) for transfer in batch])
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        fault = await self._suffer("load")
+        fault = await self._take_fault("load")
         if fault is None:
             return await self.inner.load(batch)
         if fault.kind is FaultKind.PARTIAL:
@@ -160,27 +161,27 @@ class FaultyTier(SecondaryTierManager):
         return verdicts
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        await self._suffer("delete")
+        await self._take_fault("delete")
         await self.inner.delete(keys)
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        await self._suffer("touch")
+        await self._take_fault("touch")
         await self.inner.touch(keys)
 
     async def scan(self) -> AsyncIterator[Entry]:
-        await self._suffer("scan")
+        await self._take_fault("scan")
         async for entry in self.inner.scan():
             yield entry
 
     async def usage(self) -> Usage:
-        await self._suffer("usage")
+        await self._take_fault("usage")
         return await self.inner.usage()
 
     async def close(self) -> None:
         await self.inner.close()
 
-    async def _suffer(self, operation: str) -> Fault | None:
-        """Let happen what comes before the call; what is left to do to its chunks."""
+    async def _take_fault(self, operation: str) -> Fault | None:
+        """Apply the part of a call's fault that precedes the call; return one for its chunks."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         kind = fault.kind if fault is not None else None
@@ -209,12 +210,12 @@ class FaultyTier(SecondaryTierManager):
         verdicts = list(await move(batch[:done]))
         return verdicts + [fault.error("failed by a fault") for _ in batch[done:]]
 
-    def _spoilt(self, transfer: Transfer, kind: FaultKind) -> Transfer:
-        """What is stored instead; the buffers that were lent stay as they are."""
+    def _damaged(self, transfer: Transfer, kind: FaultKind) -> Transfer:
+        """Return a damaged copy to store; the lent buffers stay as they are."""
         if kind is FaultKind.SHORT:
             kept = len(transfer.payload) // 2 // self.alignment * self.alignment
             return replace(transfer, payload=transfer.payload[:kept])
-        # In memory that is aligned as the tier wants it, and as long.
+        # A mapping of the same length: its address has every alignment that a tier may ask for.
         copy = memoryview(mmap.mmap(-1, len(transfer.payload)))
         copy[:] = transfer.payload
         _flip(copy)
@@ -226,11 +227,11 @@ def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[Faul
 
     Args:
         tier_class: the tier.
-        plan: what goes wrong in it.
+        plan: its faults.
 
     Returns:
-        A tier class with the same options and abilities, for a thread runner: the plan is not in
-        the options, so that a process of its own would not know it.
+        A tier class with the same options and capabilities. It runs in a thread only: the plan is
+        not among the options, so a child process would not know it.
     """
     return type(
         f"Faulty{tier_class.__name__}",

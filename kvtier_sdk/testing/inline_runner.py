@@ -1,4 +1,4 @@
-"""A runner without a thread: the test decides when the tier's loop moves."""
+"""A runner without a thread: the test decides when the tier's loop runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvtier_sdk.runner.loop_thread import end_event_loop
 
 
 class InlineRunner:
-    """Runs a tier's loop on the caller's thread, for as long as :meth:`run_for` says.
+    """A tier's loop on the caller's thread, which runs only during :meth:`run_for`.
 
     Args:
-        make_loop: builds the tier's loop around the function that takes its reports.
-        clock: makes the event loop; a virtual one makes the run deterministic.
+        make_loop: builds the tier's loop; its argument is the function that takes the reports.
+        clock: makes the event loop; a virtual clock makes the run deterministic.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class InlineRunner:
         self._event_loop.run_until_complete(self._tier_loop.open())
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs; they move when the loop runs."""
+        """Hand over jobs; they make progress when the loop runs."""
         self._event_loop.call_soon(self._tier_loop.submit, jobs)
         return ()
 
     def poll(self) -> Sequence[Report]:
-        """Take what has been reported since the last call."""
+        """Return the reports since the last call."""
         taken, self._reports[:] = list(self._reports), []
         return taken
 
@@ -47,18 +47,18 @@ class InlineRunner:
         """Let the tier's loop run.
 
         Args:
-            duration_s: for how long; 0 runs what is ready now.
+            duration_s: for how long; 0 runs only what is ready now.
         """
         self._event_loop.run_until_complete(self._clock.sleep(duration_s))
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel what is queued and wait for what runs.
+        """Cancel queued jobs and wait for running ones.
 
         Args:
-            timeout_s: how long, on the clock.
+            timeout_s: how long to wait, on the clock.
 
         Returns:
-            Whether all of it ended in time.
+            True if all of them ended in time.
         """
         return self._event_loop.run_until_complete(self._tier_loop.drain(timeout_s))
 
@@ -66,7 +66,7 @@ class InlineRunner:
         """Drain, close the tier, and close the event loop.
 
         Args:
-            timeout_s: for draining.
+            timeout_s: how long the drain may take.
         """
         self.drain(timeout_s)
         self._event_loop.run_until_complete(self._tier_loop.close())

@@ -1,4 +1,4 @@
-"""A clock whose time passes only when everything waits for it."""
+"""A clock whose time passes only while every task waits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _WALL_START_S = 1_767_225_600.0
 
 
 class VirtualClock(Clock):
-    """Virtual time: a sleeping loop jumps to its next timer instead of waiting for it.
+    """Virtual time: an idle loop jumps to its next timer instead of waiting for it.
 
-    All loops that one clock makes share its time; run one at a time.
+    All loops that one clock makes share its time. Run one of them at a time.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class VirtualClock(Clock):
         return _VirtualLoop(self)
 
     def advance(self, delay_s: float) -> None:
-        """Let time pass while no loop runs.
+        """Move time forward while no loop runs.
 
         Args:
             delay_s: seconds, not negative.
@@ -40,7 +40,7 @@ class VirtualClock(Clock):
 
 
 class _VirtualSelector(selectors.SelectSelector):
-    """Never waits: a wait for a timer becomes a jump in time."""
+    """A selector that never waits: a wait for a timer becomes a jump in time."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _VirtualSelector(selectors.SelectSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("virtual time: every task waits for something that never comes")
+                raise RuntimeError("virtual time: every task waits, and no timer will wake one")
             self._clock.advance(max(0.0, timeout))
         return ready
 

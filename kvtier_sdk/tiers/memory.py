@@ -1,6 +1,6 @@
-"""The memory tier: real bytes in this process, with the latency and bandwidth of a slower one.
+"""The memory tier: real bytes in this process, with the latency and bandwidth of a slower store.
 
-The reference for tests and documentation.
+It is the reference for tests and documentation.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ class MemoryTierConfig(TierConfig):
     """Options of the memory tier.
 
     Attributes:
-        capacity_bytes: what it holds before the least recently used chunk goes; unlimited
-            where absent.
-        latency_s: added to each lookup, store and load.
-        bandwidth_bytes: bytes a second that pass through it, both directions together;
-            unlimited where absent.
+        capacity_bytes: how much it holds before it evicts the least recently used chunk;
+            unlimited by default.
+        latency_s: the time added to each lookup, store and load.
+        bandwidth_bytes: bytes per second, both directions together; unlimited by default.
     """
 
     capacity_bytes: Bytes | None = Field(None, alias="capacity")
@@ -59,7 +58,7 @@ class MemoryTier(SecondaryTierManager):
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
         self._used_bytes = 0
-        # The moment at which the imagined wire is free again.
+        # The time at which the simulated wire is free.
         self._wire_free_s = 0.0
 
     async def open(self) -> None:
@@ -101,7 +100,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, size_bytes: int) -> None:
-        """Take the time that a real tier would, transfers one after another on one wire."""
+        """Wait as long as a real tier would take, with one transfer at a time on its wire."""
         now_s = self.context.clock.now_s()
         arrival_s = now_s + self.config.latency_s
         if self.config.bandwidth_bytes is not None:
@@ -113,7 +112,7 @@ class MemoryTier(SecondaryTierManager):
             await self.context.clock.sleep(arrival_s - now_s)
 
     def _put(self, transfer: Transfer) -> None:
-        # numpy copies outside the interpreter lock, a bytearray would not.
+        # numpy copies outside the interpreter lock; a bytearray does not.
         stored = np.empty(transfer.object_bytes, np.uint8)
         stored[: len(transfer.header)] = transfer.header
         stored[len(transfer.header) :] = transfer.payload

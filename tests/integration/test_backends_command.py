@@ -57,7 +57,7 @@ def test_the_text_says_the_same(third_party_site: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "mine kvtier-mine 1.2.3" in lines
-    assert "contract 1; storage, local; can: nothing beyond the contract; URL: mine:" in lines
+    assert "contract 1; storage, local; can: no optional capability; URL: mine:" in lines
     assert "path text /dev/null" in lines
     assert any(line.startswith("min_free size or share 5% free space") for line in lines)
     assert any(line.startswith("load_deadline duration 5 s a load that") for line in lines)

@@ -118,7 +118,7 @@ MISTAKES = [
         [[tiers]]
         type = "nfs"
         """,
-        "kv.toml: option 'tiers[0].type': no backend 'nfs'; install the package that brings it; "
+        "kv.toml: option 'tiers[0].type': no backend 'nfs'; install the package that provides it; "
         "installed: {installed}",
     ),
     (
@@ -129,7 +129,7 @@ MISTAKES = [
         type = "broken"
         """,
         "kv.toml: option 'tiers[0].type': backend 'broken' of kvtier-faulty 0.0.7 cannot be "
-        "imported: RuntimeError: no such driver; install what it lacks, or another release of "
+        "imported: RuntimeError: no such driver; install what it needs, or another release of "
         "kvtier-faulty",
     ),
 ]

@@ -21,8 +21,8 @@ def test_an_unexpected_error_is_a_line_without_secrets(faulty_site: Path) -> Non
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
         "kvtier.tier.clumsy: mind //ada:***@host\n"
-        "kvtier: unexpected LookupError: no //ada:***@host; with KVTIER_TRACEBACK=1 in the "
-        "environment, a traceback is shown\n"
+        "kvtier: unexpected LookupError: no //ada:***@host; set KVTIER_TRACEBACK=1 in the "
+        "environment to see a traceback\n"
     )
 
 

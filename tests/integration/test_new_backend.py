@@ -100,17 +100,17 @@ def test_what_is_written_passes_its_own_checks(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Demo", "small letters and digits"),
+        ("Demo", "lowercase letters and digits"),
         ("2go", "a letter first"),
         ("a--b", "between"),
-        ("../demo", "small letters"),
-        ("", "small letters"),
-        (f"{LONGEST}3", "up to 30 small letters"),
+        ("../demo", "lowercase letters"),
+        ("", "lowercase letters"),
+        (f"{LONGEST}3", "up to 30 lowercase letters"),
         ("kvtier-demo", "leave out 'kvtier-'"),
-        ("kvtier", "is taken: it stands for every backend"),
+        ("kvtier", "is taken: in a tier's 'type' it stands"),
         ("sdk", "is taken: kvtier-sdk is this package"),
-        ("file", "is taken: kvtier-file 0.1.0 brings the backend 'file'"),
-        ("rediss", "is taken: kvtier-redis 0.1.0 brings the backend 'redis'"),
+        ("file", "is taken: kvtier-file 0.1.0 provides the backend 'file'"),
+        ("rediss", "is taken: kvtier-redis 0.1.0 provides the backend 'redis'"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str, said: str) -> None:
@@ -126,7 +126,7 @@ def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
     done = new_backend("demo", directory=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
-        "kvtier: kvtier-demo is there already; choose another NAME or --directory\n"
+        "kvtier: kvtier-demo exists already; choose another NAME or --directory\n"
     )
     assert list((tmp_path / "kvtier-demo").iterdir()) == []
 

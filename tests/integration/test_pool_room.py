@@ -50,7 +50,7 @@ def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
             try:
                 way()
             except ConfigError as error:
-                assert "40 MiB were free and were taken by others" in str(error), error
+                assert "40 MiB were free, but other processes took them" in str(error), error
             else:
                 raise AssertionError(name)
             mapping.close()

@@ -197,7 +197,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "command line: option 'policy'": ("--config", str(config), "--policy", "lrv"),
         f"{config}: unknown option 'polcy'; did you mean 'policy'": ("--config", str(config)),
         "no.toml: No such file": ("--config", "no.toml"),
-        "--seed 1: nothing is generated": ("--trace", str(trace), "--seed", "1"),
+        "--seed 1: cannot be combined with --trace": ("--trace", str(trace), "--seed", "1"),
         "--workload chat: nothing is": ("--trace", str(trace), "--workload", "chat"),
     }
     before = sorted(tmp_path.iterdir())

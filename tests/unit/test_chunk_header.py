@@ -67,7 +67,7 @@ def test_a_header_built_by_hand_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"magic": b"ELSE"}, "no kvtier header"),
+        ({"magic": b"ELSE"}, "does not begin with a kvtier header"),
         ({"version": 2}, "format version 2; this release reads 1"),
         ({"header_length": 4096}, "header of 4096 bytes; expected 64"),
         ({"payload_length": 95}, "payload of 95 bytes; expected 96"),

@@ -182,11 +182,14 @@ def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
         ("", "AttributeError"),
         ("Tier = 5", "is not a subclass of kvtier_sdk.SecondaryTierManager"),
         ("class Tier: contract_version = 1", "is not a subclass of"),
-        (TIER.format(version=2), "declares contract_version 2; kvtier-sdk 0.1.0 speaks 1. Install"),
+        (
+            TIER.format(version=2),
+            "declares contract_version 2; kvtier-sdk 0.1.0 supports 1. Install",
+        ),
         (GOOD.replace("contract_version = 1", ""), "declares no contract_version"),
         (INCOMPLETE, "Tier does not implement contains_chunk, load_chunk"),
         ("from kvtier_sdk import ChunkTierManager as Tier", "declares no contract_version"),
-        (ANNOUNCING, "Tier announces DELETE but does not implement delete"),
+        (ANNOUNCING, "Tier declares DELETE but does not implement delete"),
         (GOOD + "    config_model = dict", "Tier.config_model is not a subclass of"),
     ],
 )
@@ -216,8 +219,8 @@ def test_a_backend_from_a_later_age_says_which_releases_fit(
     with pytest.raises(BackendLoadError) as caught:
         load_backend("mine")
     assert str(caught.value) == (
-        "backend 'mine' of kvtier-mine 9: it declares contract_version 2; kvtier-sdk 0.1.0 speaks "
-        f"1. Install {install_this}, or a kvtier-mine for kvtier-sdk>=0.1,<0.2"
+        "backend 'mine' of kvtier-mine 9: it declares contract_version 2; kvtier-sdk 0.1.0 "
+        f"supports 1. Install {install_this}, or a kvtier-mine for kvtier-sdk>=0.1,<0.2"
     )
 
 
@@ -231,8 +234,8 @@ def test_a_backend_from_an_earlier_age_says_which_releases_fit(
         load_backend("mine")
     assert str(caught.value) == (
         "backend 'mine' of kvtier-mine 0.3: it declares contract_version 1, which "
-        "kvtier-sdk>=0.1,<0.2 speaks; kvtier-sdk 0.1.0 speaks 2. Install a later kvtier-mine, or "
-        "kvtier-sdk>=0.1,<0.2"
+        "kvtier-sdk>=0.1,<0.2 supports; kvtier-sdk 0.1.0 supports 2. Install a later kvtier-mine, "
+        "or kvtier-sdk>=0.1,<0.2"
     )
 
 

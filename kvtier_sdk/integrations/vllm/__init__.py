@@ -1,7 +1,7 @@
 """kvtier under vLLM's offloading connector, by configuration alone.
 
-What vLLM asks this module for by name is imported then and not before: vLLM also loads it just to
-find the plugin, in processes that offload nothing.
+A class is imported when vLLM asks for it by name, not before: vLLM also imports this package just
+to find the plugin, in processes that offload nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KVTierCPUTieringSpec", "KVTierOffloadingSpec", "KVTierSecondaryTier"]
 
-#: Class to the module of this package that defines it.
+#: Class name to the module of this package that defines it.
 HOMES = {
     "KVTierCPUTieringSpec": "cpu_tiering",
     "KVTierOffloadingSpec": "spec",

@@ -1,4 +1,4 @@
-"""What differs between vLLM's releases, and what of it is not in its abstract classes."""
+"""Differences between releases of vLLM, and uses of vLLM beyond its abstract classes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
-#: Releases that this package was tried with.
+#: Releases that this package was tested with.
 TRIED = ("0.32", "0.33")
 
-#: Whether vLLM says when the copies of before a reset have ended (since 0.33).
+#: True if vLLM tells when the copies from before a reset have ended (since 0.33).
 ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
 
 _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
@@ -29,67 +29,66 @@ _log = logging.getLogger("kvtier.vllm")
 
 
 def release() -> str:
-    """Major and minor number of this vLLM, for example ``"0.32"``."""
+    """Return major and minor number of this vLLM, for example ``"0.32"``."""
     return ".".join(str(vllm.__version__).split(".")[:2])
 
 
 @functools.cache
 def warn_if_untried() -> None:
-    """Say once, if so, that this release of vLLM is not one that was tried."""
+    """Warn once if kvtier was not tested with this release of vLLM."""
     if release() not in TRIED:
         _log.warning(
-            "this is vLLM %s; kvtier was tried with %s, and what it relies on may have changed",
+            "this is vLLM %s; kvtier was tested with %s, and this release may differ from them",
             vllm.__version__,
             " and ".join(TRIED),
         )
 
 
 def register_tier(tier_type: str, module: str, class_name: str) -> None:
-    """Register a secondary tier with vLLM, unless it is registered.
+    """Register a secondary tier with vLLM, unless it is registered already.
 
     Args:
-        tier_type: what stands in the configuration.
-        module: where the class is imported from, when it is asked for.
-        class_name: the class.
+        tier_type: the tier's type in a configuration.
+        module: the module from which vLLM imports the class when it needs it.
+        class_name: name of the class.
     """
-    # The factory offers no other way of asking than to be asked for the class; to register a
-    # name twice is an error.
+    # Registering a name twice is an error, and the factory has no public test for a name.
     if tier_type not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier(tier_type, module, class_name)
 
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
-    """What about this host decides how keys and values lie within a block.
+    """Return the facts about this host that decide how keys and values lie within a block.
 
-    The name of vLLM's KV layout says nothing of the inside that a kernel gives a block: on a CPU
-    it is packed for the instruction set that is found, at the same size.
+    The name of vLLM's KV layout does not tell how a kernel packs a block: on a CPU the packing
+    depends on the instruction set of the host, at the same size.
 
     Args:
-        dtype: of the KV cache, as vLLM names it.
-        block_sizes: tokens of a block, of each group.
+        dtype: dtype of the KV cache, as vLLM names it.
+        block_sizes: tokens per block, for each group.
 
     Returns:
-        Facts of a namespace: ``device`` and ``kv_packing``.
+        Facts for a namespace: ``device`` and ``kv_packing``.
     """
     packing: object = None
     if current_platform.is_cpu():
         packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]
     elif current_platform.is_rocm():
         packing = {"shuffled": bool(getattr(envs, "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", False))}
-    # The type of a ROCm device is "cuda" too.
+    # The device type of ROCm is "cuda" too.
     device = getattr(current_platform, "device_name", current_platform.device_type)
     return {"device": str(device), "kv_packing": packing}
 
 
 def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
-    """vLLM's own choice, or all that it could have made it by."""
-    # A quantised cache is packed by the type of the model, which is not known here: the one that
-    # is packed in more than one way.
+    """Return vLLM's own choice, or the instruction sets that it chooses from."""
+    # The packing of a quantised cache follows the model's dtype, which is not known here. Assume
+    # bfloat16, the one that has more than one packing.
     kind = STR_DTYPE_TO_TORCH_DTYPE[dtype if dtype in ("float16", "float32") else "bfloat16"]
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        # The size of a head, which the model decides, is left out.
+        # The head size, which depends on the model, is left out.
         return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
     except (ImportError, TypeError):
         return _instruction_sets()
@@ -99,16 +98,16 @@ def _instruction_sets() -> list[str]:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             name, _, value = line.partition(":")
-            # On x86 and on ARM.
+            # The names on x86 and on ARM.
             if name.strip() in ("flags", "Features"):
                 return sorted(value.split())
     return []
 
 
 def expected_hash() -> tuple[str, bytes]:
-    """Algorithm and seed of the chain hashes, as they will be if nothing else is configured.
+    """Return algorithm and seed of the chain hashes under vLLM's default configuration.
 
-    Before the first request vLLM does not say which they are.
+    vLLM does not tell the actual ones before the first request.
     """
     name = "sha256"
     hash_function = get_hash_fn_by_name(name)
@@ -116,13 +115,13 @@ def expected_hash() -> tuple[str, bytes]:
 
 
 def actual_hash() -> tuple[str, bytes] | None:
-    """Algorithm and seed of this process's chain hashes; ``None`` while vLLM has not set them."""
+    """Return algorithm and seed of this process's chain hashes; ``None`` until vLLM sets them."""
     seed: bytes | None = getattr(kv_cache_utils, "NONE_HASH", None)
     if seed is None:
         return None
     source = kv_cache_utils.get_none_hash_seed()
     for name in _HASH_ALGORITHMS:
-        # One of them needs a package that may be missing.
+        # Some need a package that may be missing.
         with contextlib.suppress(ImportError, ModuleNotFoundError, ValueError):
             if get_hash_fn_by_name(name)(source) == seed:
                 return name, bytes(seed)

@@ -1,4 +1,4 @@
-"""Our worker behind vLLM's interface."""
+"""kvtier's worker behind vLLM's interface."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
-    """Copies between vLLM's KV blocks and the slots of a replica.
+    """A worker that copies between vLLM's KV blocks and the slots of a replica.
 
     Args:
         kv_caches: the device's tensors, as vLLM describes them.
         slots: this worker's part of every slot, of shape (slots, bytes).
-        blocks_per_chunk: how many blocks make a chunk.
-        on_shutdown: called last, when no copy runs any more; also where this raises.
+        blocks_per_chunk: number of blocks in a chunk.
+        on_shutdown: called once no copy runs: at the end of :meth:`shutdown`, or if this raises.
 
     Raises:
         ConfigError: there is no worker for this device or these tensors.
@@ -81,12 +81,12 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
 def worker_over_region(
     kv_caches: CanonicalKVCaches, region: Any, blocks_per_chunk: int
 ) -> KVTierOffloadingWorker:
-    """A worker over vLLM's shared region.
+    """Make a worker over vLLM's shared region.
 
     Args:
         kv_caches: the device's tensors.
-        region: this rank's mapping; the worker's from now on.
-        blocks_per_chunk: how many blocks make a chunk.
+        region: this rank's mapping, which the worker takes over.
+        blocks_per_chunk: number of blocks in a chunk.
     """
     page_bytes = sum(cache.page_size_bytes for cache in kv_caches.tensors)
     slots = region.create_next_worker_view(page_bytes * blocks_per_chunk)
@@ -96,12 +96,12 @@ def worker_over_region(
 def worker_over_pool(
     kv_caches: CanonicalKVCaches, pool: HostPool, blocks_per_chunk: int
 ) -> KVTierOffloadingWorker:
-    """A worker over its part of a host pool.
+    """Make a worker over its part of a host pool.
 
     Args:
         kv_caches: the device's tensors.
-        pool: mapped as this worker; the worker's from now on.
-        blocks_per_chunk: how many blocks make a chunk.
+        pool: the pool, mapped as this worker, which the worker takes over.
+        blocks_per_chunk: number of blocks in a chunk.
     """
     slots = pool.part(pool.worker or 0, "device copies")
     return KVTierOffloadingWorker(kv_caches, slots, blocks_per_chunk, pool.close)

@@ -1,4 +1,4 @@
-"""vLLM's tiering where the device is a CPU, which vLLM itself refuses."""
+"""vLLM's tiering on a CPU device, which vLLM's own spec refuses."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
-    """``TieringOffloadingSpec`` with a worker for CPU-only engines; elsewhere it is the same."""
+    """``TieringOffloadingSpec`` with a worker for CPU-only engines; unchanged on other devices."""
 
     _manager: OffloadingManager | None
     _worker: OffloadingWorker | None
 
     @property
     def slot_layout(self) -> str:
-        """Whose worker fills the slots; our tiers ask for it."""
+        """The worker that fills the slots, vLLM's or kvtier's, for the tiers' namespace."""
         return OUR_SLOTS if current_platform.is_cpu() else THEIR_SLOTS
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None and current_platform.is_cpu():
             manager = super().get_manager()
             try:
-                # The region that vLLM has made holds the lease as well, and goes on holding it.
+                # vLLM's region shares the descriptor, and keeps the lease after this is closed.
                 lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
                 with closing(lease):
                     refuse_absent(lease.absent(None))

@@ -1,4 +1,4 @@
-"""The namespace of an engine's chunks: all that decides whether their bytes can be reused."""
+"""The namespace of an engine's chunks: all facts that decide whether their bytes can be reused."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from kvtier_sdk.namespace import Namespace
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.config import OffloadingConfig
 
-#: Where in its part of a slot a worker puts a group's tensors. vLLM's has a place for each tensor
-#: of the cache, padding included; ours puts those of the group one behind the other, without.
+#: The place of a group's tensors in a worker's part of a slot. vLLM's worker has a place for each
+#: tensor of the cache, padding included. Ours puts the group's tensors one after the other, without
+#: padding.
 THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
 
 _log = logging.getLogger("kvtier.vllm")
 
 
 class Identity:
-    """An engine's namespace: expected when the engine starts, certain from its first request on.
+    """An engine's namespace, expected when the engine starts and certain from its first request on.
 
-    The seed of the chain hashes is not known before. Tiers are opened under the expected
-    namespace, so that a wrong setting stops the engine at its start; if the seed turns out to be
-    another, they have to be opened anew.
+    The seed of the chain hashes is not known earlier. Tiers are opened under the expected
+    namespace, so that a wrong setting stops the engine at its start. If the seed turns out to be
+    different, they must be reopened.
 
     Attributes:
-        namespace: what it is, as far as is known now.
+        namespace: the namespace as far as it is known now.
 
     Args:
         config: vLLM's description of the engine.
         chunk_bytes: payload of a slot.
-        slot_layout: whose worker fills the slots.
-        revision: of the model, where the operator names it.
+        slot_layout: the worker that fills the slots.
+        revision: the model's revision, if the operator names it.
 
     Raises:
-        ConfigError: he does not, and it cannot be told.
+        ConfigError: the operator does not name it, and it cannot be determined.
     """
 
     def __init__(
@@ -60,10 +61,10 @@ class Identity:
         self.namespace = self._with_hash(*compat.expected_hash())
 
     def settle(self) -> bool:
-        """Look at the seed, at the first request; later calls do nothing.
+        """Read the actual seed at the first request; later calls do nothing.
 
         Returns:
-            Whether the namespace is another one now.
+            True if the namespace has changed.
         """
         if self._settled:
             return False

@@ -1,4 +1,4 @@
-"""The slots of vLLM's own host memory, as a runner sees them."""
+"""vLLM's own host memory as slots for a runner."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.pool import PoolLayout
+from kvtier_sdk.pool.host_pool import UNNAMED_HOLDER
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 
 
@@ -18,13 +19,13 @@ class EngineSlots:
     """Slots in a mapping that belongs to vLLM.
 
     Attributes:
-        slots: how many there are.
+        slots: number of slots.
         chunk_bytes: payload of a slot: a whole row, vLLM's padding included.
-        layout: the same, for a process that maps it.
+        layout: the same geometry, for a process that maps it.
 
     Args:
-        view: of shape (slots, row bytes), contiguous.
-        on_close: called by :meth:`close`, if the mapping is not vLLM's to give back.
+        view: vLLM's memory, of shape (slots, row bytes), contiguous.
+        on_close: called by :meth:`close`, for a mapping that vLLM does not release itself.
 
     Raises:
         ConfigError: rows do not begin at multiples of 4,096 bytes.
@@ -34,19 +35,19 @@ class EngineSlots:
         shape = view.shape
         if shape is None or len(shape) != 2 or shape[1] % ROW_ALIGNMENT:
             raise ConfigError(
-                f"vLLM's host memory has shape {shape}; expected slots of a multiple of "
+                f"vLLM's host memory has shape {shape}; expected rows of a multiple of "
                 f"{ROW_ALIGNMENT} bytes"
             )
         self.slots, self.chunk_bytes = shape
         self.layout = PoolLayout(self.slots, self.chunk_bytes)
         self._fd = descriptor_of(view)
-        # vLLM releases its view when it shuts down, which an array made from it would forbid.
+        # Not an array: vLLM releases its view when it shuts down, and an array would prevent that.
         self._on_close = on_close
         self._bytes: memoryview | None = view.cast("B")
 
     @property
     def is_shared(self) -> bool:
-        """Whether another process can map it; not once it is closed."""
+        """True if another process can map the memory; False once it is closed."""
         return self._fd is not None
 
     @property
@@ -54,39 +55,39 @@ class EngineSlots:
         """A descriptor of the mapping's file, closed with it.
 
         Raises:
-            KVTierError: none was found, or the mapping was given back.
+            KVTierError: no descriptor was found, or the mapping was released.
         """
         if self._fd is None:
-            raise KVTierError("vLLM's host memory has no descriptor here, or was given back")
+            raise KVTierError("vLLM's host memory has no descriptor here, or was released")
         return self._fd
 
-    def view(self, slot: int, holder: str = "nobody named") -> memoryview:
-        """A slot's payload.
+    def view(self, slot: int, holder: str = UNNAMED_HOLDER) -> memoryview:
+        """Return a slot's payload.
 
         Args:
-            slot: index, from 0.
-            holder: who gets it.
+            slot: index of the slot, from 0.
+            holder: name of the component that gets the view.
 
         Returns:
             A writable view of ``chunk_bytes`` bytes; it keeps the memory alive.
 
         Raises:
             IndexError: there is no such slot.
-            KVTierError: the mapping was given back.
+            KVTierError: the mapping was released.
         """
         return self.padded_view(slot, 1, holder)
 
-    def padded_view(self, slot: int, alignment: int, holder: str = "nobody named") -> memoryview:
-        """As :meth:`view`: a row is a multiple of every alignment that a tier may ask for."""
+    def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
+        """Return the same as :meth:`view`: a row is a multiple of every alignment of a tier."""
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of {self.slots}")
         if self._bytes is None:
-            raise KVTierError("vLLM's host memory has been given back")
+            raise KVTierError("vLLM's host memory was released")
         start = slot * self.chunk_bytes
         return self._bytes[start : start + self.chunk_bytes]
 
     def close(self) -> None:
-        """Let go of the mapping."""
+        """Release the mapping."""
         self._bytes = None
         fd, self._fd = self._fd, None
         if fd is not None:
@@ -96,30 +97,30 @@ class EngineSlots:
 
 
 def descriptor_of(view: memoryview) -> int | None:
-    """Find the file that a view maps from its beginning on, among those that this process has open.
+    """Find the open file of this process that a view maps, from the file's beginning on.
 
-    vLLM says nowhere in public what its host memory is a mapping of; the kernel does.
+    vLLM has no public name for the file behind its host memory, but the kernel knows it.
 
     Args:
-        view: contiguous.
+        view: contiguous memory.
 
     Returns:
-        A descriptor of it, the caller's to close; ``None`` where the memory is not shared, does
-        not begin with its file, or nobody has the file open any more.
+        A descriptor of the file, which the caller closes. ``None`` if the memory is not shared,
+        does not start at the file's beginning, or if this process has closed the file.
     """
     address = int(np.asarray(view).ctypes.data)
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
-            stretch = _Stretch.read(line)
-            if stretch.start <= address < stretch.end:
-                begins = stretch.start == address and not stretch.offset
-                found = stretch.is_shared and begins
-                return _open_descriptor(stretch.file) if found else None
+            region = _MappedRegion.read(line)
+            if region.start <= address < region.end:
+                begins = region.start == address and not region.offset
+                found = region.is_shared and begins
+                return _open_descriptor(region.file) if found else None
     return None
 
 
-class _Stretch(NamedTuple):
-    """A line of ``/proc/self/maps``; a file is its device and inode."""
+class _MappedRegion(NamedTuple):
+    """A line of ``/proc/self/maps``; ``file`` is the device and the inode."""
 
     start: int
     end: int
@@ -128,7 +129,7 @@ class _Stretch(NamedTuple):
     file: tuple[int, int]
 
     @classmethod
-    def read(cls, line: str) -> _Stretch:
+    def read(cls, line: str) -> _MappedRegion:
         addresses, permissions, offset, device, inode = line.split(maxsplit=5)[:5]
         start, end = (int(part, 16) for part in addresses.split("-"))
         major, minor = (int(part, 16) for part in device.split(":"))
@@ -138,7 +139,7 @@ class _Stretch(NamedTuple):
 
 def _open_descriptor(file: tuple[int, int]) -> int | None:
     for name in os.listdir("/proc/self/fd"):
-        # Other threads open and close files meanwhile: only a copy of one's own stays what it is.
+        # Other threads open and close files meanwhile. A duplicate keeps its file.
         with contextlib.suppress(OSError):
             copy = os.dup(int(name))
             status = os.fstat(copy)

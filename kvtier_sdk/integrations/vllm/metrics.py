@@ -1,4 +1,4 @@
-"""Our metrics as vLLM collects them."""
+"""kvtier's metrics in the form that vLLM collects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
-    """Every metric that may be emitted; vLLM asserts on one that was not declared."""
+    """Return every metric that may be emitted; vLLM asserts that each is declared."""
     kinds = {
         MetricKind.COUNTER: OffloadingCounterMetadata,
         MetricKind.GAUGE: OffloadingGaugeMetadata,
@@ -32,26 +32,26 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
 
 
 class StatsFeed:
-    """Turns running totals into the increments that vLLM wants."""
+    """A converter from running totals to the increments that vLLM expects."""
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def take(self, samples: Iterable[Sample]) -> OffloadingConnectorStats | None:
-        """What has changed since the last call.
+        """Return what has changed since the last call.
 
         Args:
             samples: current values.
 
         Returns:
-            Increments of counters and new values of gauges, the first time of all of them;
-            ``None`` where nothing has changed.
+            Increments of counters and new values of gauges; all of them the first time. ``None``
+            if nothing has changed.
         """
         stats = OffloadingConnectorStats()
         for sample in samples:
             name, labels = sample.metric.name, sample.labels
             before = self._taken.get((name, labels))
-            # A first 0 counts as a change: without a value there is no series to look at.
+            # A first 0 counts as a change: a series without any value does not exist.
             if sample.value == before:
                 continue
             self._taken[name, labels] = sample.value

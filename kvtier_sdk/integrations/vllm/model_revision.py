@@ -1,6 +1,6 @@
-"""Which model an engine serves, as far as its name, its files and the operator tell.
+"""The model that an engine serves, identified by its name, its files and the operator.
 
-vLLM tells a connector the model's name, and not the revision that it was asked for.
+vLLM tells a connector the model's name, but not the revision that was requested.
 """
 
 from __future__ import annotations
@@ -12,39 +12,41 @@ from pathlib import Path
 
 from kvtier_sdk.errors import ConfigError
 
-#: Where the cache of the hub has a revision of a model.
+#: The path of a revision of a model in the hub's cache.
 _SNAPSHOT = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
 
 _CONFIGS = ("config.json", "params.json")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
-#: What a training leaves beside them, and vLLM does not load either.
+#: Files that a training leaves beside the weights and that vLLM does not load.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 
-#: Of a file of weights, so many pieces at equal distances are read: enough to meet what a training
-#: has changed, little enough to be nothing beside loading it.
+#: The samples of a file of weights, at equal distances: enough to notice a training, and negligible
+#: beside loading the file.
 _PIECES, _PIECE_BYTES = 64, 4096
 
 
 def model_facts(model: str, hub_cache: Path, revision: str | None = None) -> dict[str, str | None]:
-    """Tell a model from all others.
+    """Return facts that identify a model.
 
-    A path is a fact, unless something else is surer. That is a commit; or the digest of the files
-    together with the operator's word, which has to tell apart what samples of weights do not.
+    The path of a model is a fact, unless something more reliable is known: a commit, or the digest
+    of the files together with the operator's ``revision``. The latter must tell apart what samples
+    of the weights do not.
 
     Args:
         model: a directory or a file, or a name on the Hugging Face hub.
-        hub_cache: where the hub's files are kept.
-        revision: the operator's word for it.
+        hub_cache: the directory of the hub's files.
+        revision: the operator's name for the revision.
 
     Returns:
-        Facts of a namespace: ``model`` is the name or the path; ``model_revision`` the operator's
-        word, or the commit; ``model_files`` a digest of local files, the same wherever they are,
-        or the commit where the operator says something else. ``None`` where there is none.
+        Facts for a namespace, each ``None`` if there is none. ``model`` is the name or the path.
+        ``model_revision`` is the operator's revision, or the commit. ``model_files`` is a digest of
+        local files, independent of their place; or the commit, if the operator names a different
+        revision.
 
     Raises:
-        ConfigError: he says nothing, and the files are not the whole model; or the cache holds no
-            revision of it, or several that differ.
+        ConfigError: the operator names no revision, and the files are not the whole model, or the
+            cache holds no revision of it, or several that differ.
     """
     path = Path(model)
     if not path.exists():
@@ -55,7 +57,7 @@ def model_facts(model: str, hub_cache: Path, revision: str | None = None) -> dic
         return _facts(name, revision or commit, None if revision in (None, commit) else commit)
     whole = _is_whole(path)
     if not (revision or whole):
-        raise _missing(model, "its directory, which has no config or no weights")
+        raise _missing(model, "its directory, which lacks config or weights")
     return _facts(None if revision and whole else model, revision, _digest(path))
 
 
@@ -78,18 +80,18 @@ def _commit(model: str, hub_cache: Path) -> str:
 
 def _missing(model: str, files: str) -> ConfigError:
     return ConfigError(
-        "kv_connector_extra_config: option 'model_revision' is missing: which revision of "
-        f"{model} is served cannot be told from {files}, and another one's chunks must not be "
-        "reused; set it to the commit, or to a name of your own for it"
+        "kv_connector_extra_config: option 'model_revision' is missing: the revision of "
+        f"{model} cannot be determined from {files}, and the chunks of another revision must not "
+        "be reused; set it to the commit, or to a name of your choice for the revision"
     )
 
 
 def _is_whole(model: Path) -> bool:
-    """Whether config and weights are here. What is loaded from elsewhere can be anything."""
+    """Return whether config and weights are here; parts loaded from elsewhere are unknown."""
     if not model.is_dir():
         return _is_weights(model)
     files = [file for file in model.iterdir() if file.is_file()]
-    # A file of GGUF is served on its own only: in a directory it is not what is served.
+    # vLLM serves a GGUF file only by its own path, never as part of a directory.
     return any(file.name in _CONFIGS for file in files) and any(
         _is_weights(file) and file.suffix != ".gguf" for file in files
     )
@@ -126,20 +128,20 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _snapshots(model: str, hub_cache: Path) -> list[Path]:
-    """The model's revisions in the cache that an engine can have been started with."""
+    """Return the model's revisions in the cache that the engine may be serving."""
     files = (hub_cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/*")
-    # An engine can have been given the config of another model.
+    # Weights without a config count: the engine may use the config of another model.
     return sorted({file.parent for file in files if file.name in _CONFIGS or _is_weights(file)})
 
 
 def _are_one(snapshots: list[Path]) -> bool:
-    """Whether all have the same model: the cache keeps equal files once, and links to them."""
+    """Return whether all hold the same model: the cache stores equal files once, with links."""
     first, *others = [_files(snapshot, _CONFIGS + _WEIGHTS) for snapshot in snapshots]
     return all(map(_is_whole, snapshots)) and all(other == first for other in others)
 
 
 def _is_the_hubs(snapshot: Path) -> bool:
-    """Whether the whole model is as the hub's client has loaded it: links to blobs only."""
+    """Return whether all files of the model are as the hub's client loaded them: links to blobs."""
     blobs = snapshot.parent.parent / "blobs"
     files = _files(snapshot, _CONFIGS + _WEIGHTS)
     return _is_whole(snapshot) and all(file.parent == blobs for _, file in files)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 
-#: The type of a secondary tier that vLLM hands to us.
+#: The type of kvtier's secondary tiers in vLLM's configuration.
 TIER_TYPE = "kvtier"
 
 _log = logging.getLogger("kvtier.vllm")
 
 
 def register() -> None:
-    """Make ``"type": "kvtier"`` known to vLLM's factory of secondary tiers.
+    """Register ``"type": "kvtier"`` with vLLM's factory of secondary tiers.
 
-    May be called any number of times, in any process, and never raises: vLLM does not catch what
-    a plugin raises, and an engine that uses none of this must start all the same.
+    It may be called any number of times, in any process. It never raises: vLLM does not catch a
+    plugin's errors, and an engine that does not use kvtier must still start.
     """
     try:
         from kvtier_sdk.integrations.vllm import compat
@@ -23,8 +23,8 @@ def register() -> None:
         compat.register_tier(TIER_TYPE, __package__, "KVTierSecondaryTier")
     except Exception as error:
         _log.warning(
-            "the tier type %r could not be made known to vLLM (%s: %s); tiers of this type will "
-            "be unknown to it",
+            "the tier type %r could not be registered with vLLM (%s: %s); vLLM will refuse tiers "
+            "of this type",
             TIER_TYPE,
             type(error).__name__,
             error,

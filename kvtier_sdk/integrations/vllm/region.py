@@ -1,7 +1,7 @@
-"""vLLM's shared memory with the leases of our host pool: who has it, and when its name goes.
+"""vLLM's shared memory with the leases of a host pool, which count members and remove its name.
 
-vLLM leaves the name of this memory in /dev/shm until the process that made it ends in good order,
-and does not say who has come.
+vLLM itself leaves the name of this memory in /dev/shm until the process that made it exits
+normally, and does not tell which processes have mapped it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from kvtier_sdk.pool.pool_file import PoolFile, enter_named
 
 
 class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
-    """vLLM's region as one member of a replica has it.
+    """vLLM's region, mapped by one member of a replica.
 
     Args:
-        engine_id: the replica's.
-        workers: how many workers it has.
-        worker: which of them this is; ``None`` is the scheduler.
-        geometry: what vLLM wants to know besides.
+        engine_id: id of the replica.
+        workers: number of its workers.
+        worker: the member that this process is; ``None`` is the scheduler.
+        geometry: vLLM's other arguments.
 
     Raises:
-        ConfigError: another process is that member.
+        ConfigError: another process is this member.
     """
 
     def __init__(self, engine_id: str, workers: int, worker: int | None, **geometry: Any) -> None:
@@ -41,11 +41,11 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
             raise
 
     def absent(self) -> list[str]:
-        """Which members do not have it, in words; see :meth:`HostPool.absent`."""
+        """Name the members that do not have the region; see :meth:`HostPool.absent`."""
         return self._file.absent(self._worker)
 
     def cleanup(self) -> None:
-        """Give it back; vLLM's worker calls this."""
+        """Release the region; vLLM's worker calls this."""
         super().cleanup()
         self._file.close()
 
@@ -53,39 +53,42 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
 
 
 def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> PoolFile:
-    """Become a member of the replica that shares a region; the last to come removes its name.
+    """Become a member of the replica that shares a region; the last member removes its name.
 
-    Nobody needs the name any more then, and the memory goes with the last process, however it ends.
+    From then on no process needs the name, and the kernel frees the memory with the last process,
+    however it ends.
 
     Args:
-        region: as vLLM has made or opened it.
-        workers: how many there are.
-        worker: which of them this is; ``None`` is the scheduler.
+        region: the region as vLLM has made or opened it.
+        workers: number of workers of the replica.
+        worker: the member that this process is; ``None`` is the scheduler.
 
     Returns:
         The lease, which lasts until both it and the region are closed.
 
     Raises:
-        ConfigError: another process is that member.
+        ConfigError: another process is this member.
     """
-    # Whoever made the file, its name is not his to remove any more.
+    # From now on the last member removes the name, not the process that made the file.
     region._creator = False
     path = Path(region.mmap_path)
-    # Of what is in the file, no more is ours to say than who shares it.
+    # The layout of the bytes is vLLM's; only the number of workers matters here.
     file = enter_named(os.dup(region.fd), path, PoolLayout(1, 1, workers), worker)
     if file is None:
-        raise ConfigError(f"{path} has all its members: give each replica an id of its own")
+        raise ConfigError(f"{path} has all its members: give each replica a different id")
     return file
 
 
 def refuse_absent(absent: Sequence[str]) -> None:
-    """Stop an engine whose scheduler is made, which vLLM does when all workers are there.
+    """Refuse to start an engine if processes of it are absent from its host pool.
+
+    vLLM makes the scheduler after all workers, so every worker must be there by then.
 
     Args:
-        absent: who is not in the pool.
+        absent: the names of the absent processes.
 
     Raises:
-        ConfigError: somebody is not.
+        ConfigError: there are some.
     """
     if absent:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""vLLM's words for ours: requests, media, events. Enum members are vLLM's own."""
+"""Translation between vLLM's types and kvtier's: requests, media, events."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 
 def engine_medium(medium: Medium) -> EngineMedium:
-    """vLLM's member for a medium."""
+    """Return vLLM's enum member for a medium."""
     return EngineMedium(medium.value)
 
 
 def cache_hit_source(medium: Medium) -> CacheHitSource:
-    """As what vLLM counts hits of a tier on this medium."""
+    """Return the source under which vLLM counts hits of a tier on this medium."""
     return CacheHitSource.HOST if medium is Medium.CPU else CacheHitSource.DISK
 
 
 def engine_locality(locality: Locality) -> EngineLocality:
-    """vLLM's member for a locality."""
+    """Return vLLM's enum member for a locality."""
     return EngineLocality(locality.value)
 
 
 def request_context(engine_request: ReqContext, request_id: str | None = None) -> RequestContext:
-    """A request as tiers see it.
+    """Return a request as tiers see it.
 
     Args:
-        engine_request: as vLLM describes it.
-        request_id: under which it is known here; vLLM's id where absent.
+        engine_request: the request as vLLM describes it.
+        request_id: its id here; vLLM's id by default.
 
     Returns:
         Its context; ``params`` are vLLM's ``kv_transfer_params``.
@@ -47,13 +47,13 @@ def request_context(engine_request: ReqContext, request_id: str | None = None) -
 
 
 def engine_event(event: OffloadingEvent) -> EngineEvent:
-    """An event as vLLM publishes it.
+    """Return an event as vLLM publishes it.
 
     Args:
-        event: ours.
+        event: the event.
 
     Returns:
-        vLLM's; events of a secondary tier name it as their owner.
+        vLLM's event; if it comes from a secondary tier, the tier is its owner.
     """
     return EngineEvent(
         keys=list(event.keys),

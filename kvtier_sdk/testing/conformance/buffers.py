@@ -1,4 +1,4 @@
-"""Memory to lend to a tier: of any length and address, between guards, and taken back."""
+"""Memory to lend to a tier: of any length and address, between guard bytes, and taken back."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _GUARD = b"\xa5" * _GUARD_BYTES
 
 
 class LentBuffers:
-    """Header and payload of one transfer in memory of their own, with guards around each.
+    """Header and payload of one transfer in new memory, with guard bytes around each.
 
     Args:
-        key: the chunk's.
-        request: on whose behalf.
+        key: the chunk.
+        request: the request of the transfer.
         header_bytes: length of the header.
         payload_bytes: length of the payload.
-        shift_bytes: how far behind a page's start each begins.
+        shift_bytes: offset of each from the start of a page.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LentBuffers:
 
     @property
     def transfer(self) -> Transfer:
-        """What the tier gets."""
+        """The transfer that the tier gets."""
         assert self._transfer is not None, "taken back"
         return self._transfer
 
@@ -58,7 +58,7 @@ class LentBuffers:
         """Write header and payload.
 
         Args:
-            content: both, one after the other.
+            content: header and payload, one after the other.
         """
         self._memory[self._header_at : self._header_at + self._header_bytes] = content[
             : self._header_bytes
@@ -69,13 +69,13 @@ class LentBuffers:
 
     @property
     def content(self) -> bytes:
-        """Header and payload, as they are now."""
+        """The bytes of header and payload now."""
         header = self._memory[self._header_at : self._header_at + self._header_bytes]
         return header + self._memory[self._payload_at : self._payload_at + self._payload_bytes]
 
     @property
     def is_overrun(self) -> bool:
-        """Whether anything was written outside of header and payload."""
+        """True if anything was written outside header and payload."""
         memory, payload_end = self._memory, self._payload_at + self._payload_bytes
         guards = (
             memory[: self._header_at],
@@ -85,12 +85,12 @@ class LentBuffers:
         return any(guard.strip(_GUARD[:1]) for guard in guards)
 
     def take_back(self) -> bool:
-        """End the loan; whether nobody holds a view of the memory any more."""
+        """End the loan and return whether the memory is free: no view of it is left."""
         self._transfer = None
         try:
             self._memory.close()
         except BufferError:
-            # What only waits for the collector is held by nobody.
+            # A view in a reference cycle is not in use; only the collector frees it.
             gc.collect()
             try:
                 self._memory.close()

@@ -1,4 +1,4 @@
-"""Checks of what a cancelled call leaves behind: nothing that still touches its buffers."""
+"""Checks of cancelled calls: they end, and nothing touches their buffers afterwards."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from kvtier_sdk.testing.conformance.rules import Breach, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import OffloadKey
 
-_LENT = "Buffers are the SDK's, lent until the coroutine has returned."
+_LENT = "Buffers belong to the SDK, which lends them until the coroutine returns."
 #: How far a call gets before it is cancelled: turns of the loop, then seconds.
 _TURNS = (0, 1, 2, 3, 5, 8, 13)
 _DELAYS_S = (0.0005, 0.002, 0.005, 0.01)
-#: What stands in a buffer that the tier has no business with any more.
+#: The version written into a buffer after its call has ended.
 _FOREIGN = 255
 
 _Move = Callable[[Probe, Sequence[LentBuffers]], Awaitable[object]]
 
 
-@check(says="let it through only when nothing touches the buffers any more.")
+@check(says="let it through only once nothing touches the buffers.")
 async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
-    """A call that is cancelled ends, soon."""
+    """A cancelled call ends soon."""
     async with subject.opened() as probe:
         for move in (_store, _load):
             for version in (0, None):
                 async for _, ended in _cancelled(probe, _new_key(probe, version), move):
                     if not ended:
                         raise Breach(
-                            f"a{move.__name__.replace('_', ' ')} that was cancelled had not ended "
-                            f"after {subject.patience_s:g} s"
+                            f"a{move.__name__.replace('_', ' ')} had not ended "
+                            f"{subject.timeout_s:g} s after it was cancelled"
                         )
 
 
 @check(says=_LENT)
 async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject) -> None:
-    """When a cancelled load has ended, nothing writes into its buffers any more."""
+    """Once a cancelled load has ended, nothing writes into its buffers."""
     async with subject.opened() as probe:
         watched = []
         async for lent, ended in _cancelled(probe, _new_key(probe, 0), _load):
@@ -47,12 +47,12 @@ async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject) -> No
             watched.append(lent)
         await subject.clock.sleep(subject.settle_s)
         if any(lent.content != probe.content(lent.key, _FOREIGN) for lent in watched):
-            raise Breach("a buffer was written to after the cancelled load had ended")
+            raise Breach("a buffer was written to after its cancelled load had ended")
 
 
 @check(says=_LENT)
 async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject) -> None:
-    """What changes in a buffer when its cancelled store has ended is never stored."""
+    """A change to a buffer after its cancelled store has ended is never stored."""
     async with subject.opened() as probe:
         watched = []
         for version in (0, None):
@@ -65,12 +65,14 @@ async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject) -> No
         for key in watched:
             found = await probe.get(key)
             if isinstance(found, bytes) and _holds_some(found, probe.content(key, _FOREIGN)):
-                raise Breach("what was put into a buffer after its store was cancelled is stored")
+                raise Breach(
+                    "bytes written to a buffer after its cancelled store had ended are stored"
+                )
 
 
-@check(says="No reader ever sees a partly written object, whatever fails in mid-store.")
+@check(says="No reader ever sees a partly written object, even if a store fails midway.")
 async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
-    """A store that is cancelled midway leaves a whole object under its key, or none."""
+    """A cancelled store leaves a whole object under its key, or none."""
     async with subject.opened() as probe:
         for version in (0, None):
             async for lent, ended in _cancelled(probe, _new_key(probe, version), _store):
@@ -81,7 +83,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 
 
 def _new_key(probe: Probe, version: int | None) -> Callable[[], Awaitable[OffloadKey]]:
-    """Makes keys under which a version is stored, or nothing."""
+    """Return a function that makes keys, and stores this version under each."""
 
     async def make() -> OffloadKey:
         (key,) = probe.subject.new_keys(1)
@@ -103,16 +105,16 @@ async def _load(probe: Probe, batch: Sequence[LentBuffers]) -> object:
 async def _cancelled(
     probe: Probe, new_key: Callable[[], Awaitable[OffloadKey]], move: _Move
 ) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Start a call again and again, on another key, and cancel it, each time a little later.
+    """Start and cancel a call many times, each time on a new key and a little later.
 
     Yields:
-        The buffers of each, which begin as version 1, and whether the call has ended.
+        The buffers of each call, which start as version 1, and whether the call has ended.
     """
     clock = probe.subject.clock
     for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((0, s) for s in _DELAYS_S)]:
         lent = probe.full(await new_key(), version=1)
         task = probe.start(_call(move, probe, lent), "to be cancelled")
-        # Before its first step a task is only thrown away.
+        # A task that is cancelled before its first step never calls the tier.
         await asyncio.sleep(0)
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -121,7 +123,7 @@ async def _cancelled(
         task.cancel()
         ended = await probe.ends(task)
         if ended and not task.cancelled():
-            # Whatever it came to; a failure is another check's business.
+            # Retrieve the outcome; other checks judge it.
             task.exception()
         yield lent, ended
 
@@ -132,5 +134,5 @@ async def _call(move: _Move, probe: Probe, lent: LentBuffers) -> None:
 
 def _holds_some(found: bytes, content: bytes) -> bool:
     pieces = zip(pieces_of(found), pieces_of(content), strict=True)
-    # A shorter one at the end may be the same by chance.
+    # A shorter piece at the end may be equal by chance.
     return any(one == other and len(one) == PIECE_BYTES for one, other in pieces)

@@ -1,4 +1,4 @@
-"""Checks of what several calls at once may see and leave."""
+"""Checks of concurrent calls: readers see whole objects, and writers leave one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from kvtier_sdk.errors import TierError
-from kvtier_sdk.testing.conformance.probe import Probe, is_miss, told
+from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
 from kvtier_sdk.testing.conformance.rules import Breach, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Medium, OffloadKey
@@ -16,9 +16,9 @@ _ROUNDS = 8
 _VERSIONS = range(1, 13)
 
 
-@check(says="the last complete object or the first stays.")
+@check(says="the first or the last complete object stays.")
 async def check_concurrent_stores_leave_one_whole_object(subject: TierSubject) -> None:
-    """Of several stores of one key at once, one stays, whole."""
+    """Concurrent stores of one key leave one whole object."""
     async with AsyncExitStack() as stack:
         probes = await _instances(subject, stack)
         for _ in range(_ROUNDS):
@@ -35,7 +35,7 @@ async def check_concurrent_stores_leave_one_whole_object(subject: TierSubject) -
 
 @check(says="No reader ever sees a partly written object")
 async def check_no_partly_written_object_is_visible(subject: TierSubject) -> None:
-    """A load during stores of the same key brings a whole object or none."""
+    """A load that runs during stores of its key gets a whole object or none."""
     async with AsyncExitStack() as stack:
         probes = await _instances(subject, stack)
         (key,) = subject.new_keys(1)
@@ -51,7 +51,7 @@ async def check_no_partly_written_object_is_visible(subject: TierSubject) -> Non
 
 
 async def _instances(subject: TierSubject, stack: AsyncExitStack) -> list[Probe]:
-    """Two instances where they share a store, else one."""
+    """Open two instances if instances share a store, else one."""
     count = 2 if subject.tier_class.medium is Medium.STORAGE else 1
     return [await stack.enter_async_context(subject.opened()) for _ in range(count)]
 
@@ -64,6 +64,6 @@ async def _write(probe: Probe, key: OffloadKey) -> None:
 async def _read(probe: Probe, key: OffloadKey) -> None:
     found = await probe.get(key)
     if not isinstance(found, TierError):
-        probe.judge(key, found, _VERSIONS)
+        probe.check_content(key, found, _VERSIONS)
     elif not is_miss(found):
-        raise Breach(f"loading a chunk while it is stored: {told(found)}")
+        raise Breach(f"loading a chunk while it is being stored gave {describe(found)}")

@@ -1,4 +1,4 @@
-"""One tier's life with a little of everything in it, for checks that look at what it leaves."""
+"""A tier's lifetime with every kind of call in it, for checks of what it leaves behind."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kvtier_sdk.testing.conformance.rules import Breach
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability
 
-#: So many times the settling time is waited for what should go away.
+#: The longest wait for things to go away, in settling times.
 _SETTLINGS = 20
 _POLL_S = 0.002
 
 
 async def use(probe: Probe) -> None:
-    """Store, find, load, miss, and cancel; how each goes is the business of other checks."""
+    """Store, look up, load, miss and cancel; other checks judge the outcomes."""
     keys = probe.subject.new_keys(3)
     with contextlib.suppress(Breach, TierError):
         await probe.store([probe.full(key) for key in keys[:2]])
@@ -38,18 +38,18 @@ async def use(probe: Probe) -> None:
             await probe.bounded(probe.tier.usage(), "usage")
 
 
-async def live(subject: TierSubject) -> None:
-    """Open an instance, use it, close it."""
+async def run_tier(subject: TierSubject) -> None:
+    """Open an instance, use it, and close it."""
     async with subject.opened() as probe:
         await use(probe)
 
 
-async def on_a_loop_of_its_own(subject: TierSubject, body: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine function on a new event loop in another thread, to the loop's end.
+async def run_on_new_loop(subject: TierSubject, body: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine function on a new event loop in another thread, and close the loop.
 
     Args:
-        subject: whose clock makes the loop.
-        body: what runs there.
+        subject: its clock makes the loop.
+        body: the coroutine function.
     """
 
     raised: list[BaseException] = []
@@ -63,8 +63,8 @@ async def on_a_loop_of_its_own(subject: TierSubject, body: Callable[[], Awaitabl
         finally:
             end_event_loop(loop, subject.clock)
 
-    # Not one of the threads for blocking calls, which stay until this loop is closed.
-    thread = threading.Thread(target=run, name="loop of its own", daemon=True)
+    # Not through run_blocking, whose threads stay until this loop is closed.
+    thread = threading.Thread(target=run, name="new loop", daemon=True)
     thread.start()
     while thread.is_alive():
         await subject.clock.sleep(_POLL_S)
@@ -72,15 +72,15 @@ async def on_a_loop_of_its_own(subject: TierSubject, body: Callable[[], Awaitabl
         raise raised.pop()
 
 
-async def vanishes(subject: TierSubject, left: Callable[[], list[str]]) -> list[str]:
-    """Wait a little until nothing is left.
+async def wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) -> list[str]:
+    """Wait until nothing is left, within bounds.
 
     Args:
-        subject: how long it takes to settle.
-        left: describes what there is still.
+        subject: the tier under test, which knows the settling time.
+        left: names what is left now.
 
     Returns:
-        What is left in the end.
+        The names of what is left at the end.
     """
     for _ in range(_SETTLINGS):
         if not left():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.testing.conformance.probe import Probe, is_miss, told
+from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
 from kvtier_sdk.testing.conformance.rules import Breach, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import OffloadKey, make_offload_key
 
 _APART = "a chunk is found under its own key in its own namespace, and nowhere else."
-#: Stored and loaded at once, so that a small tier has room.
+#: Chunks stored at a time: few, so that a small tier has room.
 _AT_ONCE = 4
 
 
@@ -25,7 +25,7 @@ async def check_groups_are_apart(subject: TierSubject) -> None:
 
 @check(says=_APART)
 async def check_similar_keys_are_apart(subject: TierSubject) -> None:
-    """Keys that begin alike, or are alike but for case, are different chunks."""
+    """Keys that begin alike, or differ only in case, are different chunks."""
     start = subject.new_hash()
     begins = [start[:length] for length in (8, 16, 31, 32)]
     cases = [start[:8] + tail for tail in (b"name", b"Name", b"NAME")]
@@ -37,7 +37,7 @@ async def check_similar_keys_are_apart(subject: TierSubject) -> None:
 
 @check(says="A key may hold any bytes")
 async def check_keys_of_any_bytes(subject: TierSubject) -> None:
-    """Every value of a byte may stand anywhere in a key."""
+    """Every byte value may appear anywhere in a key."""
     salt = subject.new_hash()[:8]
     everything = bytes(range(256))
     keys = [salt + everything[at : at + 24] + salt for at in range(0, 256, 24)] + [
@@ -60,21 +60,21 @@ async def check_namespaces_are_apart(subject: TierSubject) -> None:
             raise Breach("lookup finds a chunk that was stored in another namespace")
         found = await other.get(key)
         if not isinstance(found, TierError) or not is_miss(found):
-            what = told(found) if isinstance(found, TierError) else "success"
-            raise Breach(f"loading a chunk that was stored in another namespace: {what}")
+            what = describe(found) if isinstance(found, TierError) else "success"
+            raise Breach(f"loading a chunk that was stored in another namespace gave {what}")
         if await other.put([key], version=1):
             await other.expect(key, 1)
         await probe.expect(key, 0)
 
 
 async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
-    """Store chunks one by one; none may be there before, all must be right in the end."""
+    """Store chunks one by one: none may load before its own store, and all must load at the end."""
     kept: list[OffloadKey] = []
     for key in keys:
         found = await probe.get(key)
         if not isinstance(found, TierError):
             other = next((old for old in kept if found == probe.content(old)), None)
-            whose = f"of {other.hex()}" if other is not None else "of some other chunk"
+            whose = f"of {other.hex()}" if other is not None else "of another chunk"
             raise Breach(f"loading {key.hex()}, which was never stored, gave the bytes {whose}")
         kept += await probe.put([key])
     for key in kept:

@@ -1,4 +1,4 @@
-"""Checks of what a closed tier leaves behind: no task, thread, file descriptor or buffer."""
+"""Checks that a closed tier leaves no task, thread, file descriptor or buffer behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
-from kvtier_sdk.testing.conformance.exercise import live, on_a_loop_of_its_own, vanishes
+from kvtier_sdk.testing.conformance.exercise import run_on_new_loop, run_tier, wait_until_gone
 from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
@@ -18,49 +18,51 @@ _DESCRIPTORS = "/proc/self/fd"
 
 @check(says=_NOTHING)
 async def check_no_task_is_left(subject: TierSubject) -> None:
-    """When a tier has been closed, no task of its runs on the loop."""
+    """After close, no task of the tier runs on the loop."""
     before = asyncio.all_tasks()
-    await live(subject)
+    await run_tier(subject)
 
     def left() -> list[str]:
         return sorted(task.get_name() for task in asyncio.all_tasks() - before)
 
-    if names := await vanishes(subject, left):
-        raise Breach(f"after close these tasks still run: {', '.join(names)}")
+    if names := await wait_until_gone(subject, left):
+        raise Breach(f"these tasks still run after close: {', '.join(names)}")
 
 
 @check(says=_NOTHING)
 async def check_no_thread_is_left(subject: TierSubject) -> None:
-    """When a tier and its loop have been closed, no thread of its runs."""
-    # The first life starts what is there once for all: threads of the loop, of libraries.
-    await on_a_loop_of_its_own(subject, lambda: live(subject))
+    """After the tier and its loop are closed, no thread of the tier runs."""
+    # The first run starts threads that stay for good: those of the loop and of libraries.
+    await run_on_new_loop(subject, lambda: run_tier(subject))
     before = set(threading.enumerate())
-    await on_a_loop_of_its_own(subject, lambda: live(subject))
+    await run_on_new_loop(subject, lambda: run_tier(subject))
 
     def left() -> list[str]:
         return sorted(thread.name for thread in set(threading.enumerate()) - before)
 
-    if names := await vanishes(subject, left):
-        raise Breach(f"after close these threads still run: {', '.join(names)}")
+    if names := await wait_until_gone(subject, left):
+        raise Breach(f"these threads still run after close: {', '.join(names)}")
 
 
 @check(says=_NOTHING)
 async def check_no_descriptor_is_left(subject: TierSubject) -> None:
-    """When a tier and its loop have been closed, no file or socket of its is open."""
-    await on_a_loop_of_its_own(subject, lambda: live(subject))
+    """After the tier and its loop are closed, no file or socket of the tier is open."""
+    await run_on_new_loop(subject, lambda: run_tier(subject))
     before = _descriptors()
-    await on_a_loop_of_its_own(subject, lambda: live(subject))
+    await run_on_new_loop(subject, lambda: run_tier(subject))
 
     def left() -> list[str]:
         return sorted(set(_descriptors().items()) - set(before.items()))  # type: ignore[arg-type]
 
-    if left_open := await vanishes(subject, left):
-        raise Breach(f"after close these are still open: {', '.join(map(str, left_open))}")
+    if left_open := await wait_until_gone(subject, left):
+        raise Breach(
+            f"these descriptors are still open after close: {', '.join(map(str, left_open))}"
+        )
 
 
-@check(says="Buffers are the SDK's, lent until the coroutine has returned.")
+@check(says="Buffers belong to the SDK, which lends them until the coroutine returns.")
 async def check_no_buffer_is_kept(subject: TierSubject) -> None:
-    """When a call has returned, whatever its outcome, nothing holds its buffers."""
+    """Once a call has returned, with any outcome, nothing holds its buffers."""
     async with subject.opened() as probe:
         stored, absent, torn = subject.new_keys(3)
         await _check_given_back(probe, "store", probe.full(stored))
@@ -77,7 +79,7 @@ async def check_no_buffer_is_kept(subject: TierSubject) -> None:
             if not await probe.ends(task):
                 return
             del task
-            await _check_taken_back(probe, f"a {operation} that was cancelled", lent)
+            await _check_taken_back(probe, f"a cancelled {operation}", lent)
 
 
 async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> None:
@@ -86,22 +88,18 @@ async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> 
 
 
 async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
-    # A thread or a callback that has just told its outcome may be about to let go.
-    async def taken() -> bool:
-        return not await vanishes(
-            probe.subject, lambda: [] if lent.take_back() else ["the buffers"]
-        )
-
-    if not await taken():
-        raise Breach(f"after {what} had returned, something still holds its buffers")
+    # A thread or callback that has just reported its outcome may hold them a moment longer.
+    held = await wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
+    if held:
+        raise Breach(f"something still holds the buffers of {what} that has returned")
 
 
 def _descriptors() -> dict[str, str]:
-    """Open descriptors, and what each is open to."""
+    """Return the open descriptors, each with the file or socket behind it."""
     found = {}
     for number in os.listdir(_DESCRIPTORS):
         try:
             found[number] = os.readlink(f"{_DESCRIPTORS}/{number}")
         except OSError:
-            continue  # the listing's own
+            continue  # the descriptor of this very listing
     return found

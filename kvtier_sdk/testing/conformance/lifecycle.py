@@ -6,17 +6,17 @@ import asyncio
 
 from kvtier_sdk.errors import ConfigError, TierError
 from kvtier_sdk.testing.conformance.exercise import use
-from kvtier_sdk.testing.conformance.probe import Probe, told
+from kvtier_sdk.testing.conformance.probe import Probe, describe
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Medium
 
-_CLOSE = "Let go of everything, in bounded time, also after open has failed."
+_CLOSE = "Release everything in bounded time, even if open failed."
 
 
 @check(says=_CLOSE)
 async def check_close_ends(subject: TierSubject) -> None:
-    """Close ends, soon, whether the tier was used or not."""
+    """Close ends soon, whether or not the tier was used."""
     async with subject.opened() as probe:
         await probe.close()
     async with subject.opened() as probe:
@@ -24,7 +24,7 @@ async def check_close_ends(subject: TierSubject) -> None:
         await probe.close()
 
 
-@check(says="A second call does nothing.")
+@check(says="A second close does nothing.")
 async def check_closing_twice_is_harmless(subject: TierSubject) -> None:
     """A second close does nothing."""
     async with subject.opened() as probe:
@@ -33,27 +33,27 @@ async def check_closing_twice_is_harmless(subject: TierSubject) -> None:
         await probe.close()
 
 
-@check(says="Calls that are under way end, with a result or an error.")
+@check(says="Running calls end, with a result or an error.")
 async def check_close_ends_what_runs(subject: TierSubject) -> None:
-    """Calls that are under way when the tier is closed end, and so does close."""
+    """Calls that are running when the tier is closed end, and so does close."""
     async with subject.opened() as probe:
         key = await probe.put_one() or subject.new_keys(1)[0]
         transfers = [probe.empty(key).transfer for _ in range(8)]
-        calls = [probe.start(probe.tier.load([one]), "under way") for one in transfers]
+        calls = [probe.start(probe.tier.load([one]), "running at close") for one in transfers]
         await asyncio.sleep(0)
         await probe.close()
         for call in calls:
             if not await probe.ends(call):
                 call.cancel()
-                raise Breach(f"a load had not ended {subject.patience_s:g} s after close")
+                raise Breach(f"a load had not ended {subject.timeout_s:g} s after close")
             if not call.cancelled():
-                # What it came to does not matter.
+                # Any outcome will do.
                 call.exception()
 
 
 @check(Hook.BAD_SETTINGS, says="a setting cannot work.")
 async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
-    """Open says what is wrong with a setting that cannot work, and close is possible after it."""
+    """Open fails on a setting that cannot work, and close still works after it."""
     for what, tier in (subject.bad_settings or {}).items():
         spec = tier_spec(tier)
         probe = Probe(subject, subject.make(spec))
@@ -64,12 +64,12 @@ async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
             continue
         finally:
             await probe.clean_up()
-        raise Breach(f"{what}: open succeeded")
+        raise Breach(f"open succeeded with a bad setting: {what}")
 
 
 @check(Medium.STORAGE, says="None once a later load will find the chunk.")
 async def check_chunks_outlive_the_instance(subject: TierSubject) -> None:
-    """What one instance stored, the next one finds."""
+    """An instance finds the chunks that an earlier one stored."""
     async with subject.opened() as probe:
         key = await probe.put_one()
         if key is None:
@@ -77,8 +77,8 @@ async def check_chunks_outlive_the_instance(subject: TierSubject) -> None:
         await probe.close()
     async with subject.opened() as probe:
         if await probe.lookup([key]) != [True]:
-            raise Breach("an instance does not find what the one before it stored")
+            raise Breach("lookup does not find a chunk that an earlier instance stored")
         found = await probe.get(key)
         if not isinstance(found, bytes):
-            raise Breach(f"an instance cannot load what the one before it stored: {told(found)}")
-        probe.judge(key, found, [0])
+            raise Breach(f"loading a chunk that an earlier instance stored gave {describe(found)}")
+        probe.check_content(key, found, [0])

@@ -1,4 +1,4 @@
-"""Check that a tier leaves its loop free to turn."""
+"""The check that a tier never blocks its event loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ _MANY = 64
 
 @check(says="A tier never blocks that loop")
 async def check_the_loop_is_never_blocked(subject: TierSubject) -> None:
-    """From open to close, the event loop keeps turning."""
+    """The event loop keeps turning, from open to close."""
     watch = LoopWatch(subject.clock, subject.blocking_s)
     async with watch.watching(), subject.opened() as probe:
         await use(probe)
         await probe.lookup(subject.new_keys(_MANY))
         await probe.store([probe.full(key) for key in subject.new_keys(_MANY)])
     if watch.blocked_at is not None:
-        raise Breach(f"the loop stood still for {subject.blocking_s:g} s in\n{watch.blocked_at}")
+        raise Breach(
+            f"the event loop stood still for {subject.blocking_s:g} s in\n{watch.blocked_at}"
+        )

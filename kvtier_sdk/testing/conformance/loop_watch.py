@@ -1,4 +1,4 @@
-"""Finds out that an event loop is blocked, and where, without measuring time."""
+"""A watch that detects a blocked event loop and its place, without measuring time."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from contextlib import asynccontextmanager
 
 from kvtier_sdk.aio.clock import Clock
 
-#: A loop is blocked when it has not turned while the watch has woken so many times.
+#: A loop is blocked if it has not turned while the watch woke this many times.
 _WAKES = 20
 
 
 class LoopWatch:
-    """A thread that wakes again and again and looks whether the loop has turned meanwhile.
+    """A thread that wakes at intervals and checks that the loop has turned since.
 
-    On a machine that is busy the watch wakes late too, so that it takes the loop's standing still
-    for what it is only where everything else went on.
+    On a busy machine the watch wakes late too, so that it never takes a slow machine for a
+    blocked loop.
 
     Attributes:
-        blocked_at: the loop's stack when it was found blocked first, innermost last; ``None``
-            where it was not.
+        blocked_at: the loop's stack when it was first found blocked, innermost frame last;
+            ``None`` if it was not.
 
     Args:
-        clock: of the loop.
-        blocking_s: how long a loop has to stand still, on an idle machine.
+        clock: the loop's clock.
+        blocking_s: how long a loop must stand still to count as blocked, on an idle machine.
     """
 
     def __init__(self, clock: Clock, blocking_s: float) -> None:
@@ -41,7 +41,7 @@ class LoopWatch:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[LoopWatch]:
-        """Watch the running loop for as long as the block lasts."""
+        """Watch the running loop during the block."""
         beat = self._clock.spawn(self._beat(), name="heartbeat")
         thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
         thread.start()

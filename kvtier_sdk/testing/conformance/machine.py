@@ -1,6 +1,7 @@
-"""A tier against a dictionary: any sequence of calls, where a miss is legal and a wrong byte never.
+"""A tier compared with a dictionary, over any sequence of calls.
 
-Hypothesis makes the sequences, and where one fails, finds the shortest that does.
+A miss is always legal, a wrong byte never. Hypothesis makes the sequences; if one fails, it finds
+the shortest that fails.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kvtier_sdk.errors import TierCapacityError, TierError
 from kvtier_sdk.runner.loop_thread import end_event_loop
-from kvtier_sdk.testing.conformance.probe import Probe, is_miss, told
+from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
 from kvtier_sdk.testing.conformance.rules import Breach, ConformanceError
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability
 
 T = TypeVar("T")
 
-_RULE = "Whatever is called in whatever order, a load brings what was stored under its key, or none"
+_RULE = "After any sequence of calls, a load returns what was stored under its key, or misses."
 _SAYS = "Results have the order and the length of the batch."
 _KEYS = 4
 _BATCHES = st.lists(st.integers(0, _KEYS - 1), max_size=6)
@@ -30,10 +31,10 @@ _TURNS = st.integers(0, 12)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Calls a tier, and remembers what each of a few keys may hold.
+    """Calls of a tier, with a record of what each of a few keys may hold.
 
     Attributes:
-        make_subject: makes the tier under test, for each sequence of calls.
+        make_subject: makes the tier under test, once for each sequence of calls.
     """
 
     make_subject: ClassVar[Callable[[], TierSubject]]
@@ -43,32 +44,32 @@ class TierMachine(RuleBasedStateMachine):
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        # Versions that a load of each may bring: until it is deleted, every one that was stored.
+        # Versions that a load of each key may return: until a delete, every one that was stored.
         self._may_hold: list[set[int]] = [set() for _ in self._keys]
         self._versions = 0
         self._run(self._open())
 
     @rule(chunks=_BATCHES)
     def store(self, chunks: Sequence[int]) -> None:
-        """Store a batch, in which a key may be twice."""
+        """Store a batch, in which a key may appear twice."""
         self._run(self._store(chunks))
 
     @rule(chunks=_BATCHES)
     def load(self, chunks: Sequence[int]) -> None:
-        """Load a batch, in which a key may be twice."""
+        """Load a batch, in which a key may appear twice."""
         self._run(self._load(chunks))
 
     @rule(chunks=_BATCHES)
     def lookup(self, chunks: Sequence[int]) -> None:
-        """Look a batch up; only what was never stored must not be there."""
+        """Look up a batch; a chunk that was never stored must not be found."""
         answers = self._run(self._probe.lookup([self._keys[chunk] for chunk in chunks]))
         for chunk, answer in zip(chunks, answers, strict=True):
             if answer and not self._may_hold[chunk]:
-                self._fail("lookup says True of a chunk that is not stored")
+                self._fail("lookup returned True for a chunk that is not stored")
 
     @rule(stored=_BATCHES, loaded=_BATCHES)
     def store_and_load_at_once(self, stored: Sequence[int], loaded: Sequence[int]) -> None:
-        """Store a batch while another is loaded."""
+        """Store a batch while another one is loaded."""
 
         async def both() -> None:
             await asyncio.gather(self._store(stored), self._load(loaded))
@@ -87,14 +88,14 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Close the tier, and open another instance."""
+        """Close the tier and open another instance."""
         self._run(self._probe.close())
         self._run(self._open())
 
     @precondition(lambda self: self._can(Capability.DELETE))
     @rule(chunks=_BATCHES)
     def delete(self, chunks: Sequence[int]) -> None:
-        """Delete a batch; it must not come back."""
+        """Delete a batch; later loads must miss."""
         keys = [self._keys[chunk] for chunk in chunks]
         self._run(self._probe.bounded(self._probe.tier.delete(keys), "delete"))
         for chunk in chunks:
@@ -103,14 +104,14 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._can(Capability.TOUCH))
     @rule(chunks=_BATCHES)
     def touch(self, chunks: Sequence[int]) -> None:
-        """Touch a batch, which changes nothing."""
+        """Touch a batch; this changes nothing."""
         keys = [self._keys[chunk] for chunk in chunks]
         self._run(self._probe.bounded(self._probe.tier.touch(keys), "touch"))
 
     @precondition(lambda self: self._can(Capability.SCAN))
     @rule()
     def scan(self) -> None:
-        """List what is there; what is not stored must not be listed."""
+        """List the stored chunks; no other may be listed."""
         listed = {entry.key for entry in self._run(self._probe.scan())}
         for key, versions in zip(self._keys, self._may_hold, strict=True):
             if key in listed and not versions:
@@ -131,16 +132,16 @@ class TierMachine(RuleBasedStateMachine):
         batch = [self._probe.full(self._keys[chunk], self._new_version(chunk)) for chunk in chunks]
         for verdict in await self._probe.store(batch):
             if verdict is not None and not isinstance(verdict, TierCapacityError):
-                raise Breach(f"the tier is well, and yet a store failed with {told(verdict)}")
+                raise Breach(f"the store is in order, but storing gave {describe(verdict)}")
 
     async def _load(self, chunks: Sequence[int]) -> None:
         batch = [self._probe.empty(self._keys[chunk]) for chunk in chunks]
         verdicts = await self._probe.load(batch)
         for chunk, lent, verdict in zip(chunks, batch, verdicts, strict=True):
             if verdict is None:
-                self._probe.judge(lent.key, lent.content, self._may_hold[chunk])
+                self._probe.check_content(lent.key, lent.content, self._may_hold[chunk])
             elif not is_miss(verdict):
-                raise Breach(f"the tier is well, and yet a load failed with {told(verdict)}")
+                raise Breach(f"the store is in order, but loading gave {describe(verdict)}")
 
     async def _cancel(self, operation: str, chunk: int, turns: int) -> None:
         key = self._keys[chunk]
@@ -152,10 +153,10 @@ class TierMachine(RuleBasedStateMachine):
             await asyncio.sleep(0)
         task.cancel()
         if not await self._probe.ends(task):
-            raise Breach(f"a {operation} that was cancelled did not end")
+            raise Breach(f"a cancelled {operation} did not end")
         if not task.cancelled():
             task.exception()
-        # Nothing reads these any more; if something does, a load will show it.
+        # Nothing may read these buffers now. If something does, a later load shows it.
         lent.fill(bytes(self._probe.object_bytes))
 
     def _new_version(self, chunk: int) -> int:
@@ -177,17 +178,17 @@ class TierMachine(RuleBasedStateMachine):
 
 
 def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMachine]:
-    """A Hypothesis state machine that compares a tier with a dictionary.
+    """Make a Hypothesis state machine that compares a tier with a dictionary.
 
     ::
 
         TestMyTier = tier_state_machine(lambda: TierSubject("mine:/tmp/x")).TestCase
 
     Args:
-        make_subject: makes the tier under test, for each sequence of calls; it may be the same
-            each time.
+        make_subject: makes the tier under test, once for each sequence of calls; it may return
+            the same one each time.
 
     Returns:
-        The machine; its ``TestCase`` is collected by pytest and unittest.
+        The machine; pytest and unittest collect its ``TestCase``.
     """
     return type("TierMachine", (TierMachine,), {"make_subject": staticmethod(make_subject)})

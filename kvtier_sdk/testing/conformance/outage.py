@@ -1,11 +1,11 @@
-"""Check of what a tier says while its store cannot be reached."""
+"""The check of a tier whose store is unreachable."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 
 from kvtier_sdk.errors import TierError, TierUnavailableError
-from kvtier_sdk.testing.conformance.probe import Probe, told
+from kvtier_sdk.testing.conformance.probe import Probe, describe
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability
@@ -15,7 +15,7 @@ _OUTAGE = "An outage is a TierUnavailableError, never False from lookup."
 
 @check(Hook.BREAK_CONNECTION, says=_OUTAGE)
 async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
-    """While the store cannot be reached, each call that needs it says TierUnavailableError."""
+    """While the store is unreachable, each call that needs it gives a TierUnavailableError."""
     async with subject.opened() as probe:
         stored = await probe.put_one()
         (absent,) = subject.new_keys(1)
@@ -40,9 +40,9 @@ async def _check_lookup(probe: Probe, *keys: bytes | None) -> None:
         except TierUnavailableError:
             continue
         except TierError as error:
-            raise Breach(f"the store cannot be reached, and lookup says {told(error)}") from error
+            raise Breach(f"the store is unreachable, and lookup gave {describe(error)}") from error
         if not answer:
-            raise Breach("the store cannot be reached, and lookup says False")
+            raise Breach("the store is unreachable, and lookup returned False")
 
 
 async def _check_transfers(probe: Probe, absent: bytes, stored: bytes | None) -> None:
@@ -52,11 +52,11 @@ async def _check_transfers(probe: Probe, absent: bytes, stored: bytes | None) ->
             lent = probe.empty(key)
             verdicts += await probe.load([lent])
             if verdicts[-1] is None:
-                # A tier may have it in a cache, but then whole.
-                probe.judge(key, lent.content, [0])
+                # A tier may have the chunk in a cache, but then whole.
+                probe.check_content(key, lent.content, [0])
     for verdict in verdicts:
         if verdict is not None and not isinstance(verdict, TierUnavailableError):
-            raise Breach(f"the store cannot be reached, and the tier says {told(verdict)}")
+            raise Breach(f"the store is unreachable, and the tier gave {describe(verdict)}")
 
 
 async def _check_raises(call: Awaitable[object], operation: str) -> None:
@@ -65,8 +65,9 @@ async def _check_raises(call: Awaitable[object], operation: str) -> None:
     except TierUnavailableError:
         return
     except TierError as error:
-        raise Breach(f"the store cannot be reached, and {operation} says {told(error)}") from error
-    raise Breach(f"the store cannot be reached, and {operation} succeeds")
+        what = f"the store is unreachable, and {operation} raised {describe(error)}"
+        raise Breach(what) from error
+    raise Breach(f"the store is unreachable, and {operation} succeeded")
 
 
 async def _restore(subject: TierSubject) -> None:

@@ -1,4 +1,4 @@
-"""An open tier as the checks see it: every call bounded, every answer looked at."""
+"""An open tier as the checks call it: every call has a timeout, and every answer is checked."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
-#: So much of a chunk tells which one it is of.
+#: Length of a piece of a chunk, long enough to identify the chunk.
 PIECE_BYTES = 16
 
 
 def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
-    """What a chunk holds in a check: bytes that tell key, version and place.
+    """Return the content of a chunk, which identifies key, version and place.
 
     Args:
-        key: the chunk's.
-        version: tells apart what was stored under one key.
-        size_bytes: how many.
+        key: the chunk.
+        version: tells contents of the same key apart.
+        size_bytes: length of the content.
 
     Returns:
-        Those bytes.
+        The content.
     """
     seed = len(key).to_bytes(4, "big") + key + version.to_bytes(4, "big")
     return hashlib.shake_128(seed).digest(size_bytes)
 
 
 class Probe:
-    """Calls one tier, and tells a breach from an answer.
+    """One tier instance, called with timeouts, whose malformed answers are breaches.
 
-    What a tier raises for a whole batch is given as the verdict on each chunk, as the SDK does.
+    An error raised for a whole batch becomes the verdict on each chunk, as in the SDK.
 
     Args:
-        subject: whose tier it is.
+        subject: the tier under test.
         tier: the instance.
     """
 
@@ -72,27 +72,27 @@ class Probe:
         await self.bounded(self.tier.close(), "close")
 
     async def clean_up(self) -> None:
-        """Close the tier unless that was done; how it goes is the business of other checks."""
+        """Close the tier if it is open; other checks judge how that goes."""
         if not self._closed:
             with contextlib.suppress(Breach, TierError):
                 await self.close()
 
     async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """As the tier's."""
+        """Call the tier's ``lookup``."""
         answers = await self.bounded(self.tier.lookup(keys, REQUEST), "lookup")
         self._count(answers, len(keys), "lookup")
         return [bool(answer) for answer in answers]
 
     async def store(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
-        """As the tier's."""
+        """Call the tier's ``store``."""
         return await self._move("store", batch)
 
     async def load(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
-        """As the tier's."""
+        """Call the tier's ``load``."""
         return await self._move("load", batch)
 
     async def scan(self) -> list[Entry]:
-        """As the tier's, to its end."""
+        """Call the tier's ``scan`` and return all entries."""
 
         async def listed() -> list[Entry]:
             return [entry async for entry in self.tier.scan()]
@@ -100,7 +100,7 @@ class Probe:
         return await self.bounded(listed(), "scan")
 
     def empty(self, key: OffloadKey, *, shift_bytes: int = 0) -> LentBuffers:
-        """Buffers to load into."""
+        """Make buffers to load into."""
         context = self.tier.context
         return LentBuffers(
             key,
@@ -111,86 +111,86 @@ class Probe:
         )
 
     def full(self, key: OffloadKey, version: int = 0, *, shift_bytes: int = 0) -> LentBuffers:
-        """Buffers that hold a version of a chunk."""
+        """Make buffers that hold a version of a chunk."""
         lent = self.empty(key, shift_bytes=shift_bytes)
         lent.fill(self.content(key, version))
         return lent
 
     def content(self, key: OffloadKey, version: int = 0) -> bytes:
-        """What a version of a chunk holds."""
+        """Return the content of a version of a chunk."""
         return content_of(key, version, self.object_bytes)
 
     async def put(self, keys: Iterable[OffloadKey], version: int = 0) -> list[OffloadKey]:
-        """Store chunks, one call for all.
+        """Store chunks in one call.
 
         Args:
-            keys: of the chunks.
-            version: which content.
+            keys: the chunks.
+            version: the version of their content.
 
         Returns:
-            Those that the tier took.
+            The keys that the tier accepted.
 
         Raises:
-            Breach: it refused one for another reason than room.
+            Breach: it refused one for another reason than lack of room.
         """
         batch = [self.full(key, version) for key in keys]
         verdicts = await self.store(batch)
         for verdict in verdicts:
             if verdict is not None and not isinstance(verdict, TierCapacityError):
-                raise Breach(f"the tier is well, and yet a store failed with {told(verdict)}")
+                raise Breach(f"the store is in order, but storing gave {describe(verdict)}")
         kept = [lent.key for lent, verdict in zip(batch, verdicts, strict=True) if verdict is None]
         if batch and not kept and self.subject.keeps_chunks:
-            raise Breach(f"an empty tier refused every store: {told(verdicts[0])}")
+            raise Breach(f"an empty tier refused every store: {describe(verdicts[0])}")
         return kept
 
     async def put_one(self, version: int = 0) -> OffloadKey | None:
-        """Store a chunk under a new key; ``None`` where the tier has no room."""
+        """Store a chunk under a new key and return the key; ``None`` if the tier has no room."""
         kept = await self.put(self.subject.new_keys(1), version)
         return kept[0] if kept else None
 
     async def get(self, key: OffloadKey) -> bytes | TierError:
-        """Load a chunk: what it holds, or why it could not be had."""
+        """Load a chunk and return its content, or the error."""
         lent = self.empty(key)
         (verdict,) = await self.load([lent])
         return lent.content if verdict is None else verdict
 
     async def expect(self, key: OffloadKey, *versions: int, may_miss: bool = False) -> None:
-        """Load a chunk, which must be one of some versions.
+        """Load a chunk and require one of some versions.
 
         Args:
             key: the chunk.
-            versions: that it may hold.
-            may_miss: whether it may also be absent or known to be damaged.
+            versions: the versions that it may hold.
+            may_miss: whether the tier may also report it absent or damaged.
 
         Raises:
-            Breach: it is not.
+            Breach: it holds none of them.
         """
         found = await self.get(key)
         if isinstance(found, TierError):
             if may_miss and is_miss(found):
                 return
-            raise Breach(f"a chunk that was stored cannot be loaded: {told(found)}")
-        self.judge(key, found, versions)
+            raise Breach(f"loading a stored chunk gave {describe(found)}")
+        self.check_content(key, found, versions)
 
-    def judge(self, key: OffloadKey, found: bytes, versions: Iterable[int]) -> None:
-        """Find out which version was loaded.
+    def check_content(self, key: OffloadKey, found: bytes, versions: Iterable[int]) -> None:
+        """Require that loaded bytes are one of some versions of a chunk.
 
         Raises:
-            Breach: none of them, whole.
+            Breach: they are none of them, whole.
         """
         if not any(found == self.content(key, version) for version in versions):
-            raise Breach(f"a load succeeded, but {self._strange(found, key, versions)}")
+            raise Breach(f"a load succeeded, but {self._mismatch(found, key, versions)}")
 
     async def bounded(self, awaitable: Awaitable[T], operation: str) -> T:
-        """Wait for a call of the tier, but not for ever.
+        """Wait for a call of the tier, with the subject's timeout.
 
         Raises:
-            Breach: it did not end, or raised what is no error of a tier.
+            Breach: it did not end, or raised anything but a TierError.
         """
         task = asyncio.ensure_future(awaitable)
         if not await self.ends(task):
             task.cancel()
-            raise Breach(f"{operation} had not ended after {self.subject.patience_s:g} s")
+            raise Breach(f"{operation} had not ended after {self.subject.timeout_s:g} s")
         try:
             return task.result()
         except TierError:
@@ -203,13 +203,13 @@ class Probe:
             raise Breach(f"{operation} raised CancelledError without being cancelled") from error
         except Exception as error:
             raise Breach(
-                f"{operation} raised {type(error).__name__}: {error}, which is no TierError"
+                f"{operation} raised {type(error).__name__}: {error}, which is not a TierError"
             ) from error
 
     async def ends(self, task: asyncio.Future[Any]) -> bool:
-        """Wait for a task; whether it ended within the author's patience."""
+        """Wait for a task, with the subject's timeout, and return whether it ended."""
         try:
-            await asyncio.wait([task], timeout=self.subject.patience_s)
+            await asyncio.wait([task], timeout=self.subject.timeout_s)
         except asyncio.CancelledError:
             task.cancel()
             await wait_out([task])
@@ -217,7 +217,7 @@ class Probe:
         return task.done()
 
     def start(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run a call of the tier in a task of its own."""
+        """Start a call of the tier in a new task."""
         return self.subject.clock.spawn(coroutine, name=name)
 
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
@@ -230,40 +230,40 @@ class Probe:
         for verdict in verdicts:
             if verdict is not None and not isinstance(verdict, TierError):
                 raise Breach(
-                    f"{operation} returned a {type(verdict).__name__} where None or a TierError "
-                    "belongs"
+                    f"{operation} returned a {type(verdict).__name__} as a verdict, which must be "
+                    "None or a TierError"
                 )
         return list(verdicts)
 
     def _count(self, results: Any, count: int, operation: str) -> None:
         try:
-            given = f"{len(results)} results"
+            returned = f"{len(results)} results"
         except TypeError:
-            given = f"a {type(results).__name__}"
-        if given != f"{count} results":
-            raise Breach(f"{operation} returned {given} for a batch of {count}")
+            returned = f"a {type(results).__name__}"
+        if returned != f"{count} results":
+            raise Breach(f"{operation} returned {returned} for a batch of {count}")
 
-    def _strange(self, found: bytes, key: OffloadKey, versions: Iterable[int]) -> str:
-        """In words, what something is that should be a version of a chunk."""
+    def _mismatch(self, found: bytes, key: OffloadKey, versions: Iterable[int]) -> str:
+        """Describe how bytes differ from every version of a chunk."""
         wholes = [self.content(key, version) for version in versions]
         matches = [sum(map(bytes.__eq__, pieces_of(found), pieces_of(whole))) for whole in wholes]
         if sum(map(bool, matches)) > 1:
-            return "it is a mixture of several that were stored under the key"
+            return "the bytes are a mixture of several objects that were stored under the key"
         if any(matches):
-            return "only a part of it is what was stored under the key"
-        return "it holds something else than was stored under the key"
+            return "only a part of the bytes was stored under the key"
+        return "the bytes were never stored under the key"
 
 
 def is_miss(error: TierError) -> bool:
-    """Whether an error says that the chunk is not there, or not whole."""
+    """Return whether an error means that the chunk is absent or damaged."""
     return isinstance(error, ChunkNotFoundError | CorruptChunkError)
 
 
-def told(error: TierError | None) -> str:
-    """An error in words."""
+def describe(error: TierError | None) -> str:
+    """Describe a verdict for a message."""
     return "success" if error is None else f"{type(error).__name__}: {error}"
 
 
 def pieces_of(content: bytes) -> list[bytes]:
-    """Content in pieces small enough that each tells where it comes from."""
+    """Cut content into pieces, each of which identifies its chunk and place."""
     return [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)]

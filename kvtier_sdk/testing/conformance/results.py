@@ -1,8 +1,8 @@
-"""Checks of what the batched calls answer: length, order, and whose failure is whose."""
+"""Checks of the results of a batch: their number, their order, and one failure among them."""
 
 from __future__ import annotations
 
-from kvtier_sdk.testing.conformance.probe import is_miss, told
+from kvtier_sdk.testing.conformance.probe import describe, is_miss
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability
@@ -13,7 +13,7 @@ _BIG_BATCH = 1024
 
 @check(says=_LENGTH)
 async def check_results_have_the_length_of_the_batch(subject: TierSubject) -> None:
-    """A batch of any small number of chunks is answered with as many results."""
+    """Every batch gets one result per chunk."""
     async with subject.opened() as probe:
         for count in range(1, 8):
             keys = subject.new_keys(count)
@@ -24,12 +24,12 @@ async def check_results_have_the_length_of_the_batch(subject: TierSubject) -> No
 
 @check(says=_LENGTH)
 async def check_an_empty_batch_is_no_results(subject: TierSubject) -> None:
-    """An empty batch is answered with no results."""
+    """An empty batch gets no results."""
     async with subject.opened() as probe:
         await probe.lookup([])
         for verdicts in (await probe.store([]), await probe.load([])):
             if verdicts:
-                raise Breach(f"{len(verdicts)} verdicts for an empty batch")
+                raise Breach(f"an empty batch got {len(verdicts)} verdicts")
         if Capability.DELETE in subject.tier_class.capabilities:
             await probe.bounded(probe.tier.delete([]), "delete")
         if Capability.TOUCH in subject.tier_class.capabilities:
@@ -38,25 +38,27 @@ async def check_an_empty_batch_is_no_results(subject: TierSubject) -> None:
 
 @check(says=_LENGTH)
 async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> None:
-    """Each result stands where its chunk stands in the batch."""
+    """Each result stands at the position of its chunk in the batch."""
     async with subject.opened() as probe:
         stored = await probe.put(subject.new_keys(3))
         absent = subject.new_keys(1)
         batch = stored[:1] + absent + stored[1:]
         expected = [key in stored for key in batch]
         answers = await probe.lookup(batch)
-        # As many as expected, but elsewhere; a wrong answer is another check's business.
+        # The right number of each answer at the wrong places; other checks find wrong answers.
         if answers != expected and sorted(answers) == sorted(expected):
-            raise Breach(f"asked for chunks of which {expected} are there, lookup said {answers}")
+            raise Breach(f"lookup should return {expected}; it returned {answers}")
         lent = [probe.empty(key) for key in batch]
         loaded = [verdict is None for verdict in await probe.load(lent)]
         if loaded != expected and sorted(loaded) == sorted(expected):
-            raise Breach(f"asked for chunks of which {expected} are there, load said {loaded}")
+            raise Breach(
+                f"load should succeed for these chunks of a batch: {expected}; it did for {loaded}"
+            )
 
 
-@check(says="a TierError says why that one chunk was not.")
+@check(says="a TierError says why that one chunk failed.")
 async def check_one_failure_fails_alone(subject: TierSubject) -> None:
-    """A chunk that cannot be loaded does not take the others of its batch with it."""
+    """A chunk that cannot be loaded does not fail the others of its batch."""
     async with subject.opened() as probe:
         kept = await probe.put(subject.new_keys(2))
         if len(kept) < 2:
@@ -66,27 +68,27 @@ async def check_one_failure_fails_alone(subject: TierSubject) -> None:
         for at in (0, 2):
             if verdicts[at] is not None:
                 raise Breach(
-                    f"of a batch of three the second is absent, and load says of another one: "
-                    f"{told(verdicts[at])}"
+                    "of a batch of three only the second chunk is absent, but loading another one "
+                    f"gave {describe(verdicts[at])}"
                 )
-            probe.judge(lent[at].key, lent[at].content, [0])
+            probe.check_content(lent[at].key, lent[at].content, [0])
 
 
 @check(says=_LENGTH)
 async def check_duplicates_in_a_batch(subject: TierSubject) -> None:
-    """A key that is twice in a batch is stored, found and loaded in both places."""
+    """A key that appears twice in a batch is stored, found and loaded in both places."""
     async with subject.opened() as probe:
         one, other = subject.new_keys(2)
         kept = await probe.put([one, other, one])
         if one not in kept:
             return
         if not all(await probe.lookup([one, one])):
-            raise Breach("lookup finds a chunk only in one of the two places where it is asked for")
+            raise Breach("asked twice for a stored chunk in one batch, lookup found it only once")
         lent = [probe.empty(one), probe.empty(one)]
         for buffers, verdict in zip(lent, await probe.load(lent), strict=True):
             if verdict is not None:
-                raise Breach(f"of a chunk asked for twice, one load says {told(verdict)}")
-            probe.judge(one, buffers.content, [0])
+                raise Breach(f"asked twice for a chunk in one batch, load gave {describe(verdict)}")
+            probe.check_content(one, buffers.content, [0])
 
 
 @check(says=_LENGTH)
@@ -97,21 +99,21 @@ async def check_big_batches(subject: TierSubject) -> None:
         keys = [*subject.new_keys(_BIG_BATCH - 1), *stored]
         answers = await probe.lookup(keys)
         if stored and not any(answers):
-            raise Breach(f"of {len(keys)} chunks asked for at once, the one that is there is not")
+            raise Breach(f"in a batch of {len(keys)} keys, lookup did not find the stored one")
         for verdict in await probe.load([probe.empty(key) for key in keys]):
             if verdict is not None and not is_miss(verdict):
-                raise Breach(f"loading {len(keys)} chunks at once: {told(verdict)}")
+                raise Breach(f"loading a batch of {len(keys)} chunks gave {describe(verdict)}")
 
 
 @check(Hook.WRITE_RAW, says="Only TierError and its subclasses are raised")
 async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
-    """Whatever a tier finds in its store, it answers with a TierError."""
+    """No content of the store makes a tier raise anything but a TierError."""
     async with subject.opened() as probe:
         for content in (b"", b"\x00", b"not a chunk at all\r\n", b"\xff" * probe.object_bytes):
             key = await probe.put_one()
             if key is None:
                 continue
             await subject.call(Hook.WRITE_RAW, key, content)
-            # What else is wrong with the answers is the business of other checks.
+            # Both raise a breach for any other error. Other checks judge the answers.
             await probe.get(key)
             await probe.lookup([key])

@@ -1,4 +1,4 @@
-"""What a check is: one rule of the contract, what the contract says of it, and what it needs."""
+"""Checks: each has one rule of the contract, the sentence that asks for it, and its needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ConformanceError(AssertionError):
-    """A tier breaks a rule. The message names rule and breach, and cites the contract.
+    """A tier breaks a rule. The message names the rule and the breach, and quotes the contract.
 
     Attributes:
         check: name of the check that failed.
@@ -31,18 +31,18 @@ class ConformanceError(AssertionError):
 
 
 class CheckSkipped(unittest.SkipTest):
-    """A check does not apply, for what the tier does not declare or its author does not give.
+    """A check does not apply: the tier does not declare a capability, or its author gives no hook.
 
-    Test frameworks take it for a skip and print the reason.
+    Test frameworks treat it as a skip and print the reason.
     """
 
 
-class Breach(Exception):  # noqa: N818  # what it becomes has the suffix
-    """Raised inside of a check; it becomes a :class:`ConformanceError` of that check."""
+class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which has the suffix
+    """A breach found by a check; it becomes a :class:`ConformanceError` of that check."""
 
 
 class Hook(Enum):
-    """What an author may give a check besides the tier."""
+    """The functions that an author may give the checks besides the tier."""
 
     READ_RAW = "read_raw"
     WRITE_RAW = "write_raw"
@@ -52,22 +52,22 @@ class Hook(Enum):
     SMALL_TIER = "small_tier"
 
 
-#: What a check cannot do without.
+#: A requirement of a check.
 Need: TypeAlias = Capability | Hook | Medium
 
-#: What every check function looks like.
+#: The type of a check function.
 CheckFunction: TypeAlias = Callable[["TierSubject"], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One rule, and the coroutine that holds a tier to it.
+    """One rule, and the coroutine function that checks a tier against it.
 
     Attributes:
-        name: of the function.
-        rule: what a tier has to do, in one line.
+        name: name of the function.
+        rule: the rule in one line.
         says: the sentence of the contract that asks for it.
-        needs: capabilities, hooks or medium without which it is skipped.
+        needs: capabilities, hooks or medium without which the check is skipped.
         run: the coroutine function.
     """
 
@@ -88,7 +88,7 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
     """Make a coroutine function a check; the first line of its docstring is the rule.
 
     Args:
-        needs: without which it is skipped.
+        needs: requirements without which it is skipped.
         says: a sentence of the contract's docstrings, word for word.
 
     Returns:
@@ -107,7 +107,7 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
             except Breach as breach:
                 raise ConformanceError(name, rule, str(breach), says) from breach.__cause__
             except KVTierError as error:
-                what = f"the tier is well, and yet raised {type(error).__name__}: {error}"
+                what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
                 raise ConformanceError(name, rule, what, says) from error
 
         run.__name__ = run.__qualname__ = name

@@ -1,4 +1,4 @@
-"""Checks that drive a tier as an engine does: through a runner, from the slots of a pool."""
+"""Checks that use a tier as an engine does: through a runner, with the slots of a pool."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _BUILT = "A tier is built from its options alone, in this process or in one of i
 
 @check(says=_BUILT)
 async def check_it_runs_in_a_thread(subject: TierSubject) -> None:
-    """Chunks go from a pool's slots into the tier and back, its loop in a thread."""
+    """Chunks travel from a pool's slots to the tier and back, with the tier in a thread."""
     await _check_runner(subject, "thread")
 
 
 @check(says=_BUILT)
 async def check_it_runs_in_a_process(subject: TierSubject) -> None:
-    """Chunks go from a pool's slots into the tier and back, the tier in a process of its own."""
+    """Chunks travel from a pool's slots to the tier and back, with the tier in a child process."""
     await _check_runner(subject, "process")
 
 
 async def _check_runner(subject: TierSubject, kind: str) -> None:
-    options = dict.fromkeys(_DEADLINES, subject.patience_s)
+    options = dict.fromkeys(_DEADLINES, subject.timeout_s)
     spec = replace(
         subject.spec, runner=subject.spec.runner.model_copy(update={"runner": kind, **options})
     )
@@ -50,7 +50,7 @@ async def _check_runner(subject: TierSubject, kind: str) -> None:
         try:
             await _move_chunks(subject, pool, tier)
         finally:
-            await run_blocking(tier.close, subject.patience_s)
+            await run_blocking(tier.close, subject.timeout_s)
     except KVTierError as error:
         raise Breach(f"with runner {kind!r}: {type(error).__name__}: {error}") from error
     finally:
@@ -58,18 +58,18 @@ async def _check_runner(subject: TierSubject, kind: str) -> None:
 
 
 async def _end_of(subject: TierSubject, tier: TierClient, job: Job | None) -> list[Verdict]:
-    """Hand a job over, and return the verdicts that it comes to."""
+    """Hand over a job, wait for its end, and return its verdicts."""
     if job is None:
         return [Verdict.UNAVAILABLE]
     clock = subject.clock
-    end_s = clock.now_s() + 2 * subject.patience_s
+    end_s = clock.now_s() + 2 * subject.timeout_s
     tier.flush()
     while clock.now_s() < end_s:
         tier.poll()
         if job.result is not None:
             return job.result.verdicts
         await clock.sleep(0.002)
-    raise Breach(f"a {job.operation.value} through the runner never ended")
+    raise Breach(f"a {job.operation.value} job of the runner never ended")
 
 
 async def _move_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) -> None:
@@ -81,18 +81,18 @@ async def _move_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) -
     if not subject.keeps_chunks and set(stored) == {Verdict.CAPACITY}:
         return
     if set(stored) != {Verdict.OK}:
-        raise Breach(f"storing {_CHUNKS} chunks: {[verdict.value for verdict in stored]}")
+        raise Breach(f"storing {_CHUNKS} chunks gave {[verdict.value for verdict in stored]}")
     found = await _end_of(subject, tier, tier.lookup(keys, REQUEST))
     if set(found) != {Verdict.OK}:
-        raise Breach(f"looking the same chunks up: {[verdict.value for verdict in found]}")
+        raise Breach(f"looking up the same chunks gave {[verdict.value for verdict in found]}")
     loaded = await _end_of(
         subject, tier, tier.load(keys, range(_CHUNKS, _SLOTS), REQUEST, whole=True)
     )
     for slot, content, verdict in zip(range(_CHUNKS, _SLOTS), contents, loaded, strict=True):
         if verdict is not Verdict.OK:
-            raise Breach(f"loading the same chunks: {[verdict.value for verdict in loaded]}")
+            raise Breach(f"loading the same chunks gave {[verdict.value for verdict in loaded]}")
         if bytes(pool.view(slot)[: subject.chunk_bytes]) != content:
-            raise Breach("a chunk that was loaded holds something else")
+            raise Breach("a loaded chunk holds other bytes than the stored one")
     absent = await _end_of(subject, tier, tier.load(subject.new_keys(1), [0], REQUEST))
     if absent != [Verdict.NOT_FOUND]:
-        raise Breach(f"loading a chunk that was never stored: {absent[0].value}")
+        raise Breach(f"loading a chunk that was never stored gave {absent[0].value}")

@@ -1,4 +1,4 @@
-"""The tier under test: how to make it, and what its author can do to it from outside."""
+"""The tier under test: how to make it, and the hooks that its author gives."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Hook
 from kvtier_sdk.types import OffloadKey, make_offload_key
 
-#: A tier as a test names it: a URL, an entry of options, a validated one, or a class.
+#: A tier as a test names it: a URL, a dictionary of options, a :class:`~kvtier_sdk.TierSpec`, or a
+#: class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
 _DEFAULTS = RunnerOptions.model_validate({})
 
 
 def tier_spec(tier: TierLike) -> TierSpec:
-    """The validated entry of a tier.
+    """Validate a tier.
 
     Args:
-        tier: a URL, an entry of options, a validated one, or a class that does without options.
+        tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
 
     Returns:
-        The entry.
+        Its spec.
 
     Raises:
         ConfigError: an option is wrong.
@@ -52,27 +53,28 @@ def tier_spec(tier: TierLike) -> TierSpec:
 
 @dataclass
 class TierSubject:
-    """A tier to be checked. Each hook may be a plain function or a coroutine function.
+    """A tier to check. Each hook may be a plain function or a coroutine function.
 
-    The tier must have room for eight chunks. A subject can go through any number of checks: each
-    uses keys of its own.
+    The tier must have room for eight chunks. A subject can go through any number of checks; each
+    check uses new keys.
 
     Attributes:
-        tier: a URL, an entry of options, a validated one, or a class that does without options.
-        read_raw: what is stored under a key in the subject's namespace, past the tier; ``None``
-            where nothing is.
-        write_raw: replace what is stored under a key, which was stored before, past the tier.
-        break_connection: make the store unreachable, as an outage would.
-        restore_connection: end that.
-        bad_settings: what is wrong with a tier, to that tier; opening each must fail.
-        small_tier: makes a tier that has room for few chunks, from the length of an object in
-            bytes.
-        keeps_chunks: ``False`` for a tier that may refuse every store for want of room.
+        tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
+        read_raw: reads the stored object of a key in the subject's namespace, past the tier;
+            returns ``None`` if there is none.
+        write_raw: replaces the object of a key that was stored before, past the tier.
+        break_connection: makes the store unreachable, as an outage would.
+        restore_connection: ends the outage.
+        bad_settings: tiers that :meth:`~kvtier_sdk.SecondaryTierManager.open` must refuse, by a
+            description of what is wrong.
+        small_tier: makes a tier with room for few chunks; its argument is the length of an object
+            in bytes.
+        keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
         chunk_bytes: length of a payload.
-        patience_s: after which a call counts as one that never ends.
-        blocking_s: after which a loop that does not turn counts as blocked.
-        settle_s: how long to wait for what should not happen.
-        namespace: of the chunks; each subject has one of its own.
+        timeout_s: after this long, a call counts as one that never ends.
+        blocking_s: after standing still for this long, the event loop counts as blocked.
+        settle_s: how long to wait for an effect that must not come, such as a late write.
+        namespace: the namespace of the chunks; a new one for each subject.
         clock: time and tasks.
     """
 
@@ -85,7 +87,7 @@ class TierSubject:
     small_tier: Callable[[int], TierLike] | None = None
     keeps_chunks: bool = True
     chunk_bytes: int = 4096
-    patience_s: float = 30.0
+    timeout_s: float = 30.0
     blocking_s: float = 1.0
     settle_s: float = 0.1
     namespace: Namespace = field(default_factory=lambda: TierSubject.new_namespace())
@@ -98,19 +100,19 @@ class TierSubject:
 
     @staticmethod
     def new_namespace() -> Namespace:
-        """A namespace that no other subject has."""
+        """Make a namespace that no other subject has."""
         return Namespace({"model": "conformance", "run": uuid.uuid4().hex})
 
     @property
     def tier_class(self) -> type[SecondaryTierManager]:
-        """The backend."""
+        """The backend's class."""
         return self.spec.tier_class
 
     def has(self, hook: Hook) -> bool:
-        """Whether the author gives a hook.
+        """Return whether the author gives a hook.
 
         Args:
-            hook: which.
+            hook: the hook.
         """
         return getattr(self, hook.value) is not None
 
@@ -118,11 +120,11 @@ class TierSubject:
         """Call a hook that the author gives.
 
         Args:
-            hook: which.
-            args: passed on.
+            hook: the hook.
+            args: its arguments.
 
         Returns:
-            What it returns.
+            The hook's result.
         """
         result = getattr(self, hook.value)(*args)
         return await result if inspect.isawaitable(result) else result
@@ -135,16 +137,16 @@ class TierSubject:
         chunk_bytes: int | None = None,
         report_removed: Callable[[Iterable[OffloadKey]], None] | None = None,
     ) -> TierContext:
-        """Surroundings for a tier.
+        """Make the context of a tier.
 
         Args:
-            spec: the tier; the subject's where absent.
-            namespace: of its chunks; the subject's where absent.
-            chunk_bytes: length of a payload; the subject's where absent.
-            report_removed: takes what the tier reports as removed.
+            spec: the tier; the subject's by default.
+            namespace: the namespace of its chunks; the subject's by default.
+            chunk_bytes: length of a payload; the subject's by default.
+            report_removed: takes the keys that the tier reports as removed.
 
         Returns:
-            The surroundings.
+            The context.
         """
         spec = spec or self.spec
         alignment = spec.tier_class.alignment
@@ -161,10 +163,10 @@ class TierSubject:
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:
-        """An instance that is not open.
+        """Make an instance without opening it.
 
         Args:
-            spec: the tier; the subject's where absent.
+            spec: the tier; the subject's by default.
             context: as for :meth:`context`.
 
         Returns:
@@ -175,14 +177,14 @@ class TierSubject:
 
     @asynccontextmanager
     async def opened(self, spec: TierSpec | None = None, **context: Any) -> AsyncIterator[Probe]:
-        """An open instance, closed at the end.
+        """Open an instance, and close it at the end of the block.
 
         Args:
-            spec: the tier; the subject's where absent.
+            spec: the tier; the subject's by default.
             context: as for :meth:`context`.
 
         Yields:
-            The instance, to be called through.
+            A probe through which to call the instance.
         """
         probe = Probe(self, self.make(spec, **context))
         try:
@@ -192,7 +194,7 @@ class TierSubject:
             await probe.clean_up()
 
     def new_keys(self, count: int) -> list[OffloadKey]:
-        """Keys that no check has used.
+        """Make keys that no check has used.
 
         Args:
             count: how many.
@@ -203,5 +205,5 @@ class TierSubject:
         return [make_offload_key(self.new_hash()) for _ in range(count)]
 
     def new_hash(self) -> bytes:
-        """A chain hash that no check has used: 32 bytes."""
+        """Make a chain hash of 32 bytes that no check has used."""
         return hashlib.sha256(self._salt + next(self._numbers).to_bytes(8, "big")).digest()

@@ -1,4 +1,4 @@
-"""The class that an author subclasses: every check as a test."""
+"""The test class that an author subclasses, with every check as a test."""
 
 from __future__ import annotations
 
@@ -19,67 +19,68 @@ from kvtier_sdk.types import OffloadKey
 
 
 class TierConformance:
-    """Holds a tier to the contract: one test a rule. Subclass it, and override :meth:`tier`.
+    """The tests of a tier against the contract: one for each rule.
 
-    ::
+    Subclass it and override the fixture :meth:`tier`::
 
         class TestMyTier(TierConformance):
             @pytest.fixture
             def tier(self, tmp_path):
                 return f"mine:{tmp_path}"
 
-    Every hook that is overridden too (:meth:`read_raw` and those after it) lets more rules be
-    checked; one that is not skips those with ``no hook`` and its name. A hook may be a coroutine
-    function. It is called on the loop of the check, so that a server which the tests bring
-    themselves needs a thread or a process of its own.
+    Override the hooks as well (:meth:`read_raw` and those after it), to have more rules checked.
+    A rule whose hook is missing is skipped with ``no hook`` and the hook's name. A hook may be a
+    coroutine function. It runs on the event loop of the check, so run a server of your tests in
+    another thread or process.
 
-    Tests need no plugin: each runs on an event loop of its own.
+    The tests need no pytest plugin: each has its own event loop.
 
     Attributes:
         chunk_bytes: length of a payload.
-        keeps_chunks: ``False`` for a tier that may refuse every store for want of room.
-        patience_s: after which a call counts as one that never ends.
-        blocking_s: after which a loop that does not turn counts as blocked.
-        settle_s: how long to wait for what should not happen.
-        sequences: how many sequences of calls are compared with a dictionary.
+        keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
+        timeout_s: after this long, a call counts as one that never ends.
+        blocking_s: after standing still for this long, the event loop counts as blocked.
+        settle_s: how long to wait for an effect that must not come, such as a late write.
+        sequences: number of sequences of calls that are compared with a dictionary.
     """
 
     chunk_bytes: ClassVar[int] = TierSubject.chunk_bytes
     keeps_chunks: ClassVar[bool] = TierSubject.keeps_chunks
-    patience_s: ClassVar[float] = TierSubject.patience_s
+    timeout_s: ClassVar[float] = TierSubject.timeout_s
     blocking_s: ClassVar[float] = TierSubject.blocking_s
     settle_s: ClassVar[float] = TierSubject.settle_s
     sequences: ClassVar[int] = 20
 
     @pytest.fixture
     def tier(self) -> TierLike:
-        """The tier, with room for eight chunks. Override it.
+        """Return the tier, with room for eight chunks. Override it.
 
         Returns:
-            A URL, an entry of options, a validated one, or a class that does without options.
+            A URL, a dictionary of options, a spec, or a class whose options have defaults.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no fixture 'tier': return the tier's URL or options from it"
+            f"{type(self).__name__} has no fixture 'tier': write one that returns the tier's URL "
+            "or options"
         )
 
     @cached_property
     def namespace(self) -> Namespace:
-        """Of the chunks; each test has one of its own."""
+        """The namespace of the chunks; a new one for each test."""
         return TierSubject.new_namespace()
 
     def read_raw(self, key: OffloadKey) -> bytes | Awaitable[bytes | None] | None:
-        """Read, past the tier, what is stored in :attr:`namespace`.
+        """Read an object of :attr:`namespace` from the store, past the tier.
 
         Args:
             key: the chunk.
 
         Returns:
-            The object, or ``None`` where there is none.
+            The object, or ``None`` if there is none.
         """
         raise NotImplementedError
 
     def write_raw(self, key: OffloadKey, data: bytes) -> Awaitable[None] | None:
-        """Replace, past the tier, what is stored in :attr:`namespace`.
+        """Replace an object of :attr:`namespace` in the store, past the tier.
 
         Args:
             key: a chunk that was stored before.
@@ -96,27 +97,27 @@ class TierConformance:
         raise NotImplementedError
 
     def bad_settings(self) -> Mapping[str, TierLike]:
-        """Tiers that cannot be opened.
+        """Return tiers whose ``open`` must fail.
 
         Returns:
-            What is wrong in words, to the tier with that setting.
+            A description of the bad setting, to the tier that has it.
         """
         raise NotImplementedError
 
     def small_tier(self, object_bytes: int) -> TierLike:
-        """A tier that is soon full.
+        """Return a tier that is soon full.
 
         Args:
             object_bytes: length of each object.
 
         Returns:
-            A tier with room for less than a hundred objects.
+            A tier with room for fewer than a hundred objects.
         """
         raise NotImplementedError
 
     @pytest.fixture
     def subject(self, tier: TierLike) -> TierSubject:
-        """The tier with all hooks that are given."""
+        """Return the tier with every hook that is overridden."""
         given: dict[str, Any] = {
             hook.value: getattr(self, hook.value)
             for hook in Hook
@@ -128,7 +129,7 @@ class TierConformance:
             tier,
             chunk_bytes=self.chunk_bytes,
             keeps_chunks=self.keeps_chunks,
-            patience_s=self.patience_s,
+            timeout_s=self.timeout_s,
             blocking_s=self.blocking_s,
             settle_s=self.settle_s,
             namespace=self.namespace,
@@ -136,13 +137,13 @@ class TierConformance:
         )
 
     def test_any_sequence_of_calls(self, subject: TierSubject) -> None:
-        """Whatever is called in whatever order, a load brings what was stored, or nothing."""
+        """After any sequence of calls, a load returns what was stored under its key, or misses."""
         run_state_machine_as_test(
             tier_state_machine(lambda: subject),
             settings=settings(
                 max_examples=self.sequences,
                 stateful_step_count=20,
-                # A store may be slow, and the machine busy.
+                # The store may be slow, and the machine busy.
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
@@ -150,7 +151,7 @@ class TierConformance:
 
 
 def run_check(check: Check, subject: TierSubject) -> None:
-    """Run a check on an event loop of its own, and end the loop.
+    """Run a check on a new event loop, and close the loop.
 
     Args:
         check: one of :data:`CHECKS`.

@@ -46,7 +46,7 @@ def test_a_vllm_without_the_factory_gets_a_warning(
     monkeypatch.delattr(SecondaryTierFactory, "_registry")
     with caplog.at_level(logging.WARNING):
         plugin.register()
-    assert "'kvtier' could not be made known to vLLM (AttributeError" in caplog.text
+    assert "'kvtier' could not be registered with vLLM (AttributeError" in caplog.text
 
 
 def test_an_untried_release_gets_one_warning_that_says_what_was_tried(
@@ -58,5 +58,7 @@ def test_an_untried_release_gets_one_warning_that_says_what_was_tried(
         plugin.register()
         plugin.register()
     (record,) = caplog.records
-    assert record.getMessage().startswith("this is vLLM 9.9.1; kvtier was tried with 0.32 and 0.33")
+    assert record.getMessage().startswith(
+        "this is vLLM 9.9.1; kvtier was tested with 0.32 and 0.33"
+    )
     compat.warn_if_untried.cache_clear()

@@ -1,1 +1,1 @@
-"""Tiers for tests: broken ones, odd ones, and the shelf that both stand on."""
+"""Tiers for tests: broken ones, odd ones, and the shelf tier that both derive from."""

@@ -1,7 +1,7 @@
-"""Tiers that break the contract, each in one way: what the conformance kit must reject.
+"""Tiers that break the contract, each in one way; the conformance kit must reject them.
 
 Each is a small change to :class:`support.tiers.shelf.ShelfTier`, of the kind that gets past a
-review, and names the one check that its fault belongs to. Read them for what not to do.
+review, and names the one check that rejects it. Read them as examples of what not to do.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class BrokenTier(ShelfTier):
     """A tier with one fault.
 
     Attributes:
-        fails: the check that rejects it, and the only one.
-        settings: what :class:`kvtier_sdk.testing.TierSubject` has to be told of it.
+        fails: the only check that rejects it.
+        settings: arguments that :class:`kvtier_sdk.testing.TierSubject` needs for it.
     """
 
     fails: ClassVar[str]
@@ -51,7 +51,7 @@ class BrokenTier(ShelfTier):
 
 
 class WrongOrder(BrokenTier):
-    """Puts each answer on a stack, and hands out the stack."""
+    """Pushes the answers on a stack, and pops them in reverse order."""
 
     fails = "check_results_have_the_order_of_the_batch"
 
@@ -60,7 +60,7 @@ class WrongOrder(BrokenTier):
 
 
 class VerdictsInWrongOrder(BrokenTier):
-    """Loads in order, and says how it went from the last to the first."""
+    """Loads in order, and returns the verdicts from the last to the first."""
 
     fails = "check_results_have_the_order_of_the_batch"
 
@@ -69,7 +69,7 @@ class VerdictsInWrongOrder(BrokenTier):
 
 
 class WrongCount(BrokenTier):
-    """Works in pages of four, and forgets the last page where it is not full."""
+    """Works in pages of four, and drops a last page that is not full."""
 
     fails = "check_results_have_the_length_of_the_batch"
 
@@ -79,7 +79,7 @@ class WrongCount(BrokenTier):
 
 
 class EmptyBatchIsAnError(BrokenTier):
-    """Looks at the first chunk of a batch without asking whether there is one."""
+    """Reads the first chunk of a batch without checking that there is one."""
 
     fails = "check_an_empty_batch_is_no_results"
 
@@ -102,7 +102,7 @@ class OneFailureFailsAll(BrokenTier):
 
 
 class DuplicatesAreOne(BrokenTier):
-    """Loads each key of a batch once, and fills the buffers of the last that asked for it."""
+    """Loads each key of a batch once, and fills only the buffers of its last transfer."""
 
     fails = "check_duplicates_in_a_batch"
 
@@ -125,7 +125,7 @@ class BigBatchIsAnError(BrokenTier):
 
 
 class RaisesForeignError(BrokenTier):
-    """Looks at the first byte of an object that may have none."""
+    """Reads the first byte of an object that may be empty."""
 
     fails = "check_only_tier_errors_are_raised"
 
@@ -138,7 +138,7 @@ class RaisesForeignError(BrokenTier):
 
 
 class MixesABatchUp(BrokenTier):
-    """Stores a batch of four or more at once, each key with the last chunk's bytes."""
+    """Stores the last chunk's bytes under every key of a batch of four or more."""
 
     fails = "check_what_is_stored_comes_back"
 
@@ -155,7 +155,7 @@ class MixesABatchUp(BrokenTier):
 
 
 class GuessesLookups(BrokenTier):
-    """Asks for a batch whether any of it is there, and answers for all of it."""
+    """Looks up whether any chunk of a batch is there, and answers so for all of them."""
 
     fails = "check_lookup_tells_stored_from_absent"
 
@@ -165,7 +165,7 @@ class GuessesLookups(BrokenTier):
 
 
 class AbsentIsSuccess(BrokenTier):
-    """Takes an answer without a single chunk for one without a single complaint."""
+    """Takes a reply without any chunk for a reply without any error."""
 
     fails = "check_absent_is_not_found"
 
@@ -177,7 +177,7 @@ class AbsentIsSuccess(BrokenTier):
 
 
 class StoringTwiceIsAnError(BrokenTier):
-    """Inserts, where it should insert or replace."""
+    """Inserts where it should insert or replace."""
 
     fails = "check_storing_twice_is_harmless"
 
@@ -188,7 +188,7 @@ class StoringTwiceIsAnError(BrokenTier):
 
 
 class ScribblesOnBuffers(BrokenTier):
-    """Marks a header as stored, in the buffer that was lent."""
+    """Marks a header as stored in the lent buffer itself."""
 
     fails = "check_store_leaves_its_buffers_alone"
 
@@ -198,7 +198,7 @@ class ScribblesOnBuffers(BrokenTier):
 
 
 class TakesShortForWhole(BrokenTier):
-    """Does not look at how many bytes a read brought."""
+    """Does not check how many bytes a read returned."""
 
     fails = "check_another_length_is_corrupt"
 
@@ -210,7 +210,7 @@ class TakesShortForWhole(BrokenTier):
 
 
 class HangsOnAnotherLength(BrokenTier):
-    """Reads what it expects, finds the rest where the next answer should begin, and is lost."""
+    """Reads the expected length, then takes the rest of the object for the next reply."""
 
     fails = "check_another_length_is_corrupt"
 
@@ -223,12 +223,12 @@ class HangsOnAnotherLength(BrokenTier):
         stored = self.take(transfer.key)
         self._lost = self._lost or len(stored) > transfer.object_bytes
         if self._lost:
-            raise TierUnavailableError("the answer cannot be read")
+            raise TierUnavailableError("the reply cannot be parsed")
         fill(transfer, stored)
 
 
 class AssumesAddresses(BrokenTier):
-    """Declares no alignment, and needs one of eight bytes."""
+    """Declares no alignment, but needs one of eight bytes."""
 
     fails = "check_buffers_at_any_address"
 
@@ -259,7 +259,7 @@ class IgnoresTheGroup(BrokenTier):
 
 
 class FoldsCase(BrokenTier):
-    """Keeps its objects where upper and lower case are one."""
+    """Keeps its objects in a store that ignores case."""
 
     fails = "check_similar_keys_are_apart"
 
@@ -268,7 +268,7 @@ class FoldsCase(BrokenTier):
 
 
 class TakesKeysForText(BrokenTier):
-    """Decodes a key, and has one letter for all that cannot be decoded."""
+    """Decodes a key as text, and replaces every undecodable byte by the same character."""
 
     fails = "check_keys_of_any_bytes"
 
@@ -300,7 +300,7 @@ class LosesConcurrentStores(BrokenTier):
         except BaseException:
             objects.pop(temporary, None)
             raise
-        # The second to come finds it gone, and takes the object for a failed one.
+        # The second store finds the temporary gone, and removes the object as a failed one.
         if temporary in objects:
             stored = objects.pop(temporary)
             self.put(transfer.key, stored)
@@ -309,7 +309,7 @@ class LosesConcurrentStores(BrokenTier):
 
 
 class ShowsPartlyWritten(BrokenTier):
-    """Makes room under the final name, writes into it, and tidies up only where it fails."""
+    """Writes under the final name, and cleans up only after a failure."""
 
     fails = "check_no_partly_written_object_is_visible"
 
@@ -333,7 +333,7 @@ class ShowsPartlyWritten(BrokenTier):
 
 
 class KeepsHeaderApart(ShowsPartlyWritten):
-    """Replaces a chunk's header and its payload one after the other, as two objects."""
+    """Keeps header and payload as two objects, and replaces them one after the other."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -351,7 +351,7 @@ class KeepsHeaderApart(ShowsPartlyWritten):
 
 
 class OutlivesCancellation(BrokenTier):
-    """Tries to bring a load to its end although it was cancelled."""
+    """Waits for a load to complete although it was cancelled."""
 
     fails = "check_a_cancelled_call_ends"
 
@@ -364,7 +364,7 @@ class OutlivesCancellation(BrokenTier):
 
 
 class WritesLate(BrokenTier):
-    """Returns from a cancelled load at once, while what reads for it goes on."""
+    """Returns from a cancelled load at once, while a task still fills its buffers."""
 
     fails = "check_a_cancelled_load_writes_nothing_more"
 
@@ -381,7 +381,7 @@ class WritesLate(BrokenTier):
 
 
 class ReadsLate(BrokenTier):
-    """Returns from a cancelled store at once, while what writes for it goes on."""
+    """Returns from a cancelled store at once, while a task still reads its buffers."""
 
     fails = "check_a_cancelled_store_reads_nothing_more"
 
@@ -398,7 +398,7 @@ class ReadsLate(BrokenTier):
 
 
 class LeavesAPart(BrokenTier):
-    """Keeps, of a store that is cancelled, what had been written, under the final name."""
+    """Keeps the part that a cancelled store has written, under the final name."""
 
     fails = "check_a_cancelled_store_leaves_no_part"
 
@@ -413,7 +413,7 @@ class LeavesAPart(BrokenTier):
 
 
 class BlocksTheLoop(BrokenTier):
-    """Reads its index from the disk before it answers a long question, on the loop."""
+    """Reads its index from disk on the event loop, for a lookup of many keys."""
 
     fails = "check_the_loop_is_never_blocked"
     settings: ClassVar[dict[str, Any]] = {"blocking_s": 0.2}
@@ -439,7 +439,7 @@ class LeavesATask(BrokenTier):
 
 
 class LeavesAThread(BrokenTier):
-    """Starts a thread that waits for work for ever."""
+    """Starts a thread that waits for work forever."""
 
     fails = "check_no_thread_is_left"
 
@@ -449,7 +449,7 @@ class LeavesAThread(BrokenTier):
 
 
 class LeavesADescriptor(BrokenTier):
-    """Opens its directory, and does not close it."""
+    """Opens its directory and does not close it."""
 
     fails = "check_no_descriptor_is_left"
 
@@ -459,7 +459,7 @@ class LeavesADescriptor(BrokenTier):
 
 
 class KeepsABuffer(BrokenTier):
-    """Remembers the last transfer, for its log."""
+    """Keeps the last transfer, for its log."""
 
     fails = "check_no_buffer_is_kept"
 
@@ -469,7 +469,7 @@ class KeepsABuffer(BrokenTier):
 
 
 class AcceptsNonsense(BrokenTier):
-    """Logs what is wrong with a setting, and goes on."""
+    """Logs that a setting is wrong, and continues."""
 
     fails = "check_bad_settings_fail_in_open"
 
@@ -481,7 +481,7 @@ class AcceptsNonsense(BrokenTier):
 
 
 class ForgetsInClose(BrokenTier):
-    """Clears up behind itself, and the chunks with it: the next instance begins with nothing."""
+    """Deletes its chunks when it closes, so the next instance starts empty."""
 
     fails = "check_chunks_outlive_the_instance"
 
@@ -492,7 +492,7 @@ class ForgetsInClose(BrokenTier):
 
 
 class CloseHangs(BrokenTier):
-    """Waits in close for the end of the first call, also where there never was one."""
+    """Waits in close for the first call, even if there never was one."""
 
     fails = "check_close_ends"
 
@@ -516,7 +516,7 @@ class CloseHangs(BrokenTier):
 
 
 class CloseForgetsCalls(BrokenTier):
-    """Throws the answers away when it closes, and leaves those waiting who asked."""
+    """Discards outstanding replies when it closes, so their callers wait forever."""
 
     fails = "check_close_ends_what_runs"
 
@@ -534,7 +534,7 @@ class CloseForgetsCalls(BrokenTier):
 
 
 class ClosesOnlyOnce(BrokenTier):
-    """Closes its connection, whether it has one or not."""
+    """Closes its connection without checking that it has one."""
 
     fails = "check_closing_twice_is_harmless"
 
@@ -549,7 +549,7 @@ class ClosesOnlyOnce(BrokenTier):
 
 
 class SwallowsOutages(BrokenTier):
-    """Says that a chunk is not there where it cannot know."""
+    """Reports a chunk as absent when it cannot know."""
 
     fails = "check_an_outage_is_no_miss"
 
@@ -561,7 +561,7 @@ class SwallowsOutages(BrokenTier):
 
 
 class ForgetsToDelete(BrokenTier):
-    """Takes a chunk for deleted where the delete did not get through."""
+    """Treats a chunk as deleted although the delete never reached the store."""
 
     fails = "check_an_outage_is_no_miss"
 
@@ -571,7 +571,7 @@ class ForgetsToDelete(BrokenTier):
 
 
 class TakesACutForTheEnd(BrokenTier):
-    """Reads until nothing more comes, which is also how a connection looks that was cut."""
+    """Reads until the connection ends, and takes a cut connection for the end of the object."""
 
     fails = "check_an_outage_in_mid_transfer_damages_nothing"
 
@@ -586,7 +586,7 @@ class TakesACutForTheEnd(BrokenTier):
 
 
 class StaysAway(BrokenTier):
-    """Gives its store up for good at the first outage."""
+    """Gives up its store for good at the first outage."""
 
     fails = "check_a_tier_comes_back_after_an_outage"
 
@@ -605,7 +605,7 @@ class StaysAway(BrokenTier):
 
 
 class DeletesOnlyWhatIsThere(BrokenTier):
-    """Fails to delete what is not there."""
+    """Fails to delete a missing chunk."""
 
     fails = "check_delete_forgets"
 
@@ -616,7 +616,7 @@ class DeletesOnlyWhatIsThere(BrokenTier):
 
 
 class TouchStores(BrokenTier):
-    """Writes down when a chunk was used, also one that it does not have."""
+    """Records the use of a chunk, even of one that it does not have."""
 
     fails = "check_touch_changes_nothing"
 
@@ -637,7 +637,7 @@ class ScansWithoutHeader(BrokenTier):
 
 
 class CountsNothing(BrokenTier):
-    """Knows only of what was stored since it began to count, which it never does."""
+    """Counts only chunks stored since it started to count, which it never does."""
 
     fails = "check_usage_counts_what_is_stored"
 
@@ -646,7 +646,7 @@ class CountsNothing(BrokenTier):
 
 
 class FullIsAnyError(BrokenTier):
-    """Is full, and does not say so."""
+    """Is full, and raises an error that does not say so."""
 
     fails = "check_a_full_tier_refuses_or_makes_room"
 
@@ -658,7 +658,7 @@ class FullIsAnyError(BrokenTier):
 
 
 class NeedsItsParent(BrokenTier):
-    """Finds its store in a variable that only the process of the engine has set."""
+    """Finds its store in a variable that only the engine's process has set."""
 
     fails = "check_it_runs_in_a_process"
 

@@ -1,4 +1,4 @@
-"""Tiers that are odd and keep the contract: what the conformance kit must let pass."""
+"""Tiers that keep the contract in unusual ways; the conformance kit must pass them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class OddTier(ShelfTier):
     """A tier that keeps the contract in an unusual way.
 
     Attributes:
-        settings: what :class:`kvtier_sdk.testing.TierSubject` has to be told of it.
+        settings: arguments that :class:`kvtier_sdk.testing.TierSubject` needs for it.
     """
 
     settings: ClassVar[dict[str, Any]] = {}
 
 
 class Slow(OddTier):
-    """Takes its time for everything."""
+    """Takes 10 ms longer for every call."""
 
     async def reach(self) -> None:
         await self.context.clock.sleep(0.01)
@@ -33,7 +33,7 @@ class Slow(OddTier):
 
 
 class Unordered(OddTier):
-    """Does the chunks of a batch in any order, and answers in the right one."""
+    """Handles the chunks of a batch in any order, and answers in the right one."""
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
         super().__init__(config, context)
@@ -45,7 +45,7 @@ class Unordered(OddTier):
 
 
 class Caching(OddTier):
-    """Keeps what passes through it, and answers from there, also during an outage."""
+    """Keeps every chunk in a cache, and answers from it even during an outage."""
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
         super().__init__(config, context)
@@ -72,7 +72,7 @@ class Caching(OddTier):
 
 
 class Refusing(OddTier):
-    """Has room for nothing."""
+    """Has no room for any chunk."""
 
     settings: ClassVar[dict[str, Any]] = {"keeps_chunks": False}
 
@@ -94,7 +94,7 @@ class OneConnection(OddTier):
 
 
 class Forgetful(OddTier):
-    """Has room for eight chunks, and lets go of the oldest for a new one."""
+    """Has room for eight chunks, and evicts the oldest for a new one."""
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         super().put(key, stored)
@@ -104,7 +104,7 @@ class Forgetful(OddTier):
 
 
 class FirstComeFirstKept(OddTier):
-    """Keeps what it has where a key is stored again."""
+    """Keeps the old object when a key is stored again."""
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         if self.name_of(key) not in self.shelf.objects:
@@ -112,7 +112,7 @@ class FirstComeFirstKept(OddTier):
 
 
 class AllOrNothing(OddTier):
-    """Raises an outage for a whole batch, as it should, and can do nothing beyond the three."""
+    """Raises an outage for a whole batch, as it should, and has no optional capability."""
 
     capabilities = Capability.NONE
 
@@ -122,7 +122,7 @@ class AllOrNothing(OddTier):
 
 
 class Aligned(OddTier):
-    """Wants every buffer at the start of a page, and as long as whole ones."""
+    """Needs every buffer to be whole pages, at the start of a page."""
 
     alignment: ClassVar[int] = 4096
 

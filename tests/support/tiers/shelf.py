@@ -1,7 +1,7 @@
-"""A tier whose store anybody can look into, pull out, and put back: for tests of tests.
+"""A tier whose store tests can inspect, disconnect and reconnect, to test the conformance kit.
 
-It is a tier like one on the network, in a few lines: every call takes a moment, the store outlives
-the instance and is shared by several, and it can be out of reach.
+It behaves like a network tier in a few lines: every call takes a moment, the store outlives the
+instance, several instances share it, and it can be unreachable.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from kvtier_sdk.options.units import Seconds
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability, Entry, OffloadKey, Transfer, Usage
 
-#: A chunk's name on a shelf: its namespace's fingerprint, and its key.
+#: The name of a chunk on a shelf: the namespace's fingerprint and the key.
 ShelfName = tuple[str, OffloadKey]
 
 
 @dataclass
 class Shelf:
-    """Objects in this process that several instances of a tier can share.
+    """A store in this process that several instances of a tier can share.
 
     Attributes:
-        objects: what is stored.
-        keys: under which key each was stored.
-        connected: whether it can be reached.
+        objects: the stored objects.
+        keys: the key under which each was stored.
+        connected: False while the shelf is unreachable.
     """
 
     objects: dict[ShelfName, bytes] = field(default_factory=dict)
@@ -48,10 +48,10 @@ class Shelf:
 
     @classmethod
     def named(cls, name: str) -> Shelf:
-        """The shelf of a name.
+        """Return the shelf of a name, and make it if it does not exist.
 
         Args:
-            name: of the shelf; a new one is made where there is none.
+            name: name of the shelf.
 
         Returns:
             The same shelf for the same name.
@@ -60,10 +60,10 @@ class Shelf:
 
     @classmethod
     def exists(cls, name: str) -> bool:
-        """Whether a shelf of that name has been made in this process.
+        """Return whether a shelf of that name was made in this process.
 
         Args:
-            name: of the shelf.
+            name: name of the shelf.
         """
         return name in _shelves
 
@@ -76,8 +76,8 @@ class ShelfTierConfig(TierConfig):
 
     Attributes:
         shelf: name of the shelf.
-        chunks: how many chunks it holds before it refuses more; unlimited where absent.
-        latency_s: what every call takes.
+        chunks: how many chunks it holds before it refuses more; unlimited by default.
+        latency_s: how long every call takes.
         nonsense: a setting that cannot work.
     """
 
@@ -88,7 +88,7 @@ class ShelfTierConfig(TierConfig):
 
 
 class ShelfTier(ChunkTierManager):
-    """Chunks on a :class:`Shelf`. It keeps the whole contract."""
+    """Chunks on a :class:`Shelf`. The tier keeps the whole contract."""
 
     config_model = ShelfTierConfig
     capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
@@ -134,14 +134,14 @@ class ShelfTier(ChunkTierManager):
 
     @property
     def shelf(self) -> Shelf:
-        """Where the chunks are."""
+        """The shelf that holds the chunks."""
         return Shelf.named(self.config.shelf)
 
     def name_of(self, key: OffloadKey) -> ShelfName:
-        """What a chunk is called on the shelf.
+        """Return the name of a chunk on the shelf.
 
         Args:
-            key: of the chunk.
+            key: the chunk.
         """
         return self.context.namespace.fingerprint, key
 
@@ -149,7 +149,7 @@ class ShelfTier(ChunkTierManager):
         """Put an object on the shelf.
 
         Args:
-            key: of the chunk.
+            key: the chunk.
             stored: the object.
 
         Raises:
@@ -163,10 +163,10 @@ class ShelfTier(ChunkTierManager):
         self.shelf.keys[name] = key
 
     def take(self, key: OffloadKey) -> bytes:
-        """Look at an object on the shelf.
+        """Return an object on the shelf.
 
         Args:
-            key: of the chunk.
+            key: the chunk.
 
         Returns:
             The object.
@@ -180,21 +180,21 @@ class ShelfTier(ChunkTierManager):
         return stored
 
     async def reach(self) -> None:
-        """Reach for the shelf, which takes a moment.
+        """Connect to the shelf, which takes a moment.
 
         Raises:
-            TierUnavailableError: it is out of reach.
+            TierUnavailableError: the shelf is unreachable.
         """
         await self.context.clock.sleep(self.config.latency_s)
         if not self.shelf.connected:
-            raise TierUnavailableError("the shelf is out of reach")
+            raise TierUnavailableError("the shelf is unreachable")
 
 
 def fill(transfer: Transfer, stored: bytes) -> None:
     """Copy an object into a transfer's buffers.
 
     Args:
-        transfer: where to.
+        transfer: the transfer whose buffers are filled.
         stored: the object.
 
     Raises:
@@ -207,14 +207,14 @@ def fill(transfer: Transfer, stored: bytes) -> None:
 
 
 def shelf_subject(tier_class: type[ShelfTier], **settings: Any) -> TierSubject:
-    """A shelf tier with all hooks, on a shelf of its own.
+    """Make a subject with all hooks from a shelf tier, on a new shelf.
 
     Args:
         tier_class: the tier.
-        settings: of the :class:`TierSubject`, other than its hooks.
+        settings: settings of the :class:`TierSubject`, other than its hooks.
 
     Returns:
-        What the checks take.
+        The subject.
     """
     name = uuid.uuid4().hex
     shelf = Shelf.named(name)

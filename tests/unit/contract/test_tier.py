@@ -220,12 +220,12 @@ async def test_a_capability_that_is_announced_but_missing_is_a_breach(
     tier: Recorder, capability: str
 ) -> None:
     arguments = [[b"key"]] if capability in ("delete", "touch") else []
-    expected = f"capability {capability.upper()} is announced but {capability}\\(\\) is not"
+    expected = f"capability {capability.upper()} is declared but {capability}\\(\\) is not"
     with pytest.raises(TierContractError, match=expected):
         await getattr(tier, capability)(*arguments)
 
 
-def test_a_tier_announces_nothing_unless_it_says_so() -> None:
+def test_a_tier_declares_nothing_by_default() -> None:
     assert SecondaryTierManager.capabilities is Capability.NONE
     assert SecondaryTierManager.alignment == 1
     assert CONTRACT_VERSION == 1

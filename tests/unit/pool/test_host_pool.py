@@ -79,8 +79,8 @@ def test_closing_names_the_holder_and_leaves_the_memory_to_it(
     kept = make(pool.view(1, "redis load"))
     mapping = weakref.ref(pool._mapping)
     assert warnings_of(pool, caplog) == [
-        "the host pool was closed with views of it still out, handed to: redis load; its memory "
-        "is given back when the last of them is gone"
+        "the host pool was closed while views of it are in use by: redis load; its memory is "
+        "released when the last of them is gone"
     ]
     assert bytes(memoryview(kept))[:1] == b"k"
     del kept
@@ -94,7 +94,7 @@ def test_all_holders_are_named_and_no_other(
     kept = [pool.view(0, "s3 store"), pool.view(1, "s3 store"), pool.view(0, "redis load")[1:]]
     pool.view(2, "file load")
     (message,) = warnings_of(pool, caplog)
-    assert "handed to: redis load, s3 store;" in message
+    assert "in use by: redis load, s3 store;" in message
     del kept
 
 
@@ -133,7 +133,7 @@ def test_threads_that_ask_for_one_holder_at_once_share_it(
         thread.join()
     assert len({id(view.obj) for view in kept}) == 1
     (message,) = warnings_of(pool, caplog)
-    assert "handed to: tier load;" in message
+    assert "in use by: tier load;" in message
     kept.clear()
 
 

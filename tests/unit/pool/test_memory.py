@@ -209,5 +209,5 @@ def test_parts_and_views_are_named_when_they_outlive_the_pool(
     assert kept.strides == (LAYOUT.row_bytes, 1)
     with caplog.at_level(logging.WARNING, logger="kvtier.pool"):
         pool.close()
-    assert "handed to: worker;" in caplog.text
+    assert "in use by: worker;" in caplog.text
     assert (kept == 7).all()

@@ -87,7 +87,7 @@ def test_a_file_is_swept_only_when_nobody_holds_it(
     elif held_by == "a guest":
         leases.claim_as_guest(holder)
     else:
-        assert leases._try_lock(holder, leases._GATE, 1)
+        assert leases._try_lock(holder, leases._JOINING, 1)
     assert not leases.claim_whole(sweeper)
     os.close(holder)
     assert leases.claim_whole(sweeper), "the lease ends with the descriptor"

@@ -86,7 +86,9 @@ def test_a_directory_whose_config_or_weights_are_elsewhere_is_the_operators_to_n
     # What no engine loads from a directory.
     for name in ("training_args.bin", "model.gguf"):
         (model / name).write_text("of a training")
-    with pytest.raises(ConfigError, match=r"option 'model_revision' is missing: .*no weights"):
+    with pytest.raises(
+        ConfigError, match=r"option 'model_revision' is missing: .*lacks config or weights"
+    ):
         model_facts(str(model), tmp_path)
 
 

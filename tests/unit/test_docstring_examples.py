@@ -1,0 +1,75 @@
+"""The examples in public docstrings run, and the tiers among them keep the contract."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import doctest
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvtier_sdk
+from kvtier_sdk.testing import CHECKS, CheckSkipped, TierSubject
+from kvtier_sdk.testing.conformance.buffers import LentBuffers
+from kvtier_sdk.testing.conformance.probe import REQUEST
+from kvtier_sdk.testing.conformance.suite import run_check
+
+SDK = {name: getattr(kvtier_sdk, name) for name in kvtier_sdk.__all__}
+DOCUMENTED = {**SDK, "Clock.gather_bounded": kvtier_sdk.Clock.gather_bounded}
+PROSE = {name: inspect.getdoc(found) or "" for name, found in DOCUMENTED.items()}
+BLOCKS = {name: re.findall(r"::\n\n((?:    .*\n|\n)+)", text) for name, text in PROSE.items()}
+IMPORTS = "import itertools, os, tempfile, uuid\nfrom pathlib import Path\n"
+#: These talk to a server of their own protocol, and are only compiled.
+NEED_A_SERVER = {"Connection", "ConnectionPool"}
+TIERS = {"SecondaryTierManager": "DictionaryTier", "ChunkTierManager": "DirectoryTier"}
+
+
+def run(name: str, **given: Any) -> dict[str, Any]:
+    names = {**SDK, **given}
+    text = IMPORTS + textwrap.dedent("\n".join(BLOCKS[name]))
+    # A tier that is there, in the place of a server.
+    text = text.replace("redis://cache/0", "memory:")
+    code = compile(text, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    awaited = None if name in NEED_A_SERVER else eval(code, names)
+    if awaited is not None:
+        asyncio.run(awaited)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", [name for name, blocks in BLOCKS.items() if blocks])
+def test_a_block_of_code_runs(name: str, tmp_path: Path) -> None:
+    path, key = tmp_path / "object", kvtier_sdk.make_offload_key(bytes(32))
+    path.write_bytes(b"content")
+    context = TierSubject("memory:").context()
+    lent = LentBuffers(key, REQUEST, header_bytes=64, payload_bytes=4096)
+    tier = run("ChunkTierManager")["DirectoryTier"](kvtier_sdk.TierConfig(), context)
+    asyncio.run(tier.open())
+    given = {"context": context, "clock": context.clock, "key": key, "keys": [key], "tier": tier}
+    given |= {"namespace": context.namespace, "pool": kvtier_sdk.HostPool(4, 4096), "slot": 0}
+    run(name, path=path, root=tmp_path, transfer=lent.transfer, **given)
+    given["pool"].close()
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_a_tier_keeps_the_contract(name: str) -> None:
+    # A class without a module cannot be imported in a child process.
+    for check in [one for one in CHECKS.values() if one.name != "check_it_runs_in_a_process"]:
+        with contextlib.suppress(CheckSkipped):
+            run_check(check, TierSubject(run(name)[TIERS[name]]))
+
+
+@pytest.mark.parametrize("name", [name for name, text in PROSE.items() if ">>>" in text])
+def test_a_session_prints_what_it_shows(name: str) -> None:
+    session = doctest.DocTestParser().get_doctest(PROSE[name], dict(SDK), name, None, 0)
+    assert doctest.DocTestRunner().run(session).failed == 0
