@@ -26,8 +26,8 @@ from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
 
 CHUNK_BYTES = 4096
 #: Fewer than the trace asks for again: what it hits comes from the tiers.
-SLOTS = 500
-REQUESTS = int(os.environ.get("KVTIER_TRACE_REQUESTS", "400"))
+SLOTS = 250
+REQUESTS = int(os.environ.get("KVTIER_TRACE_REQUESTS", "200"))
 BESIDE = Path(__file__).parents[3] / "shared" / "traces" / "conversation-4k.jsonl"
 TRACE = Path(os.environ["KVTIER_TRACE"]) if "KVTIER_TRACE" in os.environ else BESIDE
 _PATIENCE_S = 60.0

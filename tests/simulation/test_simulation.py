@@ -71,22 +71,15 @@ store policy: after_hits:2
 """
 
 
-@pytest.fixture(scope="module")
-def report() -> SimulationReport:
-    return soak(0, SEEDS)
-
-
-def test_no_rule_is_broken(report: SimulationReport) -> None:
+def test_no_rule_is_broken_and_everything_is_met() -> None:
+    # The other cores are for other tests.
+    report = soak(0, SEEDS, processes=1)
     assert report.seeds == SEEDS
     assert report.steps > 50 * SEEDS
+    assert [what for what in MET.split("\n")[1:-1] if not report.counts[what]] == []
 
 
-@pytest.mark.parametrize("what", MET.split("\n")[1:-1])
-def test_what_is_simulated_happens(report: SimulationReport, what: str) -> None:
-    assert report.counts[what] > 0
-
-
-def test_a_seed_decides_everything(report: SimulationReport) -> None:
+def test_a_seed_decides_everything() -> None:
     again = soak(0, 12, processes=1)
     assert again.digest == soak(0, 12, processes=2).digest
     script = "from support.simulation import soak; print(soak(0, 12).digest)"
