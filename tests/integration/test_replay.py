@@ -198,7 +198,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         f"{config}: unknown option 'polcy'; did you mean 'policy'": ("--config", str(config)),
         "no.toml: No such file": ("--config", "no.toml"),
         "--seed 1: cannot be combined with --trace": ("--trace", str(trace), "--seed", "1"),
-        "--workload chat: nothing is": ("--trace", str(trace), "--workload", "chat"),
+        "--workload chat: cannot be combined": ("--trace", str(trace), "--workload", "chat"),
     }
     before = sorted(tmp_path.iterdir())
     for message, arguments in cases.items():
