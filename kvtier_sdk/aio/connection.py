@@ -382,8 +382,8 @@ class Connection:
             self._finish(self._unsent)
 
     def _finish(self, rest: Sequence[Any]) -> None:
-        """End the call under way."""
-        self._rooms = ()
+        """End the call under way, so that callbacks that follow do nothing for it."""
+        self._rooms = self._unsent = ()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(rest)
 

@@ -233,6 +233,28 @@ async def test_a_server_that_replies_before_it_has_the_whole_request(peer: Peer)
     assert peer.connection.is_usable
 
 
+async def test_nothing_is_sent_twice_while_the_server_speaks(peer: Peer) -> None:
+    piece_bytes, count = 2**16, 512
+    sent = b"".join(b"%08d" % number for number in range(piece_bytes * count // 8))
+
+    async def serve() -> bytes:
+        received = b""
+        for _ in range(count):
+            received += await peer.receive(piece_bytes)
+            await peer.send(b".")
+        return received
+
+    serving = asyncio.ensure_future(serve())
+    replies = 0
+    rest = await peer.connection.send([memoryview(sent)])
+    while replies < count:
+        await peer.connection.receive_until(b".", most_bytes=1)
+        replies += 1
+        if rest and not peer.connection.has_unread:
+            rest = await peer.connection.send(rest)
+    assert await serving == sent
+
+
 async def test_a_server_that_refuses_and_hangs_up(peer: Peer) -> None:
     sending = asyncio.ensure_future(peer.connection.send([LONG]))
     await settle()
