@@ -42,6 +42,7 @@ class ThreadRunner:
         # True while the loop is about to look into the inbox, or the engine to be notified.
         self._waking = False
         self._notifying = False
+        self._closing = False
         self._tier_loop = make_loop(self._take_report)
         self._thread = LoopThread(name, clock, self._log, self._ended)
 
@@ -100,6 +101,10 @@ class ThreadRunner:
         Args:
             timeout_s: time to drain, and again to close.
         """
+        # Set first: an interrupted caller may call again while this one still drains.
+        if self._closing:
+            return
+        self._closing = True
         if self._thread.is_open and self._thread.is_running:
             self.drain(timeout_s)
         if not self._thread.close(self._close, timeout_s, join_s=timeout_s):

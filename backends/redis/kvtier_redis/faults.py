@@ -145,6 +145,13 @@ def client_error(error: Exception) -> TierError:
     return TierError(str(error) or type(error).__name__)
 
 
+def was_reset(error: BaseException | None) -> bool:
+    """Return true if an exception was caused by a connection that the server has reset."""
+    while error is not None and not isinstance(error, ConnectionResetError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _tls_refusal(error: BaseException | None) -> str | None:
     """Advice for an exception caused by TLS: the options that would help. Else ``None``."""
     while error is not None and not isinstance(error, ssl.SSLError):

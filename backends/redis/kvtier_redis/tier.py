@@ -9,7 +9,7 @@ from typing import ClassVar
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Connector
 from kvtier_redis.dispatcher import Dispatcher
-from kvtier_redis.faults import SettingError, reply_error
+from kvtier_redis.faults import SettingError, reply_error, was_reset
 from kvtier_redis.names import Names
 from kvtier_redis.resp import Exchange, Kind, Reply, command, set_command
 from kvtier_redis.routes import Route, open_route
@@ -28,6 +28,7 @@ from kvtier_sdk import (
     TierCapacityError,
     TierContext,
     TierError,
+    TierUnavailableError,
     Transfer,
     Usage,
 )
@@ -76,6 +77,14 @@ class RedisTier(SecondaryTierManager):
             await self._write_manifest()
         except SettingError as error:
             raise ConfigError(str(error)) from None
+        except TierUnavailableError as error:
+            # The reset can overtake the alert that says so.
+            if self.config.tls and self.config.tls_cert is None and was_reset(error):
+                raise TierUnavailableError(
+                    f"{error}; if the server wants a certificate, give options 'tls_cert' and "
+                    "'tls_key'"
+                ) from error
+            raise
 
     async def close(self) -> None:
         await self._opened.aclose()

@@ -179,11 +179,12 @@ class ProcessRunner:
         Args:
             timeout_s: time to drain, and again to close; a process that takes longer is killed.
         """
+        # Set first: an interrupted caller may call again while this one still drains.
         if self._closing:
             return
+        self._closing = True
         if self._thread.is_open:
             self.drain(timeout_s)
-        self._closing = True
         self._thread.close(
             lambda: self._supervisor.close(timeout_s), timeout_s + _KILL_S, join_s=timeout_s
         )
