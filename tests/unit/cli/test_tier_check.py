@@ -34,11 +34,13 @@ def trials(*tiers: TierSpec | str, timeout_s: float = PATIENCE_S) -> list[TierCh
     return list(check_tiers(config, chunk_bytes=CHUNK_BYTES, timeout_s=timeout_s))
 
 
-def trial_of(tier: type[MemoryTier], timeout_s: float = PATIENCE_S, **options: Any) -> TierCheck:
+def trial_of(
+    tier: type[MemoryTier], timeout_s: float = PATIENCE_S, *, name: str = "t", **options: Any
+) -> TierCheck:
     """The trial of one tier of a class."""
     runner = options.pop("runner", {})
     config = tier.config_model.model_validate(options)
-    spec = TierSpec("t", "memory", tier, config, RunnerOptions.model_validate(runner))
+    spec = TierSpec(name, "memory", tier, config, RunnerOptions.model_validate(runner))
     (trial,) = trials(spec, timeout_s=timeout_s)
     return trial
 
@@ -202,7 +204,8 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
 
     # Neither the call nor the closing would end within the test's life.
     with pytest.raises(KeyboardInterrupt):
-        trial_of(Interrupted, 3600.0, on_load="hang", close_s=3600.0)
+        # What it logs once the test is over is no remark on another test's tier.
+        trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)
 
 
 def test_a_secret_in_a_tiers_words_is_masked() -> None:
