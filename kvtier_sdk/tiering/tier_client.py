@@ -102,10 +102,10 @@ class TierClient:
         events: bool = False,
     ) -> None:
         self.spec = spec
-        self.stats = TierStats(spec.name, spec.backend)
-        self.jobs = JobTable()
-        self.load_bytes = 0
-        self.store_bytes = 0
+        self.stats: TierStats = TierStats(spec.name, spec.backend)
+        self.jobs: JobTable = JobTable()
+        self.load_bytes: int = 0
+        self.store_bytes: int = 0
         self._runner = runner
         self._listener = listener
         self._clock = clock

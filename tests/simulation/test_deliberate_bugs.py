@@ -181,7 +181,7 @@ def a_damaged_chunk_is_taken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChunkHeader, "check", lambda *arguments: None)
 
 
-@bug("what is stored under a key is its chunk")
+@bug("what is stored under a key is its chunk", "each pin has its owner")
 def slots_are_handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
     def store(original: Any, self: Any, keys: Any, slots: list[int], request: Any) -> Any:
         return original(self, keys, slots[::-1], request)

@@ -72,8 +72,11 @@ class ProcessRunner:
         self._log = TierLog(spec.name, clock)
         # Belongs to the engine's thread, as long as the process that it leads to is known to live.
         self._data: Channel | None = None
-        # What the supervisor has done and the engine's thread has not taken.
-        self._changes: deque[RunnerStopped | ChildProcess] = deque()
+        # Processes that have died, with the report of that, or have been restarted, with none; the
+        # engine's thread has not taken them.
+        self._changes: deque[tuple[ChildProcess, RunnerStopped | None]] = deque()
+        # What was read when the runner was closed.
+        self._last: list[Report] = []
         self._watched = False
         self._closing = False
         self._supervisor = Supervisor(
@@ -143,22 +146,21 @@ class ProcessRunner:
         return refused
 
     def poll(self) -> Sequence[Report]:
-        reports: list[Report] = []
+        reports, self._last = self._last, []
         if self._data is not None:
             self._read(self._data, reports)
         while self._changes:
-            change = self._changes.popleft()
-            if isinstance(change, ChildProcess):
-                self._data = change.data
+            child, stopped = self._changes.popleft()
+            if stopped is None:
+                self._data = child.data
                 reports.append(ProcessRestarted())
                 self._read(self._data, reports)
                 continue
-            if self._data is not None:
-                # Everything that it wrote is there now.
-                self._read(self._data, reports)
-                self._data.close()
-                self._data = None
-            reports.append(change)
+            # Everything that it wrote is there now.
+            self._read(child.data, reports)
+            child.data.close()
+            self._data = None
+            reports.append(stopped)
         if self._notify is not None and not self._watched:
             self._watch()
         return reports
@@ -185,6 +187,8 @@ class ProcessRunner:
         self._thread.close(
             lambda: self._supervisor.close(timeout_s), timeout_s + _KILL_S, join_s=timeout_s
         )
+        # The process is gone: nothing of it stays open, even if no poll follows.
+        self._last = list(self.poll())
 
     # --- on the engine's thread -----------------------------------------------------------------
 
@@ -215,14 +219,14 @@ class ProcessRunner:
     # --- on the supervisor's thread -------------------------------------------------------------
 
     def _restarted(self, child: ChildProcess) -> None:
-        self._changes.append(child)
+        self._changes.append((child, None))
         self._notify_engine()
 
     def _died(self, child: ChildProcess, reason: str) -> None:
         self._remove_reader(child.data)
         verdict = Verdict.CANCELLED if self._closing else Verdict.UNAVAILABLE
         told = None if self._closing else reason
-        self._changes.append(RunnerStopped(verdict, io_ended=True, reason=told))
+        self._changes.append((child, RunnerStopped(verdict, io_ended=True, reason=told)))
         self._notify_engine()
 
     def _suspect(self) -> None:

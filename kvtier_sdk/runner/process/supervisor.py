@@ -134,7 +134,6 @@ class Supervisor:
             os.close(pool_fd)
 
     async def _start_with(self, pool_fd: int) -> ChildProcess:
-        child = ChildProcess(self._spec.name, self._clock, self._log)
         bootstrap: dict[str, Any] = write_bootstrap(
             self._spec,
             namespace=self._namespace,
@@ -142,6 +141,7 @@ class Supervisor:
             pool_fd=pool_fd,
             verify=self._verify,
         )
+        child = ChildProcess(self._spec.name, self._clock, self._log)
         try:
             await child.start(bootstrap, pool_fd)
         except BaseException:
