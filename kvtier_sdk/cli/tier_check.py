@@ -150,8 +150,10 @@ class _Check:
                 # What does not end in time ends with the interpreter.
                 _ends_within(_INTERRUPTED_S, lambda: self._tier.close(_INTERRUPTED_S))
                 raise
-            finally:
+            except BaseException:
                 self._tier.close(self._timeout_s)
+                raise
+            self._tier.close(self._timeout_s)
         except TierError as error:
             self._note_fault(error, verdict_of(error))
         except _StepError as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
@@ -58,6 +61,10 @@ class ChunkStore:
         self._root = Root(config, context, TemporaryNames(lease))
         self._usage = SharedUsage(self._root, lease, config.capacity_bytes, context)
         self._clock = RecencyClock(context.clock, self._usage.latest_ns)
+        # Guards what follows.
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._is_open = False
 
     def open(self) -> None:
         """Sweep, count the chunks on disk, make what is missing, and check the root.
@@ -66,6 +73,7 @@ class ChunkStore:
             ConfigError: the root is not usable, or not with these options.
             TierError: the file system fails.
         """
+        self._is_open = True
         try:
             self._root.open()
             self._usage.open()
@@ -85,9 +93,15 @@ class ChunkStore:
             raise
 
     def close(self) -> None:
-        """Close the root. No other call may be under way."""
-        self._usage.close()
-        self._root.close()
+        """Refuse further calls, and close the root when none is under way any more.
+
+        A descriptor that is closed under a call may be another directory's by the next step.
+        """
+        with self._lock:
+            self._is_open = False
+            is_idle = not self._calls
+        if is_idle:
+            self._close_files()
 
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Return which chunks are on disk; any process may have stored them.
@@ -195,7 +209,7 @@ class ChunkStore:
         Raises:
             TierError: the shared files cannot be used.
         """
-        with self._translating("readable"), self._usage.locked():
+        with self._translating("readable"), self._call(), self._usage.locked():
             return Usage(self._usage.chunks, self._usage.used_bytes, self._config.capacity_bytes)
 
     # The steps of a store.
@@ -336,8 +350,28 @@ class ChunkStore:
 
     @contextmanager
     def _directory(self, ability: str) -> Iterator[NamespaceDirectory]:
-        with self._translating(ability), self._root.namespace() as directory:
+        with self._translating(ability), self._call(), self._root.namespace() as directory:
             yield directory
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Keep the root open during the block."""
+        with self._lock:
+            if not self._is_open:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                is_last = not self._is_open and not self._calls
+            if is_last:
+                self._close_files()
+
+    def _close_files(self) -> None:
+        self._usage.close()
+        self._root.close()
 
     @contextmanager
     def _verdict(self, key: OffloadKey, verdicts: Verdicts, ability: str) -> Iterator[None]:

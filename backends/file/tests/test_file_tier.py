@@ -464,6 +464,31 @@ async def test_after_close_every_call_is_an_outage(bench):
         await bench.has(tier, KEYS[0])
 
 
+async def test_a_call_under_way_at_close_stays_in_its_root(bench, tmp_path, monkeypatch, make_gate):
+    """Close the root at once: a namespace is made in the current directory, or in another one."""
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    gate = make_gate(os.fstat)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", gate)
+        lookup = asyncio.create_task(bench.has(tier, *KEYS[:2]))
+        await gate.reached()
+    await tier.close()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    others = [os.open(elsewhere, os.O_RDONLY) for _ in range(16)]
+    gate.leave.set()
+    try:
+        assert await lookup == [True, False]
+        assert os.listdir(elsewhere) == []
+    finally:
+        for other in others:
+            os.close(other)
+    with pytest.raises(TierUnavailableError):
+        await bench.has(tier, KEYS[0])
+
+
 async def test_all_descriptors_are_closed(bench):
     before = sorted(os.listdir("/proc/self/fd"))
     tier = await bench.open(capacity=3 * bench.object_bytes)
