@@ -300,6 +300,9 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
+            # What a request waits for is counted in steps of the plan's length.
+            longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
+            self.engine.excuse(longer_s * len(self.runners))
         else:
             self._weather()
             stalled = [until > self.engine.step for until in self._stalled_until]
