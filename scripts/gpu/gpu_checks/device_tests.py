@@ -42,7 +42,8 @@ def check(findings: Findings) -> None:
         options += ["-p", plugin]
     for setting in ("markers=gpu", "asyncio_default_fixture_loop_scope=function"):
         options += ["-o", setting]
-    where = ["-c", os.devnull, "--rootdir", str(TESTS), str(TESTS)]
+    # The folder may lie in a checkout, whose conftest.py wants more than came along.
+    where = ["-c", os.devnull, "--rootdir", str(TESTS), "--confcutdir", str(TESTS), str(TESTS)]
     counter = _Counter()
     status = pytest.main([*options, *where], plugins=[counter])
     findings.figure("tests passed", counter.passed)
