@@ -203,9 +203,9 @@ class ProcessRunner:
                 reports += read_reports(body)
         except MessageError as error:
             data.at_end = True
-            self._thread.call_soon(self._distrust, error)
+            self._thread.call_soon(self._distrust, data, error)
         if data.at_end:
-            self._thread.call_soon(self._lost)
+            self._thread.call_soon(self._lost, data)
 
     def _refusal(self, job: Job, verdict: Verdict, reason: str | None = None) -> JobResult:
         error = None if reason is None else f"{self._name} {job.operation.value}: {reason}"
@@ -234,17 +234,21 @@ class ProcessRunner:
         if self._supervisor.child is not None:
             self._supervisor.child.suspect()
 
-    def _distrust(self, error: object) -> None:
-        if self._supervisor.child is not None:
-            self._supervisor.child.distrust(error)
+    def _distrust(self, data: Channel, error: object) -> None:
+        if (child := self._living(data)) is not None:
+            child.distrust(error)
 
-    def _lost(self) -> None:
-        if self._supervisor.child is not None:
-            self._supervisor.child.lost()
+    def _lost(self, data: Channel) -> None:
+        if (child := self._living(data)) is not None:
+            child.lost()
+
+    def _living(self, data: Channel) -> ChildProcess | None:
+        """Return the process behind a channel, if it has not been replaced meanwhile."""
+        child = self._supervisor.child
+        return child if child is not None and child.data is data else None
 
     def _add_reader(self, data: Channel) -> None:
-        child = self._supervisor.child
-        if child is None or child.data is not data:
+        if self._living(data) is None:
             self._watched = False
             return
         self._thread.event_loop.add_reader(data, self._readable)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from kvtier_sdk import TierUnavailableError
 from kvtier_sdk.metrics import metric_samples
 from kvtier_sdk.runner.jobs import Job, Operation, ProcessRestarted, RunnerStopped
 from kvtier_sdk.runner.process import supervisor
+from kvtier_sdk.runner.process.child_process import ChildProcess
 from kvtier_sdk.runner.process.supervisor import RestartPauses
 
 
@@ -247,3 +250,27 @@ def test_a_result_that_does_not_fit_its_job_is_a_failure(
     assert rig.wait_for(1) == ["failed"]
     assert len(rig.results[0].verdicts) == 3
     assert "a result that does not fit its job" in caplog.text
+
+
+def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
+    make_rig: Callable[..., Rig], clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that was idle reads the old socket's end when the next process is there."""
+    suspected: list[int | None] = []
+    monkeypatch.setattr(ChildProcess, "lost", lambda child: suspected.append(child.pid))
+    rig = make_rig()
+    rig.client.open()
+    first = pid_of(rig.runner)
+    os.kill(first, signal.SIGKILL)
+    assert clock.paused.wait(30)
+    clock.go_on()
+    for _ in range(6000):
+        if rig.runner._changes and rig.runner._changes[-1][1] is None:  # type: ignore[attr-defined]
+            break
+        threading.Event().wait(0.005)
+    second = pid_of(rig.runner)
+    assert second != first
+    rig.take()
+    rig.runner._thread.call(asyncio.sleep(0.05), 30.0, None)  # type: ignore[attr-defined]
+    assert second not in suspected
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
