@@ -194,6 +194,13 @@ Report: TypeAlias = (
 )
 
 
+def uniform_result(
+    job: Job, verdict: Verdict, *, error: str | None = None, released: bool = True
+) -> JobResult:
+    """Return a result with the same verdict for every key of a job."""
+    return JobResult(job.job_id, [verdict] * len(job.keys), error=error, released=released)
+
+
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
     """Count verdicts other than ``OK`` by reason.
 

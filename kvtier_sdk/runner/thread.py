@@ -6,7 +6,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.runner.jobs import Job, JobResult, Report, RunnerStopped, Verdict
+from kvtier_sdk.runner.jobs import (
+    Job,
+    JobResult,
+    Report,
+    RunnerStopped,
+    Verdict,
+    uniform_result,
+)
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.loop_thread import LoopThread, close_tier
@@ -69,7 +76,7 @@ class ThreadRunner:
             Results of jobs that were not taken.
         """
         if not self._thread.is_running:
-            return [JobResult(job.job_id, [Verdict.CANCELLED] * len(job.keys)) for job in jobs]
+            return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         # If the loop ends right now, RunnerStopped concludes what it has not taken.
         self._inbox.append(jobs)
         if not self._waking:

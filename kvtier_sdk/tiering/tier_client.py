@@ -27,6 +27,7 @@ from kvtier_sdk.runner.jobs import (
     RunnerStopped,
     Verdict,
     failure_counts,
+    uniform_result,
 )
 from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.load_rate import LoadRate
@@ -158,7 +159,9 @@ class TierClient:
         self._runner.close(timeout_s)
         self.poll()
         for job in self.jobs.running:
-            self._conclude(_result(job, Verdict.CANCELLED, released=False), self._clock.now_s())
+            self._conclude(
+                uniform_result(job, Verdict.CANCELLED, released=False), self._clock.now_s()
+            )
 
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued jobs and wait for running ones; then apply their results.
@@ -559,7 +562,7 @@ class TierClient:
             error = None
             if report.reason is not None:
                 error = f"{self.spec.name} {job.operation.value}: {report.reason}"
-            self._conclude(_result(job, report.verdict, error=error), now_s)
+            self._conclude(uniform_result(job, report.verdict, error=error), now_s)
         if report.io_ended:
             for job in self.jobs.quarantined:
                 self._release(job.job_id)
@@ -572,7 +575,7 @@ class TierClient:
                 name, operation = self.spec.name, job.operation.value
                 error = f"{name} {operation}: no answer; the tier blocks its loop"
                 _log.error("%s", error)
-                result = _result(job, Verdict.TIMEOUT, error=error, released=False)
+                result = uniform_result(job, Verdict.TIMEOUT, error=error, released=False)
                 self._conclude(result, now_s)
                 self._runner.suspect()
 
@@ -584,10 +587,3 @@ class TierClient:
                     keys, self.spec.name, tier_class.medium, tier_class.locality, removed
                 )
             )
-
-
-def _result(
-    job: Job, verdict: Verdict, *, error: str | None = None, released: bool = True
-) -> JobResult:
-    """Return a result with one verdict for every key."""
-    return JobResult(job.job_id, [verdict] * len(job.keys), error=error, released=released)

@@ -17,6 +17,7 @@ from kvtier_sdk.runner.jobs import (
     Report,
     RunnerStopped,
     Verdict,
+    uniform_result,
 )
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop_thread import LoopThread
@@ -209,7 +210,7 @@ class ProcessRunner:
 
     def _refusal(self, job: Job, verdict: Verdict, reason: str | None = None) -> JobResult:
         error = None if reason is None else f"{self._name} {job.operation.value}: {reason}"
-        return JobResult(job.job_id, [verdict] * len(job.keys), error=error)
+        return uniform_result(job, verdict, error=error)
 
     def _watch(self) -> None:
         """Have the supervisor thread notify the engine when the process has written something."""
