@@ -9,7 +9,7 @@ from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.slots import Offers, PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_client import NO_REQUEST
-from kvtier_sdk.types import RequestContext
+from kvtier_sdk.types import OffloadKey, RequestContext
 
 _OK = Verdict.OK
 _READY = SlotState.READY
@@ -21,6 +21,9 @@ class Cascade:
     Every chunk that a tier is given holds a pin until the tier has done with it. A chunk that goes
     to a tier when it leaves the primary tier is *owed* to it: it cannot be evicted earlier. So that
     a store finds room, the end of each step keeps some slots free.
+
+    A chunk that a tier was sent is not sent to it again while it stays in the primary tier, unless
+    the store failed or the tier reports the chunk removed.
 
     Attributes:
         headroom_slots: number of slots that are kept free where a tier is owed evicted chunks.
@@ -39,6 +42,9 @@ class Cascade:
         self._on_evict: list[ManagedTier] = []
         self._whole: list[ManagedTier] = []
         self._owed_mask = 0
+        self._stored_mask = 0
+        # True once a tier did not get a chunk when it was stored.
+        self._has_failed = False
         # Slots that were wanted and not there since the last step ended.
         self._missing = 0
         self.tracks = False
@@ -54,6 +60,8 @@ class Cascade:
         by_moment[moment].append(tier)
         if moment is StoreMoment.EVICTED:
             self._owed_mask |= tier.bit
+        elif moment is StoreMoment.STORED:
+            self._stored_mask |= tier.bit
         if tier.whole_requests:
             self._whole.append(tier)
         self.tracks = bool(self._on_hit or self._on_evict or self._whole)
@@ -98,13 +106,15 @@ class Cascade:
             slots: their slots.
             request: the request that uses them.
         """
+        if self._has_failed:
+            for tier in self._on_store:
+                self._offer(tier, self._take_failed(tier, slots), request)
         if not self.tracks:
             return
         for slot in slots:
             self._offers(slot).hits += 1
         for tier in self._on_hit:
-            fresh = [slot for slot in slots if not self._offers(slot).sent & tier.bit]
-            self._offer(tier, fresh, request)
+            self._offer(tier, self._unsent(tier, slots), request)
         self.include(slots, request)
 
     def include(self, slots: Sequence[Slot], request: RequestContext) -> None:
@@ -117,10 +127,11 @@ class Cascade:
             request: the request.
         """
         for tier in self._whole:
-            self._send(tier, [slot for slot in slots if slot.state is _READY], request)
-            for slot in slots:
+            unsent = self._unsent(tier, slots)
+            self._send(tier, [slot for slot in unsent if slot.state is _READY], request)
+            for slot in unsent:
                 if slot.state is not _READY:
-                    self._offers(slot).followers.append((tier, request))
+                    self._offers(slot).followers[tier] = request
 
     def note_missing(self, slot_count: int) -> None:
         """Note that so many slots were wanted and not there."""
@@ -160,17 +171,32 @@ class Cascade:
             bit: the tier's.
             job: the store.
             verdicts: one a chunk; one that failed counts as never sent, and is offered again when
-                its moment returns.
+                its moment returns, or at the next hit where its moment was the store.
         """
-        if not self.tracks:
+        if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for index, verdict in zip(job.slots, verdicts, strict=True):
-            offers = self._primary.slots[index].offers
-            # A slot whose chunk a reset has forgotten meanwhile has none.
-            if offers is not None:
-                offers.owed &= ~bit
-                if verdict is not _OK:
-                    offers.sent &= ~bit
+            slot = self._primary.slots[index]
+            # A reset may have forgotten the chunk meanwhile.
+            if slot.state is not _READY:
+                continue
+            if verdict is not _OK:
+                self._note_failed(slot, bit)
+            if slot.offers is not None:
+                slot.offers.owed &= ~bit
+
+    def removed(self, bit: int, keys: Sequence[OffloadKey]) -> None:
+        """Take chunks that a tier no longer has: it may be sent them again.
+
+        Args:
+            bit: the tier's.
+            keys: the chunks.
+        """
+        if self.tracks:
+            for key in keys:
+                slot = self._primary.by_key.get(key)
+                if slot is not None and slot.offers is not None:
+                    slot.offers.sent &= ~bit
 
     def forget(self) -> None:
         """Take it that the primary tier has been emptied."""
@@ -196,13 +222,35 @@ class Cascade:
             return
         keys, indices = [slot.key for slot in slots], [slot.index for slot in slots]
         job = tier.client.store(keys, indices, request)
-        if job is None:
-            return
-        for slot in slots[: len(job.keys)]:
+        taken = 0 if job is None else len(job.keys)
+        for slot in slots[:taken]:
             slot.pins += 1
         if self.tracks:
-            for slot in slots[: len(job.keys)]:
+            for slot in slots[:taken]:
                 self._offers(slot).sent |= tier.bit
+        for slot in slots[taken:]:
+            self._note_failed(slot, tier.bit)
+
+    def _unsent(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
+        return [slot for slot in slots if not self._offers(slot).sent & tier.bit]
+
+    def _note_failed(self, slot: Slot, bit: int) -> None:
+        if bit & self._stored_mask:
+            self._offers(slot).failed |= bit
+            self._has_failed = True
+        if slot.offers is not None:
+            slot.offers.sent &= ~bit
+
+    def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
+        """Take those slots that the tier should have had, as many as it takes now."""
+        if not tier.client.takes_stores:
+            return []
+        failed = [
+            slot for slot in slots if slot.offers is not None and slot.offers.failed & tier.bit
+        ][: tier.client.store_room]
+        for slot in failed:
+            self._offers(slot).failed &= ~tier.bit
+        return failed
 
     def _offers(self, slot: Slot) -> Offers:
         if slot.offers is None:
@@ -212,6 +260,6 @@ class Cascade:
     def _serve_followers(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             offers = self._offers(slot)
-            followers, offers.followers = offers.followers, []
-            for tier, request in followers:
-                self._send(tier, [slot], request)
+            followers, offers.followers = offers.followers, {}
+            for tier, request in followers.items():
+                self._send(tier, self._unsent(tier, [slot]), request)

@@ -61,16 +61,18 @@ class Offers:
         hits: copies of it to the device since it came into the primary tier.
         sent: tiers that are known to have it or to have been handed it.
         owed: tiers that get it before it may be evicted.
-        followers: tiers and requests that get it once it is readable.
+        failed: tiers that were to get it when it was stored, and did not.
+        followers: by tier, the request for which the tier gets it once it is readable.
     """
 
-    __slots__ = ("followers", "hits", "owed", "sent")
+    __slots__ = ("failed", "followers", "hits", "owed", "sent")
 
     def __init__(self) -> None:
         self.hits = 0
         self.sent = 0
         self.owed = 0
-        self.followers: list[tuple[ManagedTier, RequestContext]] = []
+        self.failed = 0
+        self.followers: dict[ManagedTier, RequestContext] = {}
 
 
 class Slot:

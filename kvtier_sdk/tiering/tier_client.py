@@ -466,6 +466,7 @@ class TierClient:
             self._release(report.job_id)
         elif isinstance(report, ChunksRemoved):
             self.stats.evicted_chunks += len(report.keys)
+            self._listener.removed(self, report.keys)
             if self._events is not None:
                 self._add_event(report.keys, removed=True)
                 self._removals.note(report.keys)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvtier_sdk.runner.jobs import Job, Verdict
+from kvtier_sdk.types import OffloadKey
 
 if TYPE_CHECKING:
     from kvtier_sdk.tiering.tier_client import TierClient
@@ -55,6 +56,14 @@ class TierListener:
             tier: the client.
             job: the deletion.
             verdicts: one a key.
+        """
+
+    def removed(self, tier: TierClient, keys: Sequence[OffloadKey]) -> None:
+        """Chunks left the tier: it evicted or deleted them, and reported it.
+
+        Args:
+            tier: the client.
+            keys: the chunks.
         """
 
     def released(self, tier: TierClient, job: Job) -> None:

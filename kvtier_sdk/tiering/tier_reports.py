@@ -11,6 +11,7 @@ from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.types import OffloadKey
 
 
 class TierReports(TierListener):
@@ -49,6 +50,9 @@ class TierReports(TierListener):
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._cascade.settled(self._bit, job, verdicts)
+
+    def removed(self, tier: TierClient, keys: Sequence[OffloadKey]) -> None:
+        self._cascade.removed(self._bit, keys)
 
     def released(self, tier: TierClient, job: Job) -> None:
         if job.operation is Operation.STORE:

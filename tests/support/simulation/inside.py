@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering import TieringManager
@@ -14,7 +15,7 @@ from support.simulation.ledger import Transfer
 
 
 class Inside:
-    """Reads, and changes nothing. What is private to the manager is named here and nowhere else.
+    """Reads and counts, and changes nothing. Only here are the manager's private names used.
 
     Args:
         manager: whose tables.
@@ -63,6 +64,20 @@ class Inside:
         for key, slot in self.primary.by_key.items():
             if slot.offers is not None and slot.offers.sent & tier.bit:
                 yield key
+
+    def count_offers_again(self) -> Counter[ManagedTier]:
+        """Count from now on the chunks that tiers did not get when stored and are offered again."""
+        cascade = self._manager._cascade
+        take_failed = cascade._take_failed
+        counts: Counter[ManagedTier] = Counter()
+
+        def count(tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
+            failed = take_failed(tier, slots)
+            counts[tier] += len(failed)
+            return failed
+
+        cascade._take_failed = count  # type: ignore[method-assign]
+        return counts
 
     def claims(self) -> Iterator[tuple[str, OffloadKey, Slot]]:
         """Chunks that requests hold because they were promoted for them."""

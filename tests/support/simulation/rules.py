@@ -77,6 +77,7 @@ class Rules:
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
         # Stores that resets took back, by tier.
         self._withdrawn: Counter[int] = Counter()
+        self._offered_again = evidence.inside.count_offers_again()
 
     def before_reset(self) -> None:
         """A reset is coming: what is only collected will not be handed over."""
@@ -286,10 +287,11 @@ class Rules:
                 n for what, n in client.stats.dropped.items() if what.startswith("store.")
             )
             accounted = ledger.given + waiting + dropped + self._withdrawn[tier.index]
-            if accounted != expected:
+            offered = expected + self._offered_again[tier]
+            if accounted != offered:
                 self._breach(
                     "what is dropped is counted",
-                    f"{ledger.name}: {expected} chunks were stored, {accounted} accounted for",
+                    f"{ledger.name}: {offered} chunks were offered, {accounted} accounted for",
                 )
 
     def _check_offers(self) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.engine import KEYS, A, B, Engine
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine
 
 from kvtier_sdk import (
     ConfigError,
+    RequestContext,
     TierError,
     UnknownBackendError,
     load_store_policy,
@@ -132,7 +133,7 @@ def test_a_tier_of_whole_requests_gets_what_is_there_already(make: EngineFactory
     engine.store(A, *KEYS[:2])
     engine.at_rest()
     for tier in engine.tiers:
-        tier._objects.clear()
+        tier._remove(KEYS[:2])
     assert engine.settle(B, *KEYS[:2]) == ["HIT"] * 2
     engine.load(B, KEYS[0])
     engine.store(B, *KEYS[1:3])
@@ -151,8 +152,79 @@ def test_a_tier_of_whole_requests_gets_what_is_still_in_flight(make: EngineFacto
     engine.manager.complete_store([KEYS[0]], A)
     engine.at_rest()
     assert below(engine) == set(KEYS[:2])
-    stores = [keys for name, keys in engine.tiers[0].calls if name == "store"]
-    assert stores.count([KEYS[0]]) == 2, "once for A, which stored it, and once for B"
+    stored = [key for name, keys in engine.tiers[0].calls if name == "store" for key in keys]
+    assert sorted(stored) == sorted(KEYS[:2]), "once each, for A or for B"
+
+
+def test_a_tier_of_whole_requests_is_sent_a_chunk_once(make: EngineFactory) -> None:
+    engine = make(slots=64, offload_policy="request")
+    engine.store(A, *KEYS[:50])
+    engine.at_rest()
+    for turn in range(100):
+        request = RequestContext(f"hit-{turn}")
+        engine.manager.on_new_request(request)
+        assert engine.look(request, *KEYS[:50]) == ["HIT"] * 50
+        engine.load(request, *KEYS[:50])
+        assert engine.manager.prepare_store(KEYS[:50], request).keys_to_store == []
+        engine.manager.on_request_finished(request)
+        engine.at_rest()
+    stored = [key for name, keys in engine.tiers[0].calls if name == "store" for key in keys]
+    assert sorted(stored) == sorted(KEYS[:50])
+
+
+def test_followers_of_a_prompt_in_flight_send_it_once(make: EngineFactory) -> None:
+    engine = make(offload_policy="request")
+    engine.manager.prepare_store(KEYS[:2], A)
+    for turn in range(5):
+        request = RequestContext(f"follower-{turn}")
+        engine.manager.on_new_request(request)
+        assert engine.look(request, *KEYS[:2])[0] == "HIT_PENDING"
+        assert engine.manager.prepare_store(KEYS[:2], request).keys_to_store == []
+    engine.manager.complete_store(KEYS[:2], A)
+    engine.at_rest()
+    stored = [key for name, keys in engine.tiers[0].calls if name == "store" for key in keys]
+    assert sorted(stored) == sorted(KEYS[:2])
+
+
+def test_the_tail_of_a_prompt_gets_into_a_queue_that_its_head_fills(make: EngineFactory) -> None:
+    engine = make(offload_policy="request", max_queue=4 * CHUNK_BYTES)
+    engine.store(A, *KEYS[:6])
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:4])
+    assert engine.look(B, *KEYS[:6]) == ["HIT"] * 6
+    engine.load(B, *KEYS[:6])
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:6])
+
+
+@pytest.mark.parametrize("beside", [{}, {"store_policy": "after_hits:9"}])
+def test_through_a_store_that_failed_is_offered_at_the_next_hit(
+    make: EngineFactory, beside: dict[str, str]
+) -> None:
+    engine = make(tiers=2, each=({"retries": 0}, beside))
+    engine.tiers[0].on_store = lambda t: TierError("no") if t.key == KEYS[1] else None
+    engine.store(A, *KEYS[:3])
+    engine.at_rest()
+    assert below(engine) == {KEYS[0], KEYS[2]}
+    engine.tiers[0].on_store = lambda transfer: None
+    for _ in range(2):
+        assert engine.look(B, *KEYS[:3]) == ["HIT"] * 3
+        engine.load(B, *KEYS[:3])
+        engine.at_rest()
+        assert below(engine) == set(KEYS[:3])
+    stored = [keys for name, keys in engine.tiers[0].calls if name == "store"]
+    assert stored == [list(KEYS[:3]), [KEYS[1]]]
+
+
+def test_through_what_a_full_queue_dropped_is_offered_at_the_next_hit(make: EngineFactory) -> None:
+    engine = make(max_queue=2 * CHUNK_BYTES)
+    engine.store(A, *KEYS[:3])
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:2])
+    assert engine.look(B, *KEYS[:3]) == ["HIT"] * 3
+    engine.load(B, *KEYS[:3])
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:3])
 
 
 def test_stores_of_a_request_that_ended_come_after_its_copies(make: EngineFactory) -> None:
