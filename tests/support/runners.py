@@ -61,6 +61,7 @@ class ScriptedConfig(MemoryTierConfig):
     """What to do, and the file in which to write down what happened."""
 
     diary: str = "/dev/null"
+    on_init: str = ""
     on_open: str = ""
     on_lookup: str = ""
     on_load: str = ""
@@ -74,6 +75,11 @@ class ScriptedTier(MemoryTier):
 
     config_model = ScriptedConfig
     config: Any
+
+    def __init__(self, config: Any, context: Any) -> None:
+        super().__init__(config, context)
+        if config.on_init:
+            getattr(self, f"_{config.on_init}")()
 
     async def open(self) -> None:
         self._note("open")
@@ -184,6 +190,11 @@ class ScriptedTier(MemoryTier):
 
     def _leave(self) -> None:
         os._exit(7)
+
+    def _abort(self) -> None:
+        """End as a library does that was compiled to abort on a panic."""
+        os.write(2, b"thread 'main' panicked at client.rs:7: redis://u:secret@h is no URL\n")
+        os.abort()
 
     def _warn(self) -> None:
         self.context.logger.warning("%d percent full", 90)

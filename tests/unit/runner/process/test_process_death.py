@@ -119,9 +119,13 @@ def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Ri
     assert rig.client.jobs.unreleased == 0
 
 
-@pytest.mark.parametrize(
-    ("trouble", "reason"), [("crash", "signal 11"), ("leave", "exit status 7")]
-)
+DEATHS = [
+    ("crash", "signal 11; it printed 'Fatal Python error: Segmentation fault'"),
+    ("leave", "exit status 7"),
+]
+
+
+@pytest.mark.parametrize(("trouble", "reason"), DEATHS)
 def test_it_is_said_what_a_process_died_of(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str, reason: str
 ) -> None:
@@ -132,9 +136,7 @@ def test_it_is_said_what_a_process_died_of(
     assert f"the tier's process died: {reason}" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("trouble", "reason"), [("crash", "signal 11"), ("leave", "exit status 7")]
-)
+@pytest.mark.parametrize(("trouble", "reason"), DEATHS)
 def test_a_process_that_dies_at_the_start_is_an_error_of_the_start(
     make_rig: Callable[..., Rig], trouble: str, reason: str
 ) -> None:
@@ -142,6 +144,32 @@ def test_a_process_that_dies_at_the_start_is_an_error_of_the_start(
     with pytest.raises(TierUnavailableError) as told:
         rig.client.open()
     assert str(told.value) == f"held open: the tier's process died: {reason}"
+
+
+@pytest.mark.parametrize("trouble", ["on_init", "on_open"])
+def test_an_abort_at_the_start_is_said_with_what_was_printed(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    rig = make_rig(**{trouble: "abort"})
+    with pytest.raises(TierUnavailableError) as told:
+        rig.client.open()
+    panic = "thread 'main' panicked at client.rs:7: redis://u:***@h is no URL"
+    assert str(told.value) == (
+        f"held open: the tier's process died: signal 6; it printed \"{panic}; "
+        'Fatal Python error: Aborted"'
+    )
+    assert f"held: stderr: {panic}\n" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_what_a_library_writes_to_stderr_is_in_the_log_of_the_tier(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(on_lookup="print_raw")
+    rig.client.open()
+    rig.do(Operation.LOOKUP, 0)
+    rig.close()
+    assert "held: stderr: last words" in caplog.text
 
 
 def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
