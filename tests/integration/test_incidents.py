@@ -400,3 +400,17 @@ def test_a_damaged_chunk_names_tier_and_operation(make: EngineFactory) -> None:
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
     engine.settle(B, KEYS[0])
     assert engine.manager.stats[1].errors == ["tier0 load: flipped"]
+
+
+def test_chunks_of_another_length_are_in_another_namespace(tmp_path: Path, runner: str) -> None:
+    """Leave the length out of the fingerprint: each engine deletes what the other has stored."""
+    for chunk_bytes, expected in ((4096, "MISS"), (8192, "MISS"), (4096, "HIT"), (8192, "HIT")):
+        with live(
+            [f"file://{tmp_path}?runner={runner}"],
+            namespace={"model": "m"},
+            chunk_bytes=chunk_bytes,
+        ) as engine:
+            request = engine.begin("a")
+            assert engine.settle(request, KEYS[0]) == [expected]
+            if expected == "MISS":
+                engine.store(request, KEYS[0])
