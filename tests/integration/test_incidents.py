@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, start_promotion, stored_below
 from support.live import live
 from support.small_shm import run_with_shm
 
@@ -81,13 +81,14 @@ def test_case_04_the_second_key_of_a_store_fails(make: EngineFactory) -> None:
     """Give all keys of a job one verdict in ``TierLoop``: the first is not accounted."""
     engine = make()
     engine.tiers[0].on_store = lambda t: TierError("no") if t.key == KEYS[1] else None
-    engine.store(A, *KEYS[:2])
+    engine.store(A, *KEYS[:3])
     engine.at_rest()
+    assert list(engine.tiers[0]._objects) == [KEYS[0], KEYS[2]]
     stats = engine.manager.stats[1]
-    assert (stats.stored_chunks, stats.stored_bytes) == (1, CHUNK_BYTES)
+    assert (stats.stored_chunks, stats.stored_bytes) == (2, 2 * CHUNK_BYTES)
     assert stats.failures == {"store.failed": 1}
     stored = [e.keys for e in engine.manager.take_events() if e.tier == "tier0"]
-    assert stored == [[KEYS[0]]]
+    assert stored == [[KEYS[0], KEYS[2]]]
 
 
 def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None:
@@ -99,21 +100,22 @@ def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None
     engine.store(A, KEYS[1])
     engine.at_rest()
     assert list(engine.tiers[0]._objects) == [KEYS[1]]
-    assert engine.manager.stats[1].failures == {"store.contract": 1}
+    stats = engine.manager.stats[1]
+    assert stats.failures == {"store.contract": 1}
+    assert "tier0 store: raised ZeroDivisionError: bug" in stats.errors
 
 
 def test_case_06_a_backend_never_answers(make: EngineFactory) -> None:
     """Remove the timer in ``TierLoop._start``: the load is pending for ever."""
     engine = make(load_deadline="5s")
-    stored_below(engine, KEYS[0])
+    start_promotion(engine, KEYS[0])
     tier = engine.tiers[0]
     tier.gate, tier.stubborn = asyncio.Event(), True
-    engine.look(B, KEYS[0])
-    engine.step()
-    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
     engine.step(6.0)
     assert engine.look(B, KEYS[0]) == ["MISS"]
     assert engine.manager.usage().quarantined == 1, "the call may still write the slot"
+    engine.manager.on_request_finished(B)
+    assert not engine.manager.has_pending_work(), "an engine does not spin for a hung call"
     tier.gate.set()
     engine.at_rest()
 
@@ -148,8 +150,7 @@ def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: Engin
     """Let ``prepare_store`` take slots for keys that are there: the same chunk lies twice."""
     engine = make()
     engine.tiers[0].gate = asyncio.Event()
-    for key, slot in zip(KEYS, engine.manager.prepare_store(KEYS[:2], A).slots, strict=False):
-        engine.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
+    engine.write(engine.manager.prepare_store(KEYS[:2], A))
     engine.manager.on_schedule_end(preempted_request_ids=["a"])
     assert engine.look(A, *KEYS[:2]) == ["HIT_PENDING"] * 2
     assert engine.manager.prepare_store(KEYS[:2], A).keys_to_store == []
@@ -164,11 +165,8 @@ def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: Engin
 def test_case_10_a_reset_with_a_load_in_flight(make: EngineFactory) -> None:
     """Let ``PrimaryTier.forget`` free pinned slots: the load writes into another chunk's."""
     engine = make(slots=1)
-    stored_below(engine, KEYS[0])
+    start_promotion(engine, KEYS[0])
     gate = engine.tiers[0].gate = asyncio.Event()
-    engine.look(B, KEYS[0])
-    engine.step()
-    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
     engine.step()
     engine.manager.reset_cache()
     assert engine.manager.prepare_store([KEYS[1]], A).keys_to_store == []
@@ -209,9 +207,11 @@ def test_case_12_two_tiers_and_one_is_stalled(make: EngineFactory) -> None:
     engine.step()
     engine.step()
     assert list(engine.tiers[1]._objects) == [KEYS[0]]
+    assert engine.manager.usage().pinned == 1
     engine.step(31.0)
     engine.step()
     assert engine.manager.usage().pinned == 0
+    assert engine.manager.stats[1].failures == {"store.timeout": 1}
     assert engine.manager.stats[2].stored_chunks == 1
 
 

@@ -12,6 +12,7 @@ from kvtier_sdk import (
     MemoryTierConfig,
     Namespace,
     OffloadKey,
+    PrepareStoreOutput,
     RequestContext,
     RunnerOptions,
     TierError,
@@ -176,12 +177,16 @@ class Engine:
             self.step(step_s)
 
     def store(self, request: RequestContext, *keys: OffloadKey) -> int:
-        """Store chunks, each filled with the first bytes of its key; how many got a slot."""
+        """Store chunks, and return how many got a slot."""
         output = self.manager.prepare_store(keys, request)
-        for key, slot in zip(output.keys_to_store, output.slots, strict=True):
-            self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
+        self.write(output)
         self.manager.complete_store(output.keys_to_store, request)
         return len(output.keys_to_store)
+
+    def write(self, output: PrepareStoreOutput) -> None:
+        """Fill each slot of a store with the first bytes of its key."""
+        for key, slot in zip(output.keys_to_store, output.slots, strict=True):
+            self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
 
     def load(self, request: RequestContext, *keys: OffloadKey) -> None:
         """Load chunks and compare them."""
@@ -231,3 +236,11 @@ def stored_below(engine: Engine, *keys: OffloadKey) -> None:
         engine.step()
         engine.step()
     engine.push_out(A)
+
+
+def start_promotion(engine: Engine, key: OffloadKey) -> None:
+    """Store a chunk in the tiers only, and start its load for B; the next step hands it over."""
+    stored_below(engine, key)
+    assert engine.look(B, key) == ["RETRY"]
+    engine.step()
+    assert engine.look(B, key) == ["HIT_PENDING"]

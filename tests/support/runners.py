@@ -57,7 +57,7 @@ class ExpiredError(TierAuthError):
         self.days = days
 
 
-class ScriptedConfig(MemoryTierConfig):
+class MisbehavingConfig(MemoryTierConfig):
     """What to do, and the file in which to write down what happened."""
 
     diary: str = "/dev/null"
@@ -69,10 +69,10 @@ class ScriptedConfig(MemoryTierConfig):
     secret_key: SecretStr = SecretStr("")
 
 
-class ScriptedTier(MemoryTier):
+class MisbehavingTier(MemoryTier):
     """A memory tier with a past, and with troubles that can be ordered."""
 
-    config_model = ScriptedConfig
+    config_model = MisbehavingConfig
     config: Any
 
     async def open(self) -> None:
@@ -269,8 +269,8 @@ class Rig(TierListener):
         spec = TierSpec(
             "held",
             "memory",
-            ScriptedTier,
-            ScriptedConfig(diary=str(self._diary), **script),
+            MisbehavingTier,
+            MisbehavingConfig(diary=str(self._diary), **script),
             RunnerOptions.model_validate({"runner": kind, **patience, **(runner or {})}),
         )
         self.runner = make_runner(

@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.guarded import GuardedBuffers
 from support.peer import converse
 
 from kvtier_redis.resp import Exchange, Kind, Reply, command, run_some, set_command
@@ -16,22 +17,6 @@ from kvtier_sdk import TierError, TierUnavailableError
 LENGTHS = (3, 40)
 VALUE = bytes(range(43))
 PIECES = st.lists(st.integers(1, 12), max_size=20)
-
-
-class Slot:
-    """Two buffers between guards, which must stay untouched."""
-
-    def __init__(self) -> None:
-        self.memory = bytearray(b"g" * 10 + b"\0" * sum(LENGTHS) + b"g" * 10)
-        view = memoryview(self.memory)[10:-10]
-        self.buffers = (view[: LENGTHS[0]], view[LENGTHS[0] :])
-
-    @property
-    def value(self) -> bytes:
-        return bytes(self.memory[10:-10])
-
-    def is_guarded(self) -> bool:
-        return self.memory[:10] == self.memory[-10:] == b"g" * 10
 
 
 def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple[list, bool]:
@@ -46,7 +31,7 @@ def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple
     Returns:
         The outcomes, and whether the connection was usable afterwards.
     """
-    targets = [Slot() for _ in range(slots)]
+    targets = [GuardedBuffers(*LENGTHS) for _ in range(slots)]
     exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in targets]
     exchanges += [Exchange(b"k", [b"store"]) for _ in range(stores)]
 
@@ -60,7 +45,7 @@ def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple
     for slot, exchange in zip(targets, exchanges, strict=False):
         assert slot.is_guarded()
         if isinstance(exchange.outcome, Reply) and exchange.outcome.kind is Kind.FILLED:
-            assert slot.value == VALUE
+            assert slot.content == VALUE
     return [exchange.outcome for exchange in exchanges], is_usable
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.guarded import GuardedBuffers
 
 from kvtier_s3.faults import Faults, Refusal
 from kvtier_sdk import (
@@ -15,6 +16,7 @@ from kvtier_sdk import (
     TierCapacityError,
     TierError,
     TierUnavailableError,
+    Transfer,
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -241,12 +243,11 @@ async def test_bodies_that_are_not_as_they_should_be(bench, scripted, length, se
     tier = await bench.open(scripted.url(), connections=1)
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n".encode()
     scripted.answers = [head + b"x" * sent, None]
-    memory = bytearray(b"g" * (bench.object_bytes + 2000))
-    view = memoryview(memory)[1000:-1000]
-    target = type(bench.empty(b""))(KEYS[0], bench.request, view[:64], view[64:])
+    memory = GuardedBuffers(bench.header_bytes, bench.payload_bytes)
+    target = Transfer(KEYS[0], bench.request, *memory.buffers)
     (verdict,) = await tier.load([target])
     assert type(verdict) is kind
-    assert memory[:1000] == memory[-1000:] == b"g" * 1000
+    assert memory.is_guarded()
     assert await bench.put(tier, KEYS[0]) == [None]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from kvtier_sdk import (
     open_manager,
     open_pool,
 )
+from kvtier_sdk.worker import OffloadWorker
 
 _CHUNKS = 64
 _PATIENCE_S = 20.0
@@ -82,11 +83,7 @@ def _store(
     output = manager.prepare_store(keys, request)
     if output.keys_to_store != list(keys):
         raise RuntimeError(f"{len(output.keys_to_store)} of {len(keys)} keys got a slot")
-    with open_worker(blocks, pool.part(0)) as worker:
-        worker.submit_store(1, ids, output.slots)
-        ended = finish(worker, 1)[1]
-    if not ended.success:
-        raise RuntimeError(f"the store failed: {ended.error}")
+    _copy(OffloadWorker.submit_store, blocks, ids, pool, output.slots)
     manager.complete_store(keys, request)
     manager.on_request_finished(request)
     for _ in _steps(manager, reported):
@@ -112,13 +109,24 @@ def _load(
         if set(found) == {LookupResult.HIT}:
             break
     spec = manager.prepare_load(keys, request)
-    with open_worker(blocks, pool.part(0)) as worker:
-        worker.submit_load(1, ids, spec.slots)
-        ended = finish(worker, 1)[1]
-    if not ended.success:
-        raise RuntimeError(f"the load failed: {ended.error}")
+    _copy(OffloadWorker.submit_load, blocks, ids, pool, spec.slots)
     manager.complete_load(keys, request)
     manager.on_request_finished(request)
+
+
+def _copy(
+    submit: Callable[[OffloadWorker, int, np.ndarray, Sequence[int]], None],
+    blocks: torch.Tensor,
+    ids: np.ndarray,
+    pool: HostPool,
+    slots: Sequence[int],
+) -> None:
+    """Copy blocks to slots or back, to the end."""
+    with open_worker(blocks, pool.part(0)) as worker:
+        submit(worker, 1, ids, slots)
+        ended = finish(worker, 1)[1]
+    if not ended.success:
+        raise RuntimeError(f"{submit.__name__} failed: {ended.error}")
 
 
 def _steps(manager: TieringManager, reported: threading.Event) -> Iterator[None]:
