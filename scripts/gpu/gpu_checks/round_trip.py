@@ -1,4 +1,4 @@
-"""Blocks go to the pool, to the file tier, into a pool of another manager, and back."""
+"""A round trip of blocks: pool, file tier, the pool of another manager, and back."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from kvtier_sdk.worker import OffloadWorker
 
 _CHUNKS = 64
 _PATIENCE_S = 20.0
-#: No report of a tier may be missed for longer than this.
+#: The longest wait for a report of a tier within a step.
 _STEP_S = 0.01
 
 
 def check(findings: Findings) -> None:
-    """Do it with the tier in a thread and in a process: with two kinds of host memory."""
+    """Make the trip with the tier in a thread and in a process: two kinds of host memory."""
     chunk_bytes = MIB if has_device() else 64 * KIB
     keys = [make_offload_key(number.to_bytes(32, "big")) for number in range(_CHUNKS)]
     for runner in ("thread", "process"):
@@ -130,10 +130,10 @@ def _copy(
 
 
 def _steps(manager: TieringManager, reported: threading.Event) -> Iterator[None]:
-    """The steps of an engine, each ended when its caller asks for the next.
+    """Yield the steps of an engine; asking for the next ends the step.
 
     Raises:
-        TimeoutError: the caller is not done in time.
+        TimeoutError: the caller has asked for steps for too long.
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:
