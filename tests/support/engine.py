@@ -37,9 +37,9 @@ class FaultyTier(MemoryTier):
     """A memory tier whose next calls can be made to fail, hang, or return nonsense.
 
     Attributes:
-        gate: what the operations of ``gated`` wait for, once there is one.
-        raises: what the next load or store raises.
-        down: what every call raises for as long as it is set.
+        gate: an event that the operations of ``gated`` wait for, if set.
+        raises: the exception of the next load or store.
+        down: the exception of every call while it is set.
     """
 
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
@@ -81,7 +81,7 @@ class FaultyTier(MemoryTier):
             yield entry
 
     def called(self) -> list[str]:
-        """The operations that were called, in order."""
+        """Return the operations that were called, in order."""
         return [operation for operation, _ in self.calls]
 
     async def _trouble(self, operation: str) -> None:
@@ -105,7 +105,7 @@ class Engine:
     """A manager over faulty tiers, and the steps of an engine.
 
     Attributes:
-        moves: for each tier, when which of its breakers went to which state.
+        moves: for each tier, the changes of its breakers: time, direction and new state.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Engine:
             runner.run_for(0.0)
 
     def steps(self, duration_s: float, step_s: float = 0.01) -> None:
-        """Steps that each take so long, until the time is over."""
+        """Play steps of a length for a while."""
         until_s = self.clock.now_s() + duration_s
         while self.clock.now_s() < until_s:
             self.step(step_s)
@@ -215,13 +215,13 @@ class Engine:
             self.step()
 
     def at_rest(self) -> None:
-        """Nothing is pinned, in flight or in quarantine."""
+        """Assert that nothing is pinned, in flight or in quarantine."""
         self.at_rest_with(writing=0)
         usage = self.manager.usage()
         assert usage.free + usage.ready == usage.slots
 
     def at_rest_with(self, *, writing: int) -> None:
-        """Nothing is pinned, in flight or in quarantine, but for what the device is writing."""
+        """Assert the same, but for the slots that the device is writing."""
         for _ in range(3):
             self.step(1.0)
         usage = self.manager.usage()
