@@ -93,7 +93,7 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     assert report.tiers[1].stored_bytes == 2**30
     assert report.tiers[1].evicted_chunks > 4096 - 257
     # What is in flight is reserved, and so inside the capacity. On top comes the ledger, which is
-    # begun anew when it has got as long as a chunk here, and a few pages.
+    # restarted here once it is as long as a chunk, and a few pages.
     assert 63 * MIB < most[0] < 64 * MIB + chunk_bytes + 2**16
 
 

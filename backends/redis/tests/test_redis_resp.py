@@ -1,4 +1,4 @@
-"""The protocol, in pieces of any length, and with anything else in its place."""
+"""The Redis protocol in pieces of any length, and other bytes in its place."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PIECES = st.lists(st.integers(1, 12), max_size=20)
 
 
 def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple[list, bool]:
-    """Make requests of a server that sends this text.
+    """Make requests to a server that sends a text.
 
     Args:
-        text: what it sends.
-        pieces: lengths of the pieces that it comes in.
-        slots: how many of them ask for a value, each into a guarded slot.
-        stores: how many others follow.
+        text: the bytes that it sends.
+        pieces: lengths of the pieces of the text.
+        slots: number of requests for a value, each into guarded buffers.
+        stores: number of other requests, which follow.
 
     Returns:
-        The outcomes, and whether the connection was usable afterwards.
+        The outcomes, and true if the connection was usable afterwards.
     """
     targets = [GuardedBuffers(*LENGTHS) for _ in range(slots)]
     exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in targets]
@@ -85,7 +85,7 @@ def test_lines_come_one_behind_the_other(lines, pieces):
 def test_another_length_is_never_taken_for_the_value(length, pieces):
     outcomes, is_usable = replies(b"$%d\r\n%b" % (length, VALUE * 3), pieces, slots=1)
     assert outcomes == [Reply(Kind.OTHER_LENGTH, str(length))]
-    # At once: the next request would take the rest for its reply.
+    # It closes at once: the next request would take the rest for its reply.
     assert not is_usable
 
 

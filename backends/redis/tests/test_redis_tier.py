@@ -18,7 +18,7 @@ from kvtier_sdk import (
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
-#: Whatever a key holds, braces and glob characters included.
+#: Keys of any bytes, braces and glob characters included.
 ODD_KEYS = [b"", b"{a}b", b"}{", b"*?[a-z]\\", b"\r\n$5\r\n", bytes(range(256)), b"manifest"]
 
 
@@ -84,7 +84,7 @@ async def test_a_value_of_another_length_is_corrupt_and_overruns_nothing(
     assert isinstance(verdict, CorruptChunkError)
     assert str(verdict) == f"{length_bytes} bytes stored; expected {bench.object_bytes}"
     assert memory.is_guarded()
-    # The tier goes on as if nothing had been.
+    # The tier goes on as before.
     assert await bench.loads(tier, KEYS[0])
 
 
@@ -179,7 +179,7 @@ async def test_what_the_server_evicts_is_a_plain_miss(bench, make_server):
     assert 0 < sum(there) < 200
     batch = [bench.empty(key) for key in keys]
     for found, transfer, verdict in zip(there, batch, await tier.load(batch), strict=True):
-        # Evicted whole, or there whole; answers take room too, so more may go meanwhile.
+        # Each is evicted whole, or there whole; replies take room too, so more may go meanwhile.
         if verdict is None:
             assert found
             assert bench.holds(transfer)

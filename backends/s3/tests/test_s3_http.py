@@ -1,4 +1,4 @@
-"""HTTP, in pieces of any length, and with anything else in its place."""
+"""HTTP in pieces of any length, and other bytes in its place."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def head(status: int = 200, *headers: str) -> bytes:
 
 
 def receive(text: bytes, pieces=(), slot: GuardedBuffers | None = None, *, has_body: bool = True):
-    """Send a request to a server that sends this text.
+    """Send a request to a server that sends a text.
 
     Returns:
-        The response, and whether the connection was usable afterwards.
+        The response, and true if the connection was usable afterwards.
     """
 
     async def talk(connection):

@@ -10,7 +10,7 @@ from support.guarded import GuardedBuffers
 from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, Entry, Transfer
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
-#: Whatever a key holds.
+#: Keys of any bytes.
 ODD_KEYS = [b"", b"/../", b"a b+c%20", b"\r\n", bytes(range(64)), b"manifest"]
 
 
@@ -82,7 +82,7 @@ async def test_an_object_of_another_length_is_corrupt_and_overruns_nothing(bench
     assert type(verdict) is CorruptChunkError
     assert str(verdict) == f"{length_bytes} bytes stored; expected {bench.object_bytes}"
     assert memory.is_guarded()
-    # The tier goes on as if nothing had been, and what is deleted can be stored again.
+    # The tier goes on as before, and a deleted chunk can be stored again.
     assert await bench.loads(tier, KEYS[0])
     await tier.delete([KEYS[1]])
     assert await bench.put(tier, KEYS[1]) == [None]

@@ -33,7 +33,7 @@ async def test_no_payload_is_copied(bench, monkeypatch, operation):
     with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
     assert all(map(bench.holds, batch))
-    # Every byte moved once, to or from its own place, but those received with a response's head.
+    # Every byte moved once, to or from its own place, except those received with a response's head.
     heads_bytes = 8 * 3072
     assert 0 <= 8 * bench.object_bytes - ledger.direct_bytes < heads_bytes
     assert ledger.other_bytes < heads_bytes
@@ -85,7 +85,7 @@ async def test_a_server_that_falls_silent_in_mid_body(bench, proxy):
 
 @asynccontextmanager
 async def peer_that_says(answer: bytes):
-    """A connection to a server that says this once, reads nothing, and waits."""
+    """Open a connection to a server that sends a response, reads nothing, and waits."""
     leave = asyncio.Event()
 
     async def serve(reader, writer):
@@ -93,7 +93,7 @@ async def peer_that_says(answer: bytes):
         await leave.wait()
         writer.close()
 
-    # It takes a little into its buffers, and no more.
+    # Its buffers take only a little.
     peer = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
     address = peer.sockets[0].getsockname()
     connection = await Connection.connect(address, clock=SystemClock(), timeout_s=10)
@@ -114,7 +114,7 @@ async def peer_that_says(answer: bytes):
 async def test_a_connection_on_which_no_response_can_follow_is_closed(answer, target):
     async with peer_that_says(answer) as connection:
         await request(connection, [b"GET / HTTP/1.1\r\n\r\n"], [memoryview(bytearray(target))])
-        # At once: the next request would take the rest for its response.
+        # It closes at once: the next request would take the rest for its response.
         assert not connection.is_usable
 
 

@@ -1,4 +1,4 @@
-"""Trying tiers out: what works, what does not, and that nothing is left."""
+"""Checks of tiers: success, failures, and no remains."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trials(*tiers: TierSpec | str, timeout_s: float = PATIENCE_S) -> list[TierCh
 def trial_of(
     tier: type[MemoryTier], timeout_s: float = PATIENCE_S, *, name: str = "t", **options: Any
 ) -> TierCheck:
-    """The trial of one tier of a class."""
+    """Try one tier of a class."""
     runner = options.pop("runner", {})
     config = tier.config_model.model_validate(options)
     spec = TierSpec(name, "memory", tier, config, RunnerOptions.model_validate(runner))
@@ -202,7 +202,7 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return await super().load(batch)
 
-    # Neither the call nor the closing would end within the test's life.
+    # Neither the call nor the close would end during the test.
     with pytest.raises(KeyboardInterrupt):
         # What it logs once the test is over is no remark on another test's tier.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)
@@ -228,7 +228,7 @@ async def _forget_nothing(self: MemoryTier, keys: Sequence[bytes]) -> None:
 
 
 def _stored_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
-    """Key and namespace of all that memory tiers store from now on."""
+    """Record key and namespace of each chunk that memory tiers store from now on."""
     stored: list[tuple[bytes, str]] = []
     store = MemoryTier.store
 

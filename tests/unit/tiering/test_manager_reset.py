@@ -1,4 +1,4 @@
-"""A reset is cold when it returns, whatever is in flight."""
+"""A reset is cold when it returns, even with work in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process is started with: secrets, options, classes, a pool that it can map."""
+"""Start of a process: secrets, options, classes, and a pool that it can map."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from kvtier_sdk.runner.factory import make_runner
 def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """Whatever it fails with, and however far it has come."""
+    """This holds for every failure, at every stage of the start."""
     start_thread = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -122,13 +122,13 @@ def make(
 
 
 class RemoteTier(MisbehavingTier):
-    """A tier on another machine, as far as its runner knows."""
+    """A tier that declares itself to be on another machine."""
 
     locality = Locality.REMOTE
 
 
 class DiskTier(MisbehavingTier):
-    """A tier on this machine that waits for a disk, likewise."""
+    """A tier that declares itself to be on a disk of this machine."""
 
     medium = Medium.STORAGE
 
