@@ -2,9 +2,9 @@
 
 Usage: python benchmarks/endurance.py [--requests N] [--concurrency N] [--tier URL ...]
 
-Generated chats overlap through a host pool of a tenth of the chunks that they name, so that it is
-evicted from and promoted into all the time. Resident memory is sampled on the way; the tiers have a
-capacity, so that it is flat once they are full. Exit status 1 where anything is wrong.
+Generated chats overlap through a host pool of a tenth of their chunks, so that chunks are evicted
+and promoted all the time. Resident memory is sampled on the way. The tiers have a capacity, so that
+memory is flat once they are full. The exit status is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kvtier_sdk.replay import ReplayReport, chat_workload, replay
 
 _CHUNK_BYTES = 4096
 _SAMPLES = 20
-#: What the second half of the run may add to the resident memory of the first: allocators grow in
-#: steps. Some 500 bytes left behind by each of 50,000 requests would be seen.
+#: Growth of the resident memory that is allowed in the second half of the run: allocators grow in
+#: steps. A leak of some 500 bytes by each of 50,000 requests would be seen.
 _GROWTH = 0.05
 
 
 def main() -> int:
-    """Play, and say what was found."""
+    """Play the chats and print the findings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=100_000, help="default: 100000")
     parser.add_argument("--concurrency", type=int, default=64, help="default: 64")

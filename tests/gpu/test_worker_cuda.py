@@ -115,11 +115,11 @@ def test_memory_that_is_not_registered_is_warned_of(
     with (
         OffloadWorker([KVGroup([kv])], host),
         caplog.at_level(logging.WARNING),
-        # Registering the same memory twice is what the driver refuses.
+        # The driver refuses to register the same memory twice.
         OffloadWorker([KVGroup([kv])], host) as second,
     ):
         assert "did not register 16 KiB" in caplog.text
-        # The engine's next kernel must not be told of it.
+        # The engine's next kernel must not see that error.
         kv.tensor.add_(1)
         second.submit_store(1, [1], [1])
         second.wait([1])

@@ -25,7 +25,7 @@ _STEPS = 3000
 
 
 class Live:
-    """Plays steps until nothing is pending; a step waits for a report, or a moment."""
+    """An engine that plays steps until nothing is pending; a step waits shortly for a report."""
 
     def __init__(self, manager: TieringManager, pool: HostPool, reported: threading.Event) -> None:
         self.manager = manager
@@ -67,7 +67,7 @@ class Live:
         self.manager.complete_load(keys, request)
 
     def there_and_back(self, request: RequestContext, *keys: OffloadKey, window: int = 8) -> None:
-        """Store chunks, then load them all, so many at a time."""
+        """Store chunks, then load them all, ``window`` chunks at a time."""
         windows = [keys[start : start + window] for start in range(0, len(keys), window)]
         for some in windows:
             self.store(request, *some)
@@ -100,7 +100,7 @@ def live(
     events: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[Live]:
-    """Open tiers with a manager over them; deadlines are long, since the machine may be busy."""
+    """Open tiers and a manager over them, with long deadlines, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
     specs = [TierSpec.from_url(url, **patience) for url in tiers]
     config = TieringConfig.from_dict(

@@ -1,4 +1,4 @@
-"""What is checked on a device, in this order; each check is a module with a function ``check``."""
+"""The checks of a device, in order; each check is a module with a function ``check``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class Check(NamedTuple):
     """One check.
 
     Attributes:
-        name: of its module.
-        title: what it looks at.
-        limit_s: seconds after which it is ended, and has failed.
+        name: name of its module.
+        title: its subject.
+        limit_s: time limit; a check that runs longer is killed and has failed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One run, in one call of the driver, each way and from each kind of memory."""
+"""One run in one call of the driver, in each direction and from each kind of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_checks.memory import pools
 
 
 def check(findings: Findings) -> None:
-    """Store a block and load it into another one."""
+    """Store a block, and load it into another one."""
     for kind, pool in pools(findings, 16 * MIB):
         for block_bytes in (MIB, 1000):
             _there_and_back(findings, kind, pool.part(0)[:, :block_bytes])

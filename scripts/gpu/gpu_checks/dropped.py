@@ -1,4 +1,4 @@
-"""An engine drops a worker without ``shutdown``, as one does that ends with an exception."""
+"""A worker that is dropped without ``shutdown``, as by an engine that ends with an exception."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kvtier_sdk import HostPool
 
 _BLOCKS = 64
 _ALL = range(_BLOCKS)
-#: A copy begins after this, when its worker is long gone.
+#: Delay of a copy, which begins long after its worker is gone.
 _ASLEEP_S = 0.3
 _PATIENCE_S = 20.0
 
 
 def check(findings: Findings) -> None:
-    """Drop one with a store under way; then use its memory again, and memory that takes its place.
+    """Drop a worker during a store; then use its memory again, and memory in its place.
 
-    Memory that is given back while it is registered stays the driver's: copies to what is mapped
-    there next may go to the pages that are gone.
+    Memory that is unmapped while it is registered stays known to the driver: copies to the next
+    mapping at its address may go to the old pages.
     """
     blocks = random_blocks(_BLOCKS, MIB)
     address = 0
@@ -42,15 +42,15 @@ def check(findings: Findings) -> None:
             findings.expect(_arrives(blocks, host), f"{life}: a dropped worker's store is wrong")
             _use(findings, blocks, host, f"{life}, dropped")
             del host
-    # On a CPU the interpreter may free the memory while a thread still copies.
+    # On a CPU, the interpreter may free the memory while a thread still copies.
     need_device("memory that stays registered")
     findings.expect(not _exit_status(findings, "kept"), "the process did not end well")
-    # Nothing is promised to an engine that frees the memory of a copy.
+    # An engine that frees the memory of a running copy has no guarantee.
     _exit_status(findings, "given back")
 
 
 def _exit_status(findings: Findings, memory: str) -> int:
-    """Let a process end with a store under way, its memory kept or given back before."""
+    """End a process during a store, with its memory kept or freed before; return its status."""
     ended = subprocess.run(
         [sys.executable, "-m", "gpu_checks.dropped", memory],
         timeout=_PATIENCE_S,
@@ -76,7 +76,7 @@ def _use(findings: Findings, blocks: torch.Tensor, host: Bytes, name: str) -> No
 
 
 def _drop(blocks: torch.Tensor, host: Bytes) -> None:
-    """Leave a store under way."""
+    """Drop a worker during a store."""
     host[:] = 0
     worker = open_worker(blocks, host)
     sleep_on_stream(_ASLEEP_S)

@@ -1,4 +1,4 @@
-"""A load that somebody waits for, behind 1 GiB of loads and 1 GiB of stores."""
+"""An urgent load behind 1 GiB of loads and 1 GiB of stores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check(findings: Findings) -> None:
 def _time(
     findings: Findings, worker: OffloadWorker, name: str, last: int, *, each: int, expedited: bool
 ) -> int:
-    """Time a load of the last slot behind jobs of ``each`` MiB; how many of those it overtook."""
+    """Time a load of the last slot behind jobs of ``each`` MiB, and count those it overtook."""
     jobs = range(2 * _JOBS) if each else range(0)
     for job in jobs:
         submit = worker.submit_store if job % 2 else worker.submit_load

@@ -1,4 +1,4 @@
-"""Can the driver register the memory that a pool is made of, and how long does it take?"""
+"""Registration of a pool's memory with the driver, and its duration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PORTABLE = 1
 
 
 def check(findings: Findings) -> None:
-    """Register and unregister each kind; register it twice, for the error that this leaves."""
+    """Register and unregister each kind; register it twice, to see the error that this leaves."""
     for kind, pool in pools(findings, GIB if has_device() else 32 * MIB):
         size_bytes = pool.layout.size_bytes
         findings.figure(f"{kind}: size", size_bytes / GIB, "GiB")
@@ -28,7 +28,7 @@ def check(findings: Findings) -> None:
 def _register(findings: Findings, kind: str, address: int, size_bytes: int) -> None:
     from kvtier_sdk.worker.cuda import _forget_error
 
-    # The context is made by the first use of the device, which is none of the memory's.
+    # The first use of the device makes its context, which must not count for the memory.
     torch.zeros(1, device=device())
     runtime, calls = Runtime(), torch.cuda.cudart()
     began_s = time.perf_counter()
@@ -38,7 +38,7 @@ def _register(findings: Findings, kind: str, address: int, size_bytes: int) -> N
     findings.expect(not status, f"the driver does not register {kind} memory")
     if not status:
         findings.figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
-    # After a success a second time is refused as well.
+    # A second registration is refused also after a success.
     refusal = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
     findings.figure(f"{kind}: status of the second time", runtime.describe(refusal))
     findings.figure(f"{kind}: last error after that", runtime.last_error())

@@ -1,7 +1,7 @@
-"""A job's neighbours are merged into one run, and the driver may have to register memory in pieces.
+"""A merged run that crosses the end of a piece of registered memory.
 
-The driver knows each piece as memory of its own: does it take a copy that goes from one to the
-next?
+A job's neighbours are merged into one run, and the driver may have to register memory in pieces. It
+knows each piece as memory of its own: does it take a copy that goes from one to the next?
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvtier_sdk.worker import cuda
 
 _SLOTS = 15
 _PIECE_BYTES = 4 * MIB
-#: A worker's part of a slot may begin inside of a page.
+#: A worker's part of a slot may begin inside a page.
 _OFFSETS_BYTES = (0, 100)
 
 
@@ -40,7 +40,7 @@ def check(findings: Findings) -> None:
 
 
 def _slots(pool: HostPool, offset_bytes: int) -> Bytes:
-    """Slots without gaps, the first of which begins in the pool's first page."""
+    """Return slots without gaps, the first of which begins in the pool's first page."""
     return pool.part(0).reshape(-1)[offset_bytes:][: _SLOTS * MIB].reshape(_SLOTS, MIB)
 
 
@@ -57,7 +57,7 @@ def _copy_all(findings: Findings, host: Bytes, where: str) -> None:
                 right = same(blocks, slots, host, slots)
                 findings.figure(f"{where}, {way}: store", _words(stored.error, right))
                 findings.expect(stored.success and right, f"{where}, {way}: the store is wrong")
-                # In another order, so that the blocks that are there are no answer.
+                # In another order, so that the old content of the blocks is not the expected one.
                 host[:] = host[::-1].copy()
                 worker.submit_load(2, slots + _SLOTS, slots)
                 loaded = finish(worker, 2)[2]

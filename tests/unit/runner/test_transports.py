@@ -1,4 +1,4 @@
-"""What every runner promises, over each of them: with real threads and processes, no timing."""
+"""The promises of every runner, over each of them: real threads and processes, no timing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeRig = Callable[..., Rig]
 
 @pytest.fixture(params=RUNNERS)
 def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
-    """Make a runner around a scripted tier; it is at an end with the test."""
+    """Make a runner around a misbehaving tier; the test's end closes it."""
     rigs: list[Rig] = []
 
     def make(**options: Any) -> Rig:

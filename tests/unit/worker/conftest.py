@@ -1,4 +1,4 @@
-"""Workers whose copies stop at a gate, shut down with their test."""
+"""Workers whose copies stop at a gate, shut down at the end of the test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
-    """Make a worker whose copies stop at the gate; it is shut down with the test."""
+    """Make a worker whose copies stop at the gate; the test's end shuts it down."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVTensor, *, threads: int = 1) -> OffloadWorker:

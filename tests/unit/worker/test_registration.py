@@ -1,4 +1,4 @@
-"""How host memory is registered with CUDA and HIP, against a runtime that keeps their rules."""
+"""Registration of host memory with CUDA and HIP, against a runtime that keeps their rules."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REFUSED, REGISTERED_ALREADY, NOT_REGISTERED = 1, 712, 713
 
 
 class Runtime:
-    """Its part in registering: a page is registered once, and an error stays until it is asked for.
+    """A runtime that registers a page once, and keeps an error until it is asked for it.
 
     Attributes:
-        pieces: address to size of what is registered.
-        error: what the engine's next kernel would be told.
-        limit_bytes: of what may be registered (``ulimit -l``).
+        pieces: size of each registered piece, by address.
+        error: the error that the engine's next kernel would see.
+        limit_bytes: the most memory that may be registered (``ulimit -l``).
     """
 
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
@@ -36,7 +36,7 @@ class Runtime:
         self.limit_bytes = limit_bytes
 
     def pages(self) -> set[int]:
-        """Those that are registered."""
+        """Return the registered pages."""
         return {page for piece in self.pieces.items() for page in _pages(*piece)}
 
     def register(self, address: int, size_bytes: int, flags: int) -> int:
@@ -66,7 +66,7 @@ def _pages(address: int, size_bytes: int) -> range:
 
 @pytest.fixture(params=["cuda", "hip"])
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
-    """In the place of the libraries; torch passes on two calls of the runtime and no other."""
+    """A runtime in the place of the libraries; torch offers only two of its calls."""
     runtime = Runtime()
     monkeypatch.setattr(torch.version, "hip", "7.0" if request.param == "hip" else None)
     libraries = {
@@ -92,7 +92,7 @@ def host(slots: int, part_bytes: int, *, workers: int = 1, worker: int = 0) -> H
 
 
 def slot_pages(host: HostLayout) -> set[int]:
-    """What must be registered for a slot to be copied at once."""
+    """Return the pages that must be registered for slots to be copied in one piece."""
     begins = range(host.address, host.address + host.slots * host.row_bytes, host.row_bytes)
     return {page for begin in begins for page in _pages(begin, host.part_bytes)}
 

@@ -1,4 +1,4 @@
-"""When the worker copies: order, waiting, failures, and its end."""
+"""Jobs of the worker: order, waiting, failures, and shutdown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_wait_blocks_until_the_job_has_ended(gate: Gate, gated) -> None:
     waited = threading.Event()
     waiter = threading.Thread(target=lambda: (worker.wait({1}), waited.set()))
     waiter.start()
-    # A grace for a wait that wrongly returns; a right one cannot, however long this takes.
+    # Time for a wrong wait to return; a right one cannot, after any time.
     waiter.join(GRACE_S)
     assert not waited.is_set()
     gate.open()
@@ -161,13 +161,13 @@ def test_a_failed_copy_is_reported_only_when_its_other_parts_have_ended(
     worker = gated(one_tensor(16, 256), threads=2)
     worker.submit_store(1, range(6), range(6))
     gate.until_begun(2)
-    # One of the two that run fails; no other has passed the gate.
+    # One of the two running parts fails; no other has passed the gate.
     gate.failing.add(256)
     gate.open(1)
     worker.submit_load(2, range(2), range(2))
     gate.until_begun(1)
     assert worker.get_finished() == []
-    # What had not begun never does: the load took the place of the third part.
+    # The other parts never begin: the load took the place of the third part.
     gate.open()
     worker.wait([1, 2])
     assert {result.job_id: result.success for result in worker.get_finished()} == {
