@@ -200,8 +200,10 @@ class FakeCUDA:
         self.in_call()
         for into, out_of, length_bytes in runs:
             for begin in (into, out_of):
-                begin -= self.shift_bytes if self._piece_of(begin - self.shift_bytes) else 0
-                if self._piece_of(begin) != self._piece_of(begin + length_bytes - 1):
+                if self.shift_bytes and self._piece_of(begin) is not None:
+                    return REFUSED
+                there = self._in_host(begin)
+                if self._piece_of(there) != self._piece_of(there + length_bytes - 1):
                     return REFUSED
         self.copies.append((sum(length for *_, length in runs), stream))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from gpu_checks.accelerator import KIB, MIB, has_device, need_device
+from gpu_checks.accelerator import KIB, MIB, computing, has_device, need_device
 from gpu_checks.copies import finish, open_worker, random_blocks
 from gpu_checks.findings import Findings
 from kvtier_sdk import (
@@ -83,7 +83,7 @@ def _store(
     if output.keys_to_store != list(keys):
         raise RuntimeError(f"{len(output.keys_to_store)} of {len(keys)} keys got a slot")
     with open_worker(blocks, pool.part(0)) as worker:
-        worker.submit_store(1, ids, output.slots)
+        worker.submit_store(1, ids, output.slots, after=computing())
         ended = finish(worker, 1)[1]
     if not ended.success:
         raise RuntimeError(f"the store failed: {ended.error}")
@@ -113,7 +113,7 @@ def _load(
             break
     spec = manager.prepare_load(keys, request)
     with open_worker(blocks, pool.part(0)) as worker:
-        worker.submit_load(1, ids, spec.slots)
+        worker.submit_load(1, ids, spec.slots, after=computing())
         ended = finish(worker, 1)[1]
     if not ended.success:
         raise RuntimeError(f"the load failed: {ended.error}")

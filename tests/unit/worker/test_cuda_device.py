@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.fake_cuda import PAGE_BYTES, PATIENCE_S, FakeCUDA, Stream, mapped
-from support.gated_copies import one_tensor
+from support.gated_copies import GRACE_S, one_tensor
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -105,14 +105,18 @@ def test_polling_while_a_graph_is_captured_disturbs_neither(
     gate = computing.hold()
     worker.submit_store(1, [1], [1], after=computing)
     runtime.capturing = True
-    assert worker.get_finished() == []
-    worker.submit_load(2, [2], [2], after=computing)
-    runtime.release(gate)
-    expect_success(worker, 1, 2)
-    assert runtime.captures_lost == 0
-    # The mode in which the engine's thread captures is its own.
-    with pytest.raises(RuntimeError, match="capturing"):
-        runtime.ask()
+    try:
+        assert worker.get_finished() == []
+        assert runtime.captures_lost == 0
+        worker.submit_load(2, [2], [2], after=computing)
+        runtime.release(gate)
+        expect_success(worker, 1, 2)
+        assert runtime.captures_lost == 0
+        # The mode in which the engine's thread captures is its own.
+        with pytest.raises(RuntimeError, match="capturing"):
+            runtime.ask()
+    finally:
+        runtime.capturing = False
 
 
 def test_a_question_that_is_not_answered_is_asked_again(runtime: FakeCUDA, opened: Opener) -> None:
@@ -182,14 +186,37 @@ def test_a_large_load_that_fails_queues_no_more(
     computing = Stream()
     gate = computing.hold()
     worker.submit_load(1, range(30), range(30), after=computing)
-    queued = len(runtime.copies)
-    monkeypatch.setattr(runtime, "_queue", lambda *_: 1)
+    calls: list[object] = []
+    monkeypatch.setattr(runtime, "_queue", lambda *call: calls.append(call) or 1)
     runtime.release(gate)
     worker.wait([1])
     (result,) = worker.get_finished()
     assert result.error is not None
     assert "error 1" in result.error
-    assert len(runtime.copies) == queued
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_large_load_has_not_ended_while_pieces_are_to_be_queued(
+    runtime: FakeCUDA, opened: Opener
+) -> None:
+    worker = opened(one_tensor(64, PAGE_BYTES), mapped(64, PAGE_BYTES))
+    computing = Stream()
+    gate = computing.hold()
+    worker.submit_load(1, range(30), range(30), after=computing)
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        entered.set()
+        assert leave.wait(PATIENCE_S)
+
+    runtime.in_call = stay
+    runtime.release(gate)
+    assert entered.wait(PATIENCE_S)
+    ended = worker.get_finished()
+    leave.set()
+    assert ended == []
+    expect_success(worker, 1)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -227,10 +254,16 @@ def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: 
     poller.start()
     poller.join(1)
     answered = not poller.is_alive()
+    # What is being submitted can be waited for, too.
+    waiter = threading.Thread(target=worker.wait, args=([2],))
+    waiter.start()
+    waiter.join(GRACE_S)
+    waited = not waiter.is_alive()
     leave.set()
-    poller.join()
-    submitter.join()
+    for thread in (poller, submitter, waiter):
+        thread.join()
     assert answered
+    assert not waited
     assert found == [1]
     expect_success(worker, 2)
 
