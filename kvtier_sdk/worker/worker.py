@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import weakref
@@ -22,6 +23,11 @@ from kvtier_sdk.worker.geometry import DeviceBlocks, Indices, KVGroup, host_layo
 from kvtier_sdk.worker.planning import CopyPlan, Int64s, join, overlaps, plan_group
 
 _log = logging.getLogger("kvtier.worker")
+
+#: Limit of the wait for dropped workers when the process ends.
+_EXIT_WAIT_S = 5.0
+#: The threads in which dropped workers end.
+_ends: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class OffloadWorker:
             raise
         # Plans are bare addresses: the memory behind them is kept here until the last copy's end.
         self._drop = weakref.finalize(self, _end_dropped, self._device, self._jobs, (groups, host))
-        # A stream that is stuck must not keep the process from ending.
+        # A worker that is still there when the process ends is not waited for.
         self._drop.atexit = False
 
     def submit_store(
@@ -319,18 +325,29 @@ class OffloadWorker:
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
     """End a worker that was dropped, in a thread: any thread may drop it, even one that copies."""
-    threading.Thread(
+    # Not logged in that thread: it may still run when the interpreter ends, and then hold a lock.
+    _log.warning("an offload worker was dropped without a call of shutdown()")
+    end = threading.Thread(
         target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True
-    ).start()
+    )
+    _ends.add(end)
+    end.start()
 
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
     """Wait for the jobs and close the device; the caller's reference keeps their memory alive."""
-    _log.warning("an offload worker was dropped without a call of shutdown()")
     for job in list(jobs.values()):
         if job.copy is not None:
             job.copy.wait()
     device.close()
+
+
+@atexit.register
+def _wait_for_ends() -> None:
+    # A thread that frees a tensor while the interpreter ends aborts the process. But a stream that
+    # is stuck must not keep the process from ending: then nothing is freed.
+    for end in list(_ends):
+        end.join(_EXIT_WAIT_S)
 
 
 def open_device(kind: torch.device, clock: Clock) -> Device:
