@@ -381,10 +381,15 @@ class TierLoop:
             return True
         return hung.total() >= self._options.concurrency
 
-    def _note(self, run: _Run, errors: Sequence[TierError | None]) -> None:
+    def _note(
+        self,
+        run: _Run,
+        errors: Sequence[TierError | None],
+        objects: Sequence[OffloadKey] = (),
+    ) -> None:
         """Tell the breaker a call's verdicts, unless the job's end has told it already."""
         direction = _DIRECTIONS[run.job.operation]
-        if not run.concluded and self._health.note(direction, errors):
+        if not run.concluded and self._health.note(direction, errors, objects):
             self._drop_queued(Verdict.UNAVAILABLE, [direction])
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
@@ -443,7 +448,7 @@ class TierLoop:
             try:
                 found = await self._timed(run, self._call.lookup(run.job.keys, run.job.request))
             except TierError as error:
-                self._note(run, [error])
+                self._note(run, [error], run.job.keys)
                 if error.retryable and await self._pause(run, attempt):
                     attempt += 1
                     continue
@@ -486,7 +491,8 @@ class TierLoop:
             attempt = 0
             while True:
                 errors = await self._timed(run, self._mover.move(operation, pending))
-                self._note(run, list(errors.values()))
+                objects = [pending[index].key for index in errors]
+                self._note(run, list(errors.values()), objects)
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):
                     break

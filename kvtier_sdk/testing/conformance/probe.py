@@ -99,7 +99,7 @@ class Probe:
 
         return await self.bounded(listed(), "scan")
 
-    def empty(self, key: OffloadKey, *, shift_bytes: int = 0) -> LentBuffers:
+    def empty(self, key: OffloadKey, *, shift_bytes: int = 0, replace: bool = False) -> LentBuffers:
         """Make buffers to load into."""
         context = self.tier.context
         return LentBuffers(
@@ -108,11 +108,12 @@ class Probe:
             header_bytes=context.header_bytes,
             payload_bytes=context.payload_bytes,
             shift_bytes=shift_bytes,
+            replace=replace,
         )
 
-    def full(self, key: OffloadKey, version: int = 0, *, shift_bytes: int = 0) -> LentBuffers:
-        """Make buffers that hold a version of a chunk."""
-        lent = self.empty(key, shift_bytes=shift_bytes)
+    def full(self, key: OffloadKey, version: int = 0, **lent_as: Any) -> LentBuffers:
+        """Make buffers that hold a version of a chunk; the rest is as for :meth:`empty`."""
+        lent = self.empty(key, **lent_as)
         lent.fill(self.content(key, version))
         return lent
 
