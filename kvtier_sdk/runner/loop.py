@@ -519,12 +519,16 @@ class TierLoop:
 
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""
-        removed = [key for key in keys if key != CANARY_KEY]
-        for key in removed:
+        removed = []
+        for key in keys:
             # Raised here, where the author sees it; other jobs' results follow the report.
             if not isinstance(key, bytes):
                 raise TierContractError(
                     f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"
                 )
+            # Of a subclass of bytes, the bytes alone.
+            plain = key if type(key) is bytes else b"".join((key,))
+            if plain != CANARY_KEY:
+                removed.append(plain)
         if removed:
             self._report(ChunksRemoved(removed))
