@@ -174,8 +174,8 @@ class SecondaryTierManager(ABC):
             request: the request that needs them.
 
         Returns:
-            One boolean per key, in the order of ``keys``. 0, 1 and ``numpy.bool_`` count as booleans;
-            anything else breaks the contract.
+            One boolean per key, in the order of ``keys``. 0, 1 and ``numpy.bool_`` count as
+            booleans; anything else breaks the contract.
 
         Raises:
             TierError: the tier does not know.
