@@ -20,6 +20,7 @@ from kvtier_sdk.contract import (
 from kvtier_sdk.errors import (
     BackendError,
     BackendLoadError,
+    ChunkError,
     ChunkNotFoundError,
     ConfigError,
     CorruptChunkError,
@@ -100,6 +101,7 @@ __all__ = [
     "Bytes",
     "BytesOrShare",
     "Capability",
+    "ChunkError",
     "ChunkNotFoundError",
     "ChunkTierManager",
     "Clock",

@@ -61,11 +61,20 @@ class TierError(KVTierError):
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
 
-class ChunkNotFoundError(TierError):
+class ChunkError(TierError):
+    """The fault lies in this one chunk's object, not in the tier: it cannot be read or replaced.
+
+    Examples are a file with a bad sector and a file that belongs to another user. A server that
+    cannot be reached fails every chunk: that is a :class:`TierUnavailableError`. One chunk's fault
+    opens no circuit breaker; faults of several chunks do, with no success between them.
+    """
+
+
+class ChunkNotFoundError(ChunkError):
     """The tier does not have the chunk, or has lost it: a miss."""
 
 
-class CorruptChunkError(TierError):
+class CorruptChunkError(ChunkError):
     """The object under the key is not this chunk: truncated, flipped, misplaced or foreign."""
 
 

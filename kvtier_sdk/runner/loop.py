@@ -382,10 +382,15 @@ class TierLoop:
             return True
         return hung.total() >= self._options.concurrency
 
-    def _note(self, run: _Run, errors: Sequence[TierError | None]) -> None:
+    def _note(
+        self,
+        run: _Run,
+        errors: Sequence[TierError | None],
+        objects: Sequence[OffloadKey] = (),
+    ) -> None:
         """Tell the breaker a call's verdicts, unless the job's end has told it already."""
         direction = _DIRECTIONS[run.job.operation]
-        if not run.concluded and self._health.note(direction, errors):
+        if not run.concluded and self._health.note(direction, errors, objects):
             self._drop_queued(Verdict.UNAVAILABLE, [direction])
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
@@ -444,7 +449,7 @@ class TierLoop:
             try:
                 found = await self._timed(run, self._call.lookup(run.job.keys, run.job.request))
             except TierError as error:
-                self._note(run, [error])
+                self._note(run, [error], run.job.keys)
                 if error.retryable and await self._pause(run, attempt):
                     attempt += 1
                     continue
@@ -487,7 +492,8 @@ class TierLoop:
             attempt = 0
             while True:
                 errors = await self._timed(run, self._mover.move(operation, pending))
-                self._note(run, list(errors.values()))
+                objects = [pending[index].key for index in errors]
+                self._note(run, list(errors.values()), objects)
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):
                     break
@@ -514,12 +520,16 @@ class TierLoop:
 
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""
-        removed = [key for key in keys if key != CANARY_KEY]
-        for key in removed:
+        removed = []
+        for key in keys:
             # Raised here, where the author sees it; other jobs' results follow the report.
             if not isinstance(key, bytes):
                 raise TierContractError(
                     f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"
                 )
+            # Of a subclass of bytes, the bytes alone.
+            plain = key if type(key) is bytes else b"".join((key,))
+            if plain != CANARY_KEY:
+                removed.append(plain)
         if removed:
             self._report(ChunksRemoved(removed))

@@ -41,6 +41,7 @@ from kvtier_sdk import (
 from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Report, Verdict
+from support.odd_answers import NONSENSE, UNREADABLE, HostileKey
 
 NOBODY = RequestContext("nobody")
 RUNNERS = ["thread", "process"]
@@ -66,6 +67,7 @@ class MisbehavingConfig(MemoryTierConfig):
     on_lookup: str = ""
     on_load: str = ""
     on_close: str = ""
+    answer: str = ""
     close_s: float = 0.0
     secret_key: SecretStr = SecretStr("")
 
@@ -92,16 +94,24 @@ class MisbehavingTier(MemoryTier):
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         await self._do(self.config.on_lookup)
+        if self.config.answer:
+            return self._answer(len(keys))
         return await super().lookup(keys, request)
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         await self._do(self.config.on_load)
+        if self.config.answer:
+            return self._answer(len(batch))
         return await super().load(batch)
 
     async def close(self) -> None:
         await asyncio.sleep(self.config.close_s)
         await self._do(self.config.on_close)
         self._note("closed")
+
+    def _answer(self, count: int) -> Any:
+        name = self.config.answer
+        return NONSENSE[name](count) if name in NONSENSE else [UNREADABLE[name]()] * count
 
     def _past(self) -> str:
         return Path(self.config.diary).read_text()
@@ -208,6 +218,9 @@ class MisbehavingTier(MemoryTier):
 
     def _let_go_of_text(self) -> None:
         self.context.report_removed(["a key"])  # type: ignore[list-item]
+
+    def _let_go_of_a_hostile_key(self) -> None:
+        self.context.report_removed([HostileKey(KEYS[0])])
 
     def _log_badly(self) -> None:
         logging.getLogger("somebody").warning("%s of %s", "one")

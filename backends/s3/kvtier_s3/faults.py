@@ -13,6 +13,7 @@ from botocore import exceptions as theirs
 
 from kvtier_s3.http import Response
 from kvtier_sdk import (
+    ChunkError,
     ConfigError,
     TierAuthError,
     TierCapacityError,
@@ -114,7 +115,8 @@ _KINDS: dict[str, type[TierError]] = {
         ),
         SettingError,
     ),
-    "InvalidObjectState": TierError,
+    # Archived.
+    "InvalidObjectState": ChunkError,
 }
 _STATUSES: dict[int, type[TierError]] = {
     401: TierAuthError,

@@ -70,7 +70,8 @@ class S3Tier(ChunkTierManager):
         return await self._objects.has(self._names.of(key))
 
     async def store_chunk(self, transfer: Transfer) -> None:
-        await self._objects.add(self._names.of(transfer.key), transfer.buffers)
+        put = self._objects.write if transfer.replace else self._objects.add
+        await put(self._names.of(transfer.key), transfer.buffers)
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await self._objects.read(self._names.of(transfer.key), transfer.buffers)
