@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
 
@@ -16,6 +18,18 @@ E = TypeVar("E", bound=TierError)
 
 #: How many chunks are deleted with one call.
 _DELETE_CHUNKS = 256
+
+
+async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
+    """Await a call of a tier; what it raises shows no secret."""
+    try:
+        return await call()
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
+        raise
+    except BaseException as error:
+        masked = masked_error(error, secrets)
+    # Raised out here: the context of a replacement would be the original.
+    raise masked
 
 
 class TierCaller:
@@ -29,8 +43,9 @@ class TierCaller:
         quarantine: the error of every further call, once the tier has broken the contract.
     """
 
-    def __init__(self, tier: SecondaryTierManager) -> None:
+    def __init__(self, tier: SecondaryTierManager, secrets: Secrets) -> None:
         self._tier = tier
+        self._secrets = secrets
         self._name = tier.context.name
         self.quarantine: TierContractError | None = None
 
@@ -50,13 +65,10 @@ class TierCaller:
         except TierError as error:
             return [error] * len(batch)
         for result in results:
-            if result is None:
-                continue
-            if not isinstance(result, TierError):
+            if not isinstance(result, TierError | None):
                 what = f"a {type(result).__name__} where None or a TierError belongs"
                 return [self._end(what, operation.value)] * len(batch)
-            self._sign(result, operation.value)
-        return results
+        return [result and self._sign(self._masked(result), operation.value) for result in results]
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Call the tier's; raises only :class:`TierError`."""
@@ -103,7 +115,7 @@ class TierCaller:
         if self.quarantine is not None:
             raise self.quarantine
         try:
-            return await call()
+            return await masked_call(call, self._secrets)
         except TierError as error:
             raise self._sign(error, operation) from error.__cause__
         except asyncio.CancelledError:
@@ -121,6 +133,11 @@ class TierCaller:
             raise self._sign(
                 TierContractError(f"raised {type(error).__name__}: {error}"), operation
             ) from error
+
+    def _masked(self, error: TierError) -> TierError:
+        masked = masked_error(error, self._secrets)
+        assert isinstance(masked, TierError)
+        return masked
 
     def _sign(self, error: E, operation: str) -> E:
         error.tier = self._name

@@ -207,6 +207,38 @@ class ScriptedTier(MemoryTier):
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
 
+    def _quote_secret(self) -> None:
+        """As a Redis server without AUTH does."""
+        secret = self.config.secret_key.get_secret_value()
+        try:
+            raise OSError(5, secret)
+        except OSError as error:
+            raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
+
+    def _wrap_secret(self) -> None:
+        """Raise what shows an object of its own."""
+
+        class WrapError(Exception):
+            def __init__(self, inner: object) -> None:
+                self.inner = inner
+
+            def __str__(self) -> str:
+                return f"{self.inner}"
+
+        raise WrapError([self.config.secret_key.get_secret_value()])
+
+    def _log_secret(self) -> None:
+        try:
+            self._quote_secret()
+        except TierAuthError as error:
+            self.context.logger.warning("retried: %s", error, exc_info=error)
+
+    def _lose_task(self) -> None:
+        async def leave() -> None:
+            self._quote_secret()
+
+        asyncio.ensure_future(leave())  # noqa: RUF006
+
     def _refuse_again(self) -> None:
         """Refuse all but the first."""
         if "opened" in self._past():
