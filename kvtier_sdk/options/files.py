@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,16 +82,35 @@ def _yaml(text: str) -> Any:
                 names.add(name)
             return super().construct_mapping(node, deep)
 
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (ConfigError, RecursionError, yaml.YAMLError):
+                raise
+            except Exception:  # of Python's own functions, with the value in its text
+                kind = node.tag.rpartition(":")[2]
+                fault = f"a value cannot be read as {kind}{_where(node.start_mark)}"
+            raise ConfigError(fault)
+
     try:
         return yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
         # Its own text quotes the line, with any secret in it.
-        mark = error.problem_mark
-        where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise ConfigError(f"not YAML: {error.problem}{where}") from None
+        problem = _QUOTED_IN_YAML.sub(rf"\1; {_QUOTE_IN_YAML}", error.problem or "")
+        if (error.context or "").startswith("found duplicate anchor"):
+            problem = f"an anchor is given twice; {_QUOTE_IN_YAML}"
+        raise ConfigError(f"not YAML: {problem}{_where(error.problem_mark)}") from None
     except yaml.YAMLError:
         raise ConfigError("not YAML: it holds a character that YAML does not allow") from None
 
+
+def _where(mark: Any) -> str:
+    return f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+
+
+#: What a value, perhaps a password, is taken for that begins with one of YAML's signs.
+_QUOTED_IN_YAML = re.compile(r"(constructor for the tag|tag handle|alias) .*", re.DOTALL)
+_QUOTE_IN_YAML = "put a value that begins with '!', '&' or '*' in quotes"
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     ".json": _json,

@@ -25,7 +25,8 @@ _HEAD = 16
 _SECRET_WORDS = ("credentials", "passphrase", "passwd", "password", "secret", "token")
 # Up to the last '@': a password that is not percent-encoded may hold any character. In prose a
 # blank or a quote ends the URL; a URL by itself is masked by position only, with '//' or without.
-_IN_PROSE = re.compile(r"(//[^:\s'\"]*:)[^\s'\"]*@")
+# A URL that was taken for a path has one slash.
+_IN_PROSE = re.compile(r"((?:[a-z]:/|//)[^:\s'\"]*:)[^\s'\"]*@")
 _IN_URL = re.compile(r"\A((?:(?:[^:/?#@]*:)?//)?+[^:]*:)(.*)@", re.DOTALL)
 _QUERY_IN_PROSE = re.compile(r"[?&][^\s'\"]*")
 _OPTION = re.compile(r"[?&]([^=&?]*)=")

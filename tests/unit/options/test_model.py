@@ -334,6 +334,7 @@ def test_a_secret_is_shown_by_no_repr_but_given_when_asked_for() -> None:
     [
         ("redis://u:p@h/0", "redis://u:***@h/0"),
         ("redis://:p@h", "redis://:***@h"),
+        ("trace redis:/u:p@h", "trace redis:/u:***@h"),
         ("redis://u:a/b@c:d@h/0", "redis://u:***@h/0"),
         ("redis://u@corp.com:p@h/0", "redis://u@corp.com:***@h/0"),
         ("redis://u/x:p@h/0", "redis://u/x:***@h/0"),
