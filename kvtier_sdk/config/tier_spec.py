@@ -124,7 +124,7 @@ class TierSpec:
             given = _url_options(url, tier_class.config_model, place)
             for key in sorted(given.keys() & own.keys()):
                 raise ConfigError(f"{place.at(key)} is given in the URL and beside it")
-            own |= given
+            own = place.table(own | given)
         name = own.pop("name", backend)
         if not name:
             raise ConfigError(f"{place.at('name')} is empty; leave it out, or give the tier a name")

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.place import Place, nearest
+from kvtier_sdk.options.place import Place, brief, nearest
 from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets_in
 
 
@@ -175,10 +175,10 @@ def _complaint(
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     value = masked(str(loc[-1]), fault["input"]) if loc else None
     if fault["type"] != "value_error":
-        return f"{option} is {value!r} but should be {_PLAIN.get(fault['type'], message)}"
+        return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     # A rule's own words may quote any option, most often its own.
     if loc:
-        message = message.replace(repr(fault["input"]), repr(value))
+        message = message.replace(repr(fault["input"]), brief(value))
     message = secrets.mask(message)
     if loc:
         return f"{option}: {message}"
