@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvtier_sdk.errors import TierError
+from kvtier_sdk.errors import TierContractError, TierError
 from kvtier_sdk.types import Entry, OffloadKey
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def verdicts_in(answer: Any, count: int) -> list[TierError | None]:
         count: number of chunks.
 
     Returns:
-        ``None`` or an error a chunk; an error may still be unreadable (:func:`is_readable`).
+        ``None`` or an error a chunk; an error may still be unreadable (:func:`readable`).
 
     Raises:
         NonsenseError: it is not as many of those.
@@ -72,11 +72,20 @@ def key_in(entry: Any) -> OffloadKey:
     return _each(entry, _key, "an Entry with its key")
 
 
-def is_readable(error: TierError) -> bool:
-    """Return whether a tier's error has what every :class:`TierError` has.
+def readable(error: BaseException) -> BaseException:
+    """Return a tier's error, or what stands for it if it lacks what every :class:`TierError` has.
 
     A subclass may lack the attributes, have a text that is none, or be false.
     """
+    if not isinstance(error, TierError) or _is_readable(error):
+        return error
+    return TierContractError(
+        f"returned a {type(error).__name__} that cannot be read: its text, 'retryable', 'tier' and "
+        "'operation' are a TierError's own"
+    )
+
+
+def _is_readable(error: TierError) -> bool:
     try:
         error.tier, error.operation = error.tier, error.operation
         # A text of a class of its own would leave with the results.

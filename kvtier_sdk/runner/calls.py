@@ -8,11 +8,13 @@ from typing import TypeVar
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.answers import (
     NonsenseError,
     found_in,
-    is_readable,
     key_in,
+    readable,
     text_of,
     verdicts_in,
 )
@@ -23,6 +25,18 @@ T = TypeVar("T")
 
 #: How many chunks are deleted with one call.
 _DELETE_CHUNKS = 256
+
+
+async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
+    """Await a call of a tier; what it raises shows no secret."""
+    try:
+        return await call()
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
+        raise
+    except BaseException as error:
+        masked = masked_error(readable(error), secrets)
+    # Raised out here: the context of a replacement would be the original.
+    raise masked
 
 
 class TierCaller:
@@ -36,8 +50,9 @@ class TierCaller:
         quarantine: the error of every further call, once the tier has broken the contract.
     """
 
-    def __init__(self, tier: SecondaryTierManager) -> None:
+    def __init__(self, tier: SecondaryTierManager, secrets: Secrets) -> None:
         self._tier = tier
+        self._secrets = secrets
         self._name = tier.context.name
         self.quarantine: TierContractError | None = None
 
@@ -62,7 +77,10 @@ class TierCaller:
             return [error] * len(batch)
         except NonsenseError as nonsense:
             return [self._end(nonsense, operation.value)] * len(batch)
-        return [None if error is None else self._sign(error, operation.value) for error in verdicts]
+        return [
+            None if error is None else self._sign(self._masked(error), operation.value)
+            for error in verdicts
+        ]
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Call the tier's; raises only :class:`TierError`."""
@@ -100,7 +118,7 @@ class TierCaller:
         if self.quarantine is not None:
             raise self.quarantine
         try:
-            return await call()
+            return await masked_call(call, self._secrets)
         except TierError as error:
             raise self._sign(error, operation) from error.__cause__
         except asyncio.CancelledError:
@@ -119,12 +137,12 @@ class TierCaller:
                 TierContractError(f"raised {type(error).__name__}: {text_of(error)}"), operation
             ) from error
 
+    def _masked(self, error: TierError) -> TierError:
+        masked = masked_error(readable(error), self._secrets)
+        assert isinstance(masked, TierError)
+        return masked
+
     def _sign(self, error: TierError, operation: str) -> TierError:
-        """Name tier and operation in an error, or in another one if it cannot be read."""
-        if not is_readable(error):
-            error = TierContractError(
-                f"returned a {type(error).__name__} that cannot be read: its text, 'retryable', "
-                "'tier' and 'operation' are a TierError's own"
-            )
+        """Name tier and operation in an error."""
         error.tier, error.operation = self._name, operation
         return error

@@ -24,9 +24,11 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome
-from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.calls import TierCaller, masked_call
 from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.health import TierHealth
 from kvtier_sdk.runner.jobs import (
@@ -139,7 +141,8 @@ class TierLoop:
         self._clock = clock
         self._report = report
         self._rng = rng or random.Random()
-        self._log = TierLog(spec.name, clock)
+        self._secrets = secrets_of(spec.config)
+        self._log = TierLog(spec.name, clock, self._secrets)
         context = TierContext(
             name=spec.name,
             namespace=namespace,
@@ -150,8 +153,8 @@ class TierLoop:
             logger=self._log.logger,
             report_removed=self._report_removed,
         )
-        self._tier: SecondaryTierManager = spec.tier_class(spec.config, context)
-        self._call = TierCaller(self._tier)
+        self._tier = self._make_tier(spec, context)
+        self._call = TierCaller(self._tier, self._secrets)
         header = ChunkHeader(namespace.fingerprint, memory.chunk_bytes, verify=verify)
         can_delete = Capability.DELETE in self._tier.capabilities
         self._mover = ChunkMover(
@@ -185,6 +188,13 @@ class TierLoop:
         self._progress = asyncio.Event()
         self._closed = False
 
+    def _make_tier(self, spec: TierSpec, context: TierContext) -> SecondaryTierManager:
+        try:
+            return spec.tier_class(spec.config, context)
+        except Exception as error:
+            masked = masked_error(error, self._secrets)
+        raise masked
+
     async def open(self) -> None:
         """Open the tier.
 
@@ -193,7 +203,7 @@ class TierLoop:
             TierError: the store cannot be reached.
         """
         try:
-            await self._tier.open()
+            await masked_call(self._tier.open, self._secrets)
         except ConfigError as error:
             raise ConfigError(f"tier {self._tier.context.name!r}: {error}") from error
         except TierError as error:
@@ -234,7 +244,7 @@ class TierLoop:
         # Close the tier under a call only if that call hangs.
         await self._idle_within(_CALLS_END_S)
         await self._health.stop(_CALLS_END_S)
-        await self._tier.close()
+        await masked_call(self._tier.close, self._secrets)
         self._log.catch_up()
 
     def abandon(self) -> None:

@@ -206,7 +206,8 @@ class MisbehavingTier(MemoryTier):
 
     def _abort(self) -> None:
         """End as a library does that was compiled to abort on a panic."""
-        os.write(2, b"thread 'main' panicked at client.rs:7: redis://u:secret@h is no URL\n")
+        panic = b"panicked at client.rs:7: redis://u:secret@h is no URL of hunter2hunter2\n"
+        os.write(2, panic)
         os.abort()
 
     def _warn(self) -> None:
@@ -233,6 +234,38 @@ class MisbehavingTier(MemoryTier):
 
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
+
+    def _quote_secret(self) -> None:
+        """As a Redis server without AUTH does."""
+        secret = self.config.secret_key.get_secret_value()
+        try:
+            raise OSError(5, secret)
+        except OSError as error:
+            raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
+
+    def _wrap_secret(self) -> None:
+        """Raise what shows an object of its own."""
+
+        class WrapError(Exception):
+            def __init__(self, inner: object) -> None:
+                self.inner = inner
+
+            def __str__(self) -> str:
+                return f"{self.inner}"
+
+        raise WrapError([self.config.secret_key.get_secret_value()])
+
+    def _log_secret(self) -> None:
+        try:
+            self._quote_secret()
+        except TierAuthError as error:
+            self.context.logger.warning("retried: %s", error, exc_info=error)
+
+    def _lose_task(self) -> None:
+        async def leave() -> None:
+            self._quote_secret()
+
+        asyncio.ensure_future(leave())  # noqa: RUF006
 
     def _refuse_again(self) -> None:
         """Refuse every open but the first."""

@@ -14,7 +14,13 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import InvalidRegionError
 from botocore.loaders import create_loader
 
-from kvtier_s3.config import NAMES_A_USER, NEEDS_TLS, S3TierConfig
+from kvtier_s3.config import (
+    NAMES_A_USER,
+    NEEDS_TLS,
+    NOT_IN_HEADER,
+    S3TierConfig,
+    fits_in_header,
+)
 from kvtier_s3.faults import NO_OBJECT, Faults, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import ConfigError, TierAuthError
@@ -154,6 +160,9 @@ class Bucket:
         """
         with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
+        for name in ("access_key", "secret_key", "token"):
+            if not fits_in_header(getattr(found, name) or ""):
+                raise TierAuthError(f"the {name} that was found {NOT_IN_HEADER}")
         return Credentials(found.access_key, found.secret_key, found.token)
 
     async def listing(self, start: str) -> AsyncIterator[tuple[str, int]]:

@@ -27,6 +27,20 @@ NAMES_A_USER = (
 )
 
 
+#: What requests are signed with, or say in their headers.
+_IN_HEADERS = ("access_key_id", "secret_access_key", "session_token", "region", "sse_kms_key_id")
+#: Said of an option or of credentials that were found elsewhere.
+NOT_IN_HEADER = (
+    "holds a character that no header can: a line break, a control character or one outside of "
+    "ASCII; a file's last line break is often copied with a key"
+)
+
+
+def fits_in_header(text: str) -> bool:
+    """Return true if a text can be in a header, and cannot end it."""
+    return text.isascii() and text.isprintable()
+
+
 def _bucket(value: object) -> str:
     if isinstance(value, str) and _BUCKET.fullmatch(value):
         return value
@@ -116,6 +130,15 @@ class S3TierConfig(TierConfig):
         ("profile", "access_key_id"),
         ("sse", "sse_secret_key"),
     )
+
+    @model_validator(mode="after")
+    def _check_headers(self) -> Self:
+        for name in _IN_HEADERS:
+            value = getattr(self, name)
+            text = value.get_secret_value() if isinstance(value, SecretStr) else value
+            if text is not None and not fits_in_header(text):
+                raise ValueError(f"option {name!r} {NOT_IN_HEADER}")
+        return self
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

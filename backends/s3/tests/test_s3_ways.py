@@ -34,6 +34,17 @@ async def test_credentials_of_the_environment(bench, monkeypatch):
     assert await works(bench, await bench.open(f"s3://kv/{bench.prefix}"))
 
 
+async def test_credentials_of_the_environment_cannot_add_a_header(bench, scripted, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "hunter2\r\nx-evil: 1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{scripted.port}")
+    with pytest.raises(TierAuthError, match="the token that was found holds a character") as caught:
+        await bench.open("s3://kv")
+    assert "hunter2" not in str(caught.value)
+    assert scripted.requests == []
+
+
 async def test_an_endpoint_of_the_environment_is_held_to_the_rules(bench, scripted, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
