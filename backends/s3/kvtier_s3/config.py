@@ -93,8 +93,9 @@ class S3TierConfig(TierConfig):
             can (``If-None-Match``).
         sign_payload: whether the signature covers the payload too, which costs a SHA-256 of it;
             for servers that want it.
-        connections: the most connections that look chunks up and carry them, one chunk at a time
-            each. Stores use half of them at most; a single one serves everything.
+        connections: the most connections that carry chunks, one at a time each. Stores use half
+            of them at most; a single one serves both directions.
+        lookup_connections: the most connections that look chunks up, one at a time each.
         connect_timeout_s: the limit for making a connection.
         read_timeout_s: the longest that a request may move no byte.
         tls_ca: file with the certificates to trust; the system's if absent.
@@ -116,6 +117,7 @@ class S3TierConfig(TierConfig):
     conditional_put: Flag = True
     sign_payload: Flag = False
     connections: Count = Field(8, ge=1, le=1024)
+    lookup_connections: Count = Field(32, ge=1, le=1024)
     connect_timeout_s: Seconds = Field(2.0, alias="connect_timeout", gt=0)
     read_timeout_s: Seconds = Field(3.0, alias="read_timeout", gt=0)
     tls_ca: str | None = None
