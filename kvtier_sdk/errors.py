@@ -69,6 +69,20 @@ class CorruptChunkError(TierError):
     """The object under the key is not this chunk: truncated, flipped, misplaced or foreign."""
 
 
+class ChunkAuthError(CorruptChunkError):
+    """A sealed chunk cannot be opened: forged, moved, damaged, or sealed with another key.
+
+    Args:
+        message: a description of the failure for an operator.
+        unknown_key: true if the chunk names a key that this engine does not have. It may be valid
+            for another engine, so it is not deleted.
+    """
+
+    def __init__(self, message: str, *, unknown_key: bool = False) -> None:
+        super().__init__(message)
+        self.unknown_key = unknown_key
+
+
 class TierUnavailableError(TierError):
     """The tier cannot be reached. Never answer ``False`` from ``lookup`` instead."""
 

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import CorruptChunkError, TierError
+from kvtier_sdk.errors import ChunkAuthError, CorruptChunkError, TierError
 from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.buffers import BufferPool
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.headers import HeaderPool
 from kvtier_sdk.runner.jobs import Job, Operation
+from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import Transfer
+
+#: Headers are small: many share a mapping.
+_HEADERS_PER_MAPPING = 64
 
 
 class ChunkMover:
@@ -25,6 +29,7 @@ class ChunkMover:
         memory: the slots.
         alignment: the tier's.
         can_delete: true if the tier can delete.
+        sealer: stands before a tier that has a codec.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class ChunkMover:
         *,
         alignment: int,
         can_delete: bool,
+        sealer: ChunkSealer | None = None,
     ) -> None:
         self._call = call
         self._context = context
@@ -43,7 +49,8 @@ class ChunkMover:
         self._memory = memory
         self._alignment = alignment
         self._can_delete = can_delete
-        self._headers = HeaderPool(context.header_bytes)
+        self._sealer = sealer
+        self._headers = BufferPool(context.header_bytes, _HEADERS_PER_MAPPING)
         # The names under which the pool notes views of slots.
         self._holders = {
             operation: f"{context.name} {operation.value}"
@@ -92,17 +99,17 @@ class ChunkMover:
         Returns:
             A verdict for each.
         """
-        results = await self._call.transfer(operation, list(transfers.values()))
+        tier = self._sealer or self._call
+        results = await tier.transfer(operation, list(transfers.values()))
         errors = dict(zip(transfers, results, strict=True))
         if operation is Operation.STORE:
             return errors
-        for index, error in errors.items():
-            if error is None:
-                errors[index] = self._damage(transfers[index])
+        if self._sealer is None:  # which has checked them, sealed as they were
+            for index, error in errors.items():
+                if error is None:
+                    errors[index] = self._damage(transfers[index])
         await self._delete(
-            transfers[index]
-            for index, error in errors.items()
-            if isinstance(error, CorruptChunkError)
+            transfers[index] for index, error in errors.items() if _is_useless(error)
         )
         return errors
 
@@ -121,3 +128,10 @@ class ChunkMover:
                 await self._call.delete(keys)
             except TierError as error:
                 self._context.logger.warning("%s", error)
+
+
+def _is_useless(error: TierError | None) -> bool:
+    """Return true if no engine can use the chunk."""
+    if isinstance(error, ChunkAuthError) and error.unknown_key:
+        return False
+    return isinstance(error, CorruptChunkError)

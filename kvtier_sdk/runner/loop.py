@@ -24,6 +24,7 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome
 from kvtier_sdk.runner.calls import TierCaller
@@ -41,6 +42,7 @@ from kvtier_sdk.runner.jobs import (
 )
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
+from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import Capability, OffloadKey
 
 T = TypeVar("T")
@@ -139,11 +141,14 @@ class TierLoop:
         self._report = report
         self._rng = rng or random.Random()
         self._log = TierLog(spec.name, clock)
+        codec = load_codec(spec.runner.codec) if spec.runner.codec else None
+        if codec is not None:
+            namespace = namespace.sealed_by(spec.runner.codec.partition(":")[0])
         context = TierContext(
             name=spec.name,
             namespace=namespace,
             chunk_bytes=memory.chunk_bytes,
-            header_bytes=header_bytes(alignment),
+            header_bytes=header_bytes(alignment, codec.envelope_bytes if codec else 0),
             payload_bytes=round_up(memory.chunk_bytes, alignment),
             clock=clock,
             logger=self._log.logger,
@@ -151,10 +156,23 @@ class TierLoop:
         )
         self._tier: SecondaryTierManager = spec.tier_class(spec.config, context)
         self._call = TierCaller(self._tier)
-        header = ChunkHeader(namespace.fingerprint, memory.chunk_bytes, verify=verify)
+        header = ChunkHeader(
+            namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
+        )
         can_delete = Capability.DELETE in self._tier.capabilities
+        sealer = (
+            ChunkSealer(self._call, codec, context, header, can_delete=can_delete)
+            if codec
+            else None
+        )
         self._mover = ChunkMover(
-            self._call, context, header, memory, alignment=alignment, can_delete=can_delete
+            self._call,
+            context,
+            header,
+            memory,
+            alignment=alignment,
+            can_delete=can_delete,
+            sealer=sealer,
         )
         canary = Canary(
             self._call,
