@@ -74,12 +74,15 @@ class ChunkAuthError(CorruptChunkError):
 
     Args:
         message: a description of the failure for an operator.
+        retryable: as for :class:`TierError`.
         unknown_key: true if the chunk names a key that this engine does not have. It may be valid
             for another engine, so it is not deleted.
     """
 
-    def __init__(self, message: str, *, unknown_key: bool = False) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, retryable: bool | None = None, unknown_key: bool = False
+    ) -> None:
+        super().__init__(message, retryable=retryable)
         self.unknown_key = unknown_key
 
 

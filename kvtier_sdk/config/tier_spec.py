@@ -126,7 +126,7 @@ class TierSpec:
         except (BackendError, ConfigError) as error:
             raise ConfigError(f"{place.at('store_policy')}: {error}") from error
         try:
-            if runner.codec:
+            if runner.codec is not None:
                 load_codec(runner.codec)
         except (BackendError, ConfigError) as error:
             raise ConfigError(f"{place.at('codec')}: {error}") from error

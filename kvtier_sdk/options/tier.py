@@ -88,7 +88,7 @@ class RunnerOptions(StrictModel):
     runner: Literal["auto", "thread", "process"] = "auto"
     store_policy: str = "through"
     offload_policy: Literal["chunk", "request"] = "chunk"
-    codec: str = ""
+    codec: str | None = None
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
     load_deadline_s: Seconds = Field(5.0, alias="load_deadline")
     store_deadline_s: Seconds = Field(30.0, alias="store_deadline")

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.contract import SecondaryTierManager, TierContext
+from kvtier_sdk.contract import ChunkCodec, SecondaryTierManager, TierContext
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
     ConfigError,
@@ -141,8 +141,9 @@ class TierLoop:
         self._report = report
         self._rng = rng or random.Random()
         self._log = TierLog(spec.name, clock)
-        codec = load_codec(spec.runner.codec) if spec.runner.codec else None
-        if codec is not None:
+        codec: ChunkCodec | None = None
+        if spec.runner.codec is not None:
+            codec = load_codec(spec.runner.codec)
             namespace = namespace.sealed_by(spec.runner.codec.partition(":")[0])
         context = TierContext(
             name=spec.name,
