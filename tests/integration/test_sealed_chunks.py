@@ -15,7 +15,7 @@ from support.live import CHUNK_BYTES, Live, live
 from support.runners import KEYS, RUNNERS
 from support.stores import Folder, RedisStore, S3Store, Store
 
-CHUNKS = KEYS[1:7]
+CHUNKS = KEYS[1:5]
 
 
 @pytest.fixture(params=[Folder, RedisStore, S3Store], ids=lambda kind: kind.name)
