@@ -262,10 +262,9 @@ async def test_engines_with_different_keys_do_not_fight(make: Make) -> None:
     await theirs.open()
     for engine in (ours, theirs):
         engine.slots.fill(0, CONTENT)
-    history = []
-    for _ in range(3):
-        for engine in (theirs, ours):
-            history.append((await engine.do(LOAD, A, 1), await engine.do(STORE, A)))
+    history = [
+        (await engine.do(LOAD, A, 1), await engine.do(STORE, A)) for engine in 3 * [theirs, ours]
+    ]
     replaced, served, left = ("auth", "ok"), ("ok", "ok"), ("auth", "auth")
     assert history == [replaced, replaced, left, served, left, served]
     assert (ours.tier.deleted, theirs.tier.deleted) == ([A], [A])
