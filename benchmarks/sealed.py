@@ -115,6 +115,10 @@ def measure(
         url += f"&codec=aes-gcm:{keys}"
     names = [make_offload_key(slot.to_bytes(32, "big")) for slot in range(chunks)]
     with open_tier(url, pool, Namespace({"bench": 1}), TierListener()) as client:
+        # The first bytes of a tier's life pay for its memory.
+        warm = [make_offload_key(slot.to_bytes(33, "big")) for slot in range(chunks)]
+        finish(client, client.store(warm, range(chunks), _REQUEST, whole=True), [0.0])
+        finish(client, client.load(warm, range(chunks), _REQUEST, whole=True), [0.0])
         with cpu_spent(client) as store:
             finish(client, client.store(names, range(chunks), _REQUEST, whole=True), store)
         with cpu_spent(client) as load:
