@@ -78,6 +78,23 @@ class CorruptChunkError(ChunkError):
     """The object under the key is not this chunk: truncated, flipped, misplaced or foreign."""
 
 
+class ChunkAuthError(CorruptChunkError):
+    """A sealed chunk cannot be opened: forged, moved, damaged, or sealed with another key.
+
+    Args:
+        message: a description of the failure for an operator.
+        retryable: as for :class:`TierError`.
+        unknown_key: true if the chunk names a key that this engine does not have. It may be valid
+            for another engine, so it is not deleted.
+    """
+
+    def __init__(
+        self, message: str, *, retryable: bool | None = None, unknown_key: bool = False
+    ) -> None:
+        super().__init__(message, retryable=retryable)
+        self.unknown_key = unknown_key
+
+
 class TierUnavailableError(TierError):
     """The tier cannot be reached. Never answer ``False`` from ``lookup`` instead."""
 

@@ -71,6 +71,10 @@ class Namespace:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
+    def sealed_by(self, codec: str) -> Namespace:
+        """Return the namespace of the same chunks, sealed by a codec of that name."""
+        return Namespace({**self.facts, "codec": codec})
+
     def manifest_json(self) -> str:
         """Return the text of a ``manifest.json``: the fingerprint and the facts, one a line."""
         document = {"fingerprint": self.fingerprint, "facts": self.manifest}

@@ -21,7 +21,7 @@ from kvtier_sdk.options.secrets import (
 )
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.url import TierURL
-from kvtier_sdk.registry import backend_name, load_backend, load_store_policy
+from kvtier_sdk.registry import backend_name, load_backend, load_codec, load_store_policy
 
 #: Options of a tier entry that are neither the backend's nor the runner's.
 _ENTRY_OPTIONS = ("type", "backend", "name", "url")
@@ -82,7 +82,7 @@ class TierSpec:
 
         Raises:
             ConfigError: an option is wrong, missing, or given both in the URL and beside it, the
-                URL is another backend's, or the store policy cannot be found or loaded.
+                URL is another backend's, or the store policy or codec cannot be found or used.
             BackendError: the backend cannot be found or loaded.
         """
         place = Place(where, path)
@@ -138,6 +138,11 @@ class TierSpec:
             load_store_policy(runner.store_policy)
         except (BackendError, ConfigError) as error:
             raise ConfigError(f"{place.at('store_policy')}: {error}") from error
+        try:
+            if runner.codec is not None:
+                load_codec(runner.codec)
+        except (BackendError, ConfigError) as error:
+            raise ConfigError(f"{place.at('codec')}: {error}") from error
         return cls(name, backend, tier_class, config, runner)
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:

@@ -7,16 +7,25 @@ from contextlib import contextmanager
 
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import ChunkNotFoundError, CorruptChunkError, TierError
+from kvtier_sdk.errors import (
+    ChunkAuthError,
+    ChunkNotFoundError,
+    CorruptChunkError,
+    TierError,
+)
 from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.buffers import BufferPool
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.headers import HeaderPool
 from kvtier_sdk.runner.jobs import Job, Operation
+from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
 #: How many chunks that failed to load are remembered. A forgotten one fails again, and is
 #: remembered again.
 _MAX_UNLOADED = 65_536
+
+#: Headers are small: many share a mapping.
+_HEADERS_PER_MAPPING = 64
 
 
 class ChunkMover:
@@ -35,6 +44,7 @@ class ChunkMover:
         memory: the slots.
         alignment: the tier's.
         can_delete: true if the tier can delete.
+        sealer: stands before a tier that has a codec.
     """
 
     def __init__(
@@ -46,6 +56,7 @@ class ChunkMover:
         *,
         alignment: int,
         can_delete: bool,
+        sealer: ChunkSealer | None = None,
     ) -> None:
         self._call = call
         self._context = context
@@ -53,7 +64,8 @@ class ChunkMover:
         self._memory = memory
         self._alignment = alignment
         self._can_delete = can_delete
-        self._headers = HeaderPool(context.header_bytes)
+        self._sealer = sealer
+        self._headers = BufferPool(context.header_bytes, _HEADERS_PER_MAPPING)
         # Chunks whose last load did not succeed, or is under way; oldest first.
         self._unloaded: dict[OffloadKey, None] = {}
         # The names under which the pool notes views of slots.
@@ -109,23 +121,23 @@ class ChunkMover:
         if operation is Operation.LOAD:
             # From the start: a load may be cut short by its deadline, or never end.
             self._doubt(transfers.values())
-        results = await self._call.transfer(operation, list(transfers.values()))
+        tier = self._sealer or self._call
+        results = await tier.transfer(operation, list(transfers.values()))
         errors = dict(zip(transfers, results, strict=True))
         if operation is Operation.STORE:
             self._trust(transfers[index] for index, error in errors.items() if error is None)
             return errors
-        for index, error in errors.items():
-            if error is None:
-                errors[index] = self._damage(transfers[index])
+        if self._sealer is None:  # which has checked them, sealed as they were
+            for index, error in errors.items():
+                if error is None:
+                    errors[index] = self._damage(transfers[index])
         self._trust(
             transfers[index]
             for index, error in errors.items()
             if error is None or isinstance(error, ChunkNotFoundError)
         )
         await self._delete(
-            transfers[index]
-            for index, error in errors.items()
-            if isinstance(error, CorruptChunkError)
+            transfers[index] for index, error in errors.items() if _is_useless(error)
         )
         return errors
 
@@ -155,3 +167,10 @@ class ChunkMover:
                 await self._call.delete(keys)
             except TierError as error:
                 self._context.logger.warning("%s", error)
+
+
+def _is_useless(error: TierError | None) -> bool:
+    """Return true if no engine can use the chunk."""
+    if isinstance(error, ChunkAuthError) and error.unknown_key:
+        return False
+    return isinstance(error, CorruptChunkError)

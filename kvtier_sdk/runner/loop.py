@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.contract import SecondaryTierManager, TierContext
+from kvtier_sdk.contract import ChunkCodec, SecondaryTierManager, TierContext
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
     ConfigError,
@@ -26,6 +26,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome
 from kvtier_sdk.runner.calls import TierCaller, masked_call
@@ -43,6 +44,7 @@ from kvtier_sdk.runner.jobs import (
 )
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
+from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import Capability, OffloadKey
 
 T = TypeVar("T")
@@ -143,11 +145,15 @@ class TierLoop:
         self._rng = rng or random.Random()
         self._secrets = secrets_of(spec.config)
         self._log = TierLog(spec.name, clock, self._secrets)
+        codec: ChunkCodec | None = None
+        if spec.runner.codec is not None:
+            codec = load_codec(spec.runner.codec)
+            namespace = namespace.sealed_by(spec.runner.codec.partition(":")[0])
         context = TierContext(
             name=spec.name,
             namespace=namespace,
             chunk_bytes=memory.chunk_bytes,
-            header_bytes=header_bytes(alignment),
+            header_bytes=header_bytes(alignment, codec.envelope_bytes if codec else 0),
             payload_bytes=round_up(memory.chunk_bytes, alignment),
             clock=clock,
             logger=self._log.logger,
@@ -155,10 +161,19 @@ class TierLoop:
         )
         self._tier = self._make_tier(spec, context)
         self._call = TierCaller(self._tier, self._secrets)
-        header = ChunkHeader(namespace.fingerprint, memory.chunk_bytes, verify=verify)
+        header = ChunkHeader(
+            namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
+        )
         can_delete = Capability.DELETE in self._tier.capabilities
+        sealer = ChunkSealer(self._call, codec, context, header) if codec else None
         self._mover = ChunkMover(
-            self._call, context, header, memory, alignment=alignment, can_delete=can_delete
+            self._call,
+            context,
+            header,
+            memory,
+            alignment=alignment,
+            can_delete=can_delete,
+            sealer=sealer,
         )
         canary = Canary(
             self._call,

@@ -10,8 +10,10 @@ from kvtier_sdk import BackendError, ConfigError, TieringConfig, TierSpec
 
 TOP = "chunk_bytes, namespace, policy, pool_bytes, recompute, shutdown_timeout, slots, "
 TOP += "store_reserve, tiers, verify"
-MEMORY = "backend, bandwidth, breaker_failures, breaker_window, capacity, concurrency, latency, "
-MEMORY += "load_deadline, lookup_deadline, max_batch, max_probe_interval, max_queue, name, "
+MEMORY = "backend, bandwidth, breaker_failures, breaker_window, capacity, codec, concurrency, "
+MEMORY += (
+    "latency, load_deadline, lookup_deadline, max_batch, max_probe_interval, max_queue, name, "
+)
 MEMORY += "offload_policy, probe_interval, retries, retry_delay, runner, store_deadline, "
 MEMORY += "store_policy, type, url"
 COMMON = MEMORY.replace("bandwidth, ", "").replace("capacity, ", "").replace("latency, ", "")
@@ -183,6 +185,23 @@ MISTAKES: list[tuple[str, Any, str]] = [
         {"tiers": [{"type": "memory", "store_policy": "after_hits"}]},
         "option 'tiers[0].store_policy': store policy 'after_hits': needs a number of hits from "
         "1: 'after_hits:2'",
+    ),
+    (
+        "codec",
+        {"tiers": [{"type": "memory", "codec": "aes_gcm:/k"}]},
+        "option 'tiers[0].codec': no codec 'aes_gcm'; did you mean 'aes-gcm'? installed: aes-gcm",
+    ),
+    (
+        "codec without its key file",
+        {"tiers": [{"type": "memory", "codec": "aes-gcm"}]},
+        "option 'tiers[0].codec': codec 'aes-gcm': needs a key file: "
+        "'aes-gcm:/etc/kvtier/chunk.keys'",
+    ),
+    (
+        "a key file that is not there",
+        {"tiers": [{"type": "memory", "codec": "aes-gcm:/nowhere/chunk.keys"}]},
+        "option 'tiers[0].codec': codec 'aes-gcm:/nowhere/chunk.keys': cannot read the key file: "
+        "No such file or directory",
     ),
     (
         "two options",

@@ -122,6 +122,7 @@ def test_the_runner_has_the_documented_defaults() -> None:
         "runner": "auto",
         "store_policy": "through",
         "offload_policy": "chunk",
+        "codec": None,
         "lookup_deadline_s": 0.05,
         "load_deadline_s": 5.0,
         "store_deadline_s": 30.0,

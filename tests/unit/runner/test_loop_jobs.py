@@ -169,7 +169,7 @@ def test_headers_come_back_whatever_becomes_of_a_call(make: Make) -> None:
     for _ in range(40):
         rig.ask(LOAD, within_s=0.1, run_s=0.2)
     # Headers of one mapping were enough: each was lent again.
-    assert len(rig.loop._mover._headers._free) == rig.loop._mover._headers._PER_MAPPING
+    assert len(rig.loop._mover._headers._free) == rig.loop._mover._headers._per_mapping
 
 
 def test_closing_without_draining_cancels_everything(make: Make) -> None:
