@@ -47,6 +47,8 @@ from kvtier_sdk.metrics import (
 )
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import (
+    BoundedTierConfig,
+    ExpiringTierConfig,
     RunnerOptions,
     TierConfig,
 )
@@ -97,6 +99,7 @@ __all__ = [
     "BackendError",
     "BackendInfo",
     "BackendLoadError",
+    "BoundedTierConfig",
     "Bytes",
     "BytesOrShare",
     "Capability",
@@ -111,6 +114,7 @@ __all__ = [
     "DuplicateBackendError",
     "Entry",
     "EvictionPolicy",
+    "ExpiringTierConfig",
     "Flag",
     "HostPool",
     "Job",

@@ -33,12 +33,14 @@ class StrictModel(BaseModel):
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
         excludes: pairs of attributes that cannot be given together.
+        refuses: options of other tiers that this one cannot have; each with what to write instead.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     needs: ClassVar[Sequence[tuple[str, str]]] = ()
     excludes: ClassVar[Sequence[tuple[str, str]]] = ()
+    refuses: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
@@ -142,7 +144,8 @@ def validate_options(
             for secret in secrets_in("secret" if name in secret_names else name, value)
         ]
         complaints = [
-            _complaint(dict(fault), place, known, secret_names, hidden) for fault in error.errors()
+            _complaint(dict(fault), place, model.refuses, known, secret_names, hidden)
+            for fault in error.errors()
         ]
         raise ConfigError("\n".join(complaints)) from None
 
@@ -150,6 +153,7 @@ def validate_options(
 def _complaint(
     fault: Mapping[str, Any],
     place: Place,
+    refused: Mapping[str, str],
     known: list[str],
     secret_names: set[str],
     hidden: list[str],
@@ -157,6 +161,8 @@ def _complaint(
     loc = fault["loc"]
     option = place.at(*loc)
     if fault["type"] == "extra_forbidden":
+        if loc[-1] in refused:
+            return f"{option}: {refused[loc[-1]]}"
         suggestion = nearest(str(loc[-1]), known, "allowed")
         return f"{place.where}: unknown option {option.path!r}; {suggestion}"
     if fault["type"] == "missing":

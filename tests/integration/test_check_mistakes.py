@@ -30,7 +30,7 @@ MISTAKES = [
         "breaker_failures, breaker_window, capacity, concurrency, direct_io, fsync, load_deadline, "
         "lookup_deadline, max_batch, max_probe_interval, max_queue, min_free, name, "
         "offload_policy, probe_interval, retries, retry_delay, root, runner, store_deadline, "
-        "store_policy, type, url",
+        "store_policy, ttl, type, url",
     ),
     (
         "a wrong unit",

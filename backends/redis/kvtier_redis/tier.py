@@ -10,6 +10,7 @@ from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Connector
 from kvtier_redis.dispatcher import Dispatcher
 from kvtier_redis.faults import SettingError, reply_error, was_reset
+from kvtier_redis.limits import limit_problem
 from kvtier_redis.names import Names
 from kvtier_redis.resp import Exchange, Kind, Reply, command, set_command
 from kvtier_redis.routes import Route, open_route
@@ -113,7 +114,8 @@ class RedisTier(SecondaryTierManager):
         ]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        await self._run(keys, "UNLINK")
+        counts = await self._run(keys, "UNLINK")
+        self.context.report_removed([key for key, count in zip(keys, counts, strict=True) if count])
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         if self.config.ttl_ms is None:
@@ -169,13 +171,9 @@ class RedisTier(SecondaryTierManager):
             return  # an ACL may forbid INFO, which nothing else needs
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
-        if any(
-            fact.get("maxmemory") and fact.get("maxmemory_policy") == "noeviction" for fact in facts
-        ):
-            self.context.logger.warning(
-                "the server evicts nothing (maxmemory-policy noeviction): once it is full, "
-                "stores fail; 'allkeys-lru' suits a cache"
-            )
+        for problem in {limit_problem(fact, self.config.ttl_ms is not None) for fact in facts}:
+            if problem:
+                self.context.logger.warning("%s", problem)
 
     async def _write_manifest(self) -> None:
         manifest = self.context.namespace.manifest_json().encode()
