@@ -118,6 +118,8 @@ class RunnerOptions(StrictModel):
             a process for the others where one is possible.
         store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
             ``after_hits:2``, or another package's.
+        admission: ``auto`` gives a tier that evicts chunks unread only those that were seen before;
+            ``off`` gives it all that the store policy wants.
         offload_policy: ``chunk`` gives it new chunks; ``request`` also those chunks of a request
             that are in the primary tier already.
         lookup_deadline_s: a lookup that takes longer is a miss.
@@ -140,6 +142,7 @@ class RunnerOptions(StrictModel):
 
     runner: Literal["auto", "thread", "process"] = "auto"
     store_policy: str = "through"
+    admission: Literal["auto", "off"] = "auto"
     offload_policy: Literal["chunk", "request"] = "chunk"
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
     load_deadline_s: Seconds = Field(5.0, alias="load_deadline")

@@ -10,8 +10,9 @@ from kvtier_sdk import BackendError, ConfigError, TieringConfig, TierSpec
 
 TOP = "chunk_bytes, namespace, policy, pool_bytes, recompute, shutdown_timeout, slots, "
 TOP += "store_reserve, tiers, verify"
-MEMORY = "backend, bandwidth, breaker_failures, breaker_window, capacity, concurrency, latency, "
-MEMORY += "load_deadline, lookup_deadline, max_batch, max_probe_interval, max_queue, name, "
+MEMORY = "admission, backend, bandwidth, breaker_failures, breaker_window, capacity, "
+MEMORY += "concurrency, latency, load_deadline, lookup_deadline, max_batch, "
+MEMORY += "max_probe_interval, max_queue, name, "
 MEMORY += "offload_policy, probe_interval, retries, retry_delay, runner, store_deadline, "
 MEMORY += "store_policy, ttl, type, url"
 COMMON = MEMORY.replace("bandwidth, ", "").replace("capacity, ", "").replace("latency, ", "")
