@@ -101,7 +101,7 @@ class TierStats:
     evicted_unread_chunks: int = _counter(
         "evicted_unread_chunks",
         "chunks",
-        "Chunks that the tier removed before they were read; an estimate where it has over 4,096.",
+        "Chunks that the tier removed before they were read; an estimate where it has over 1,024.",
     )
     not_admitted_chunks: int = _counter(
         "not_admitted_chunks",

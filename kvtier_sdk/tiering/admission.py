@@ -12,7 +12,7 @@ from kvtier_sdk.types import OffloadKey
 
 _HASHES = 2**32
 # Chunks of the tier that are followed; of a larger tier a share, chosen by a hash of the key.
-_MOST_FOLLOWED = 4096
+_MOST_FOLLOWED = 1024
 # A key is remembered until so many times the tier's chunks were seen after it.
 _MEMORY = 8
 _MIN_PERIOD = 64

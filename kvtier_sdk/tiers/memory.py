@@ -73,37 +73,37 @@ class MemoryTier(SecondaryTierManager):
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         await self._travel(0)
-        self._expire()
+        self._remove_expired()
         return [key in self._objects for key in keys]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         await self._travel(sum(transfer.object_bytes for transfer in batch))
-        self._expire()
+        self._remove_expired()
         for transfer in batch:
             self._put(transfer)
         return [None] * len(batch)
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         await self._travel(sum(transfer.object_bytes for transfer in batch))
-        self._expire()
+        self._remove_expired()
         return [self._get(transfer) for transfer in batch]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         self._remove([key for key in dict.fromkeys(keys) if key in self._objects])
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        self._expire()
+        self._remove_expired()
         for key in keys:
             if key in self._objects:
                 self._use(key)
 
     async def scan(self) -> AsyncIterator[Entry]:
-        self._expire()
+        self._remove_expired()
         for key, stored in list(self._objects.items()):
             yield Entry(key, len(stored))
 
     async def usage(self) -> Usage:
-        self._expire()
+        self._remove_expired()
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, size_bytes: int) -> None:
@@ -157,7 +157,7 @@ class MemoryTier(SecondaryTierManager):
         if self.config.ttl_s is not None:
             self._used_s[key] = self.context.clock.now_s()
 
-    def _expire(self) -> None:
+    def _remove_expired(self) -> None:
         if self.config.ttl_s is None:
             return
         last_s = self.context.clock.now_s() - self.config.ttl_s

@@ -103,7 +103,7 @@ def test_in_a_large_tier_they_are_estimated_from_a_sample() -> None:
     rig = Rig(20_000, enabled=False)
     rig.play(popular_and_passing(100_000, popular=10_000))
     assert rig.stats.evicted_unread_chunks == pytest.approx(rig.unread, rel=0.1)
-    assert len(rig.admission._was_read) <= 4096
+    assert len(rig.admission._was_read) <= 1024
 
 
 def thrashed(make: EngineFactory, **options: object) -> Engine:
