@@ -50,6 +50,8 @@ from kvtier_sdk.metrics import (
 )
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import (
+    BoundedTierConfig,
+    ExpiringTierConfig,
     RunnerOptions,
     TierConfig,
 )
@@ -101,6 +103,7 @@ __all__ = [
     "BackendError",
     "BackendInfo",
     "BackendLoadError",
+    "BoundedTierConfig",
     "Bytes",
     "BytesOrShare",
     "Capability",
@@ -118,6 +121,7 @@ __all__ = [
     "DuplicateBackendError",
     "Entry",
     "EvictionPolicy",
+    "ExpiringTierConfig",
     "Flag",
     "HostPool",
     "Job",

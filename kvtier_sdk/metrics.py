@@ -98,6 +98,16 @@ class TierStats:
     stored_chunks: int = _counter("stored_chunks", "chunks", "Chunks written to the tier.")
     loaded_chunks: int = _counter("loaded_chunks", "chunks", "Chunks read from the tier.")
     evicted_chunks: int = _counter("evicted_chunks", "chunks", "Chunks that the tier removed.")
+    evicted_unread_chunks: int = _counter(
+        "evicted_unread_chunks",
+        "chunks",
+        "Chunks that the tier removed before they were read; an estimate where it has over 1,024.",
+    )
+    not_admitted_chunks: int = _counter(
+        "not_admitted_chunks",
+        "chunks",
+        "Chunks that were not offered to the tier, which would have removed them unread.",
+    )
     stored_bytes: int = _counter("stored_bytes", "bytes", "Payload written to the tier.")
     loaded_bytes: int = _counter("loaded_bytes", "bytes", "Payload read from the tier.")
     store_s: float = _counter(

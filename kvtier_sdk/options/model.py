@@ -33,12 +33,14 @@ class StrictModel(BaseModel):
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
         excludes: pairs of attributes that cannot be given together.
+        refuses: options of other tiers that this one cannot have; each with what to write instead.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     needs: ClassVar[Sequence[tuple[str, str]]] = ()
     excludes: ClassVar[Sequence[tuple[str, str]]] = ()
+    refuses: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
@@ -166,6 +168,8 @@ def _complaint(
     loc = fault["loc"]
     option = place.at(*loc)
     if fault["type"] == "extra_forbidden":
+        if loc[-1] in model.refuses:
+            return f"{option}: {model.refuses[loc[-1]]}"
         suggestion = nearest(str(loc[-1]), known, "allowed")
         return f"{place.where}: unknown option {option.path!r}; {suggestion}"
     if fault["type"] == "missing":

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.model import StrictModel
-from kvtier_sdk.options.units import Bytes, Count, Seconds
+from kvtier_sdk.options.units import Bytes, Count, Seconds, format_bytes
 from kvtier_sdk.options.url import TierURL
 
 
@@ -54,6 +54,61 @@ class TierConfig(StrictModel):
         return None
 
 
+class ExpiringTierConfig(TierConfig):
+    """The base of the options of a tier whose chunks can expire.
+
+    Attributes:
+        ttl_s: the time after which a chunk expires that was neither stored nor used. Default:
+            chunks do not expire.
+    """
+
+    ttl_s: Seconds | None = Field(None, alias="ttl")
+
+    @model_validator(mode="after")
+    def _check_ttl(self) -> Self:
+        if self.ttl_s is not None and self.ttl_s < 0.001:
+            raise ValueError("option 'ttl' is below one millisecond")
+        return self
+
+
+class BoundedTierConfig(ExpiringTierConfig):
+    """The base of the options of a tier that keeps itself within a capacity.
+
+    ::
+
+        class ShelfConfig(BoundedTierConfig):
+            root: str
+
+        class ShelfTier(SecondaryTierManager):
+            config_model = ShelfConfig
+
+            async def open(self):
+                self.config.check_capacity(self.context.object_bytes)
+
+    Attributes:
+        capacity_bytes: the most that the stored objects take, headers included, in all namespaces
+            and of all processes that share the place; the least recently used chunks are evicted
+            first. Default: no limit.
+    """
+
+    capacity_bytes: Bytes | None = Field(None, alias="capacity")
+
+    def check_capacity(self, object_bytes: int) -> None:
+        """Check that a chunk fits.
+
+        Args:
+            object_bytes: length of a stored chunk, header included.
+
+        Raises:
+            ConfigError: the capacity is below that.
+        """
+        if self.capacity_bytes is not None and self.capacity_bytes < object_bytes:
+            raise ConfigError(
+                f"capacity {format_bytes(self.capacity_bytes)} is below one chunk with its header "
+                f"({format_bytes(object_bytes)}); raise option 'capacity' to at least that"
+            )
+
+
 class RunnerOptions(StrictModel):
     """Options of every tier, with any backend: how the core runs it.
 
@@ -63,6 +118,8 @@ class RunnerOptions(StrictModel):
             a process for the others where one is possible.
         store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
             ``after_hits:2``, or another package's.
+        admission: ``auto`` gives a tier that evicts chunks unread only those that were seen before;
+            ``off`` gives it all that the store policy wants.
         offload_policy: ``chunk`` gives it new chunks; ``request`` also those chunks of a request
             that are in the primary tier already.
         codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
@@ -87,6 +144,7 @@ class RunnerOptions(StrictModel):
 
     runner: Literal["auto", "thread", "process"] = "auto"
     store_policy: str = "through"
+    admission: Literal["auto", "off"] = "auto"
     offload_policy: Literal["chunk", "request"] = "chunk"
     codec: str | None = None
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")

@@ -84,6 +84,8 @@ class ReplayReport:
                     "stored_blocks": tier.stored_chunks,
                     "loaded_blocks": tier.loaded_chunks,
                     "evicted_blocks": tier.evicted_chunks,
+                    "evicted_unread_blocks": tier.evicted_unread_chunks,
+                    "not_admitted_blocks": tier.not_admitted_chunks,
                     "bytes_stored": tier.stored_bytes,
                     "bytes_loaded": tier.loaded_bytes,
                     "store_s": tier.store_s,

@@ -41,6 +41,7 @@ class Cascade:
         self._on_hit: list[ManagedTier] = []
         self._on_evict: list[ManagedTier] = []
         self._whole: list[ManagedTier] = []
+        self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
         # True once a tier did not get a chunk when it was stored.
@@ -56,6 +57,7 @@ class Cascade:
             StoreMoment.HIT: self._on_hit,
             StoreMoment.EVICTED: self._on_evict,
         }
+        self._tiers.append(tier)
         moment = tier.store_policy.moment
         by_moment[moment].append(tier)
         if moment is StoreMoment.EVICTED:
@@ -79,10 +81,16 @@ class Cascade:
             request: the request that stored them.
         """
         for tier in self._on_store:
-            self._offer(tier, slots, request)
+            chosen = tier.admission.choose(slots)
+            for slot in _others(slots, chosen):
+                self._note_failed(slot, tier.bit)
+            self._offer(tier, chosen, request)
         if self.tracks:
             for slot in slots:
                 self._offers(slot).owed = self._owed_mask
+            for tier in self._on_evict:
+                for slot in _others(slots, tier.admission.choose(slots)):
+                    self._offers(slot).owed &= ~tier.bit
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
@@ -91,6 +99,9 @@ class Cascade:
         Args:
             slots: their slots; each still knows the answers that its load rested on.
         """
+        for slot in slots:
+            assert slot.promotion is not None
+            self._tiers[slot.promotion.tier].admission.read(slot.key)
         if self.tracks:
             for slot in slots:
                 assert slot.promotion is not None
@@ -99,13 +110,16 @@ class Cascade:
                 offers.owed = self._owed_mask & ~offers.sent
             self._serve_followers(slots)
 
-    def used(self, slots: Sequence[Slot], request: RequestContext) -> None:
+    def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
         """Take another copy of chunks to the device.
 
         Args:
             slots: their slots.
+            sources: for each, the index of the tier that brought it for this request, or -1.
             request: the request that uses them.
         """
+        for tier in self._tiers:
+            tier.admission.used(slots, (source == tier.index for source in sources))
         if self._has_failed:
             for tier in self._on_store:
                 self._offer(tier, self._take_failed(tier, slots), request)
@@ -113,6 +127,10 @@ class Cascade:
             return
         for slot in slots:
             self._offers(slot).hits += 1
+        for tier in self._on_evict:
+            if tier.admission.is_selective:
+                for slot in self._unsent(tier, slots):
+                    self._offers(slot).owed |= tier.bit
         for tier in self._on_hit:
             self._offer(tier, self._unsent(tier, slots), request)
         self.include(slots, request)
@@ -175,7 +193,10 @@ class Cascade:
         """
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
-        for index, verdict in zip(job.slots, verdicts, strict=True):
+        admission = self._tier_of(bit).admission
+        for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
+            if verdict is not _OK:
+                admission.failed(key)
             slot = self._primary.slots[index]
             # A reset may have forgotten the chunk meanwhile.
             if slot.state is not _READY:
@@ -192,6 +213,7 @@ class Cascade:
             bit: the tier's.
             keys: the chunks.
         """
+        self._tier_of(bit).admission.removed(keys)
         if self.tracks:
             for key in keys:
                 slot = self._primary.by_key.get(key)
@@ -225,11 +247,15 @@ class Cascade:
         taken = 0 if job is None else len(job.keys)
         for slot in slots[:taken]:
             slot.pins += 1
+        tier.admission.sent(keys[:taken])
         if self.tracks:
             for slot in slots[:taken]:
                 self._offers(slot).sent |= tier.bit
         for slot in slots[taken:]:
             self._note_failed(slot, tier.bit)
+
+    def _tier_of(self, bit: int) -> ManagedTier:
+        return self._tiers[bit.bit_length() - 1]
 
     def _unsent(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
         return [slot for slot in slots if not self._offers(slot).sent & tier.bit]
@@ -263,3 +289,11 @@ class Cascade:
             followers, offers.followers = offers.followers, {}
             for tier, request in followers.items():
                 self._send(tier, self._unsent(tier, [slot]), request)
+
+
+def _others(slots: Sequence[Slot], chosen: Sequence[Slot]) -> Sequence[Slot]:
+    """The slots that were not chosen."""
+    if len(chosen) == len(slots):
+        return ()
+    kept = set(chosen)
+    return [slot for slot in slots if slot not in kept]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtier_sdk.contract import StorePolicy
+from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.tier_client import TierClient
 
 
@@ -17,6 +18,7 @@ class ManagedTier:
         index: its place in the order in which tiers are asked.
         store_policy: decides which chunks it is given.
         whole_requests: true if it is given all chunks of a request.
+        admission: keeps chunks from it that it would evict before they are read.
         bit: ``1 << index``, its place in masks of tiers.
     """
 
@@ -24,6 +26,7 @@ class ManagedTier:
     index: int
     store_policy: StorePolicy
     whole_requests: bool
+    admission: Admission
     bit: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Collection, Sequence
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.contract import EvictionPolicy
+from kvtier_sdk.contract import EvictionPolicy, StoreMoment
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
 from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
@@ -115,7 +116,10 @@ class TieringManager:
         )
         client.open()
         whole_requests = spec.runner.offload_policy == "request"
-        tier = ManagedTier(client, index, store_policy, whole_requests)
+        # The other kinds of tiers have said which chunks they want.
+        is_open = store_policy.moment is not StoreMoment.HIT and not whole_requests
+        admission = Admission(client.stats, enabled=is_open and spec.runner.admission == "auto")
+        tier = ManagedTier(client, index, store_policy, whole_requests, admission)
         self._tiers.append(tier)
         self._all_tiers |= tier.bit
         self._cascade.add(tier)
@@ -300,7 +304,7 @@ class TieringManager:
                 state.copies[key] = [slot]
         self._primary.stats.hit_chunks += from_primary
         self._touched.update(dict.fromkeys(keys))
-        self._cascade.used(slots, state.context)
+        self._cascade.used(slots, sources, state.context)
         return LoadSpec(indices, sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:

@@ -5,8 +5,9 @@ It is the reference for tests and documentation.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -14,9 +15,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
-from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, CorruptChunkError, TierError
-from kvtier_sdk.options.tier import TierConfig
-from kvtier_sdk.options.units import Bytes, Seconds, format_bytes
+from kvtier_sdk.errors import ChunkNotFoundError, CorruptChunkError, TierError
+from kvtier_sdk.options.tier import BoundedTierConfig, TierConfig
+from kvtier_sdk.options.units import Bytes, Seconds
 from kvtier_sdk.types import (
     Capability,
     Entry,
@@ -28,23 +29,27 @@ from kvtier_sdk.types import (
 )
 
 
-class MemoryTierConfig(TierConfig):
+class MemoryTierConfig(BoundedTierConfig):
     """Options of the memory tier.
 
     Attributes:
-        capacity_bytes: how much it holds before it evicts the least recently used chunk;
-            unlimited by default.
         latency_s: the time added to each lookup, store and load.
         bandwidth_bytes: bytes per second, both directions together; unlimited by default.
     """
 
-    capacity_bytes: Bytes | None = Field(None, alias="capacity")
+    refuses: ClassVar[Mapping[str, str]] = {
+        "min_free": "the memory tier has no file system to keep free; write 'capacity'"
+    }
+
     latency_s: Seconds = Field(0.0, alias="latency")
     bandwidth_bytes: Bytes | None = Field(None, alias="bandwidth", gt=0)
 
 
 class MemoryTier(SecondaryTierManager):
-    """Chunks in a dictionary, least recently used first."""
+    """Chunks in a dictionary, least recently used first.
+
+    An expired chunk is removed, and reported, by the next call.
+    """
 
     config_model: ClassVar[type[TierConfig]] = MemoryTierConfig
     medium = Medium.CPU
@@ -57,46 +62,48 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
+        # The time of each chunk's last use, where chunks expire.
+        self._used_s: dict[OffloadKey, float] = {}
         self._used_bytes = 0
         # The time at which the simulated wire is free.
         self._wire_free_s = 0.0
 
     async def open(self) -> None:
-        capacity = self.config.capacity_bytes
-        if capacity is not None and capacity < self.context.object_bytes:
-            raise ConfigError(
-                f"capacity {format_bytes(capacity)} is below one chunk with its header "
-                f"({format_bytes(self.context.object_bytes)}); raise option 'capacity' "
-                "to at least that"
-            )
+        self.config.check_capacity(self.context.object_bytes)
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         await self._travel(0)
+        self._remove_expired()
         return [key in self._objects for key in keys]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         await self._travel(sum(transfer.object_bytes for transfer in batch))
+        self._remove_expired()
         for transfer in batch:
             self._put(transfer)
         return [None] * len(batch)
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         await self._travel(sum(transfer.object_bytes for transfer in batch))
+        self._remove_expired()
         return [self._get(transfer) for transfer in batch]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         self._remove([key for key in dict.fromkeys(keys) if key in self._objects])
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        self._remove_expired()
         for key in keys:
             if key in self._objects:
-                self._objects.move_to_end(key)
+                self._use(key)
 
     async def scan(self) -> AsyncIterator[Entry]:
+        self._remove_expired()
         for key, stored in list(self._objects.items()):
             yield Entry(key, len(stored))
 
     async def usage(self) -> Usage:
+        self._remove_expired()
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, size_bytes: int) -> None:
@@ -119,6 +126,7 @@ class MemoryTier(SecondaryTierManager):
         replaced = self._objects.pop(transfer.key, None)
         self._used_bytes += len(stored) - (len(replaced) if replaced is not None else 0)
         self._objects[transfer.key] = stored
+        self._use(transfer.key)
         capacity = self.config.capacity_bytes
         if capacity is not None and self._used_bytes > capacity:
             surplus = self._used_bytes - capacity
@@ -141,11 +149,24 @@ class MemoryTier(SecondaryTierManager):
         split = len(transfer.header)
         np.frombuffer(transfer.header, np.uint8)[:] = stored[:split]
         np.frombuffer(transfer.payload, np.uint8)[:] = stored[split:]
-        self._objects.move_to_end(transfer.key)
+        self._use(transfer.key)
         return None
+
+    def _use(self, key: OffloadKey) -> None:
+        self._objects.move_to_end(key)
+        if self.config.ttl_s is not None:
+            self._used_s[key] = self.context.clock.now_s()
+
+    def _remove_expired(self) -> None:
+        if self.config.ttl_s is None:
+            return
+        last_s = self.context.clock.now_s() - self.config.ttl_s
+        old = itertools.takewhile(lambda key: self._used_s[key] <= last_s, self._objects)
+        self._remove(list(old))
 
     def _remove(self, keys: Sequence[OffloadKey]) -> None:
         for key in keys:
             self._used_bytes -= len(self._objects.pop(key))
+            self._used_s.pop(key, None)
         if keys:
             self.context.report_removed(keys)

@@ -81,7 +81,7 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
         ReplayRequest(str(n), tuple(b"%018d%018d" % (n, m) for m in range(chunks)))
         for n in range(64)
     ]
-    tier = f"file://{root}/kv?capacity=64MiB&min_free=0"
+    tier = f"file://{root}/kv?capacity=64MiB&min_free=0&admission=off"
     with watched(root) as most:
         report = replay(
             workload,

@@ -135,6 +135,41 @@ class Budget:
                 self.touch(chunk_id, counted_ns)
         return chosen
 
+    def expired(
+        self,
+        before_ns: int,
+        *,
+        pinned: Collection[ChunkId],
+        last_used_ns: Callable[[ChunkId], int | None],
+    ) -> list[ChunkId]:
+        """Choose the chunks of all namespaces whose last use was before a time.
+
+        Args:
+            before_ns: the time, in nanoseconds since the epoch.
+            pinned: as for :meth:`victims`.
+            last_used_ns: as for :meth:`victims`.
+
+        Returns:
+            The chunks. They stay counted until :meth:`discard`.
+        """
+        chosen: list[ChunkId] = []
+        passed: list[tuple[ChunkId, int]] = []
+        for fingerprint, index in self._recency.items():
+            while (entry := index.oldest()) and entry[0] < before_ns:
+                counted_ns, key = entry
+                chunk_id = ChunkId(fingerprint, key)
+                used_ns = last_used_ns(chunk_id)
+                if used_ns is not None and used_ns > counted_ns:
+                    self.touch(chunk_id, used_ns)
+                    continue
+                if chunk_id not in pinned:
+                    chosen.append(chunk_id)
+                passed.append((chunk_id, counted_ns))
+                index.discard(key)
+        for chunk_id, counted_ns in passed:
+            self.touch(chunk_id, counted_ns)
+        return chosen
+
     def _excess(self, wanted_bytes: int, headroom_bytes: int | None) -> tuple[int, str]:
         """The excess, and the limit that it exceeds in words."""
         excess_bytes = 0

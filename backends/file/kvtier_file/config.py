@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from kvtier_sdk import Bytes, BytesOrShare, ConfigError, Flag, TierConfig, TierURL
+from kvtier_sdk import BoundedTierConfig, BytesOrShare, ConfigError, Flag, TierURL
 
 DirectIO = Literal["auto", "on", "off"]
 
@@ -32,14 +32,12 @@ def _direct_io(value: object) -> DirectIO:
     return choice
 
 
-class FileTierConfig(TierConfig):
+class FileTierConfig(BoundedTierConfig):
     """Options of the file tier.
 
     Attributes:
         root: the directory, made if it is missing; a relative path starts from the current
             directory.
-        capacity_bytes: limit for all namespaces under the root and all processes together; the
-            least recently used chunks are evicted first. Default: no limit.
         min_free: free space to keep on the file system, in bytes or as a share of its size:
             ``10GiB``, ``5%``; 0 for none.
         direct_io: ``"on"`` bypasses the page cache (``O_DIRECT``) or fails at open, ``"off"`` uses
@@ -51,7 +49,6 @@ class FileTierConfig(TierConfig):
     """
 
     root: Annotated[Path, BeforeValidator(_absolute)]
-    capacity_bytes: Bytes | None = Field(None, alias="capacity")
     min_free: BytesOrShare = 0.05
     direct_io: Annotated[DirectIO, BeforeValidator(_direct_io)] = "auto"
     fsync: Flag = False

@@ -77,16 +77,19 @@ class NamespaceDirectory:
             raise
         return self._stored(key, status)
 
-    def read(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> None:
+    def read(
+        self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int, *, expired_ns: int = 0
+    ) -> None:
         """Fill buffers from a chunk's file, and record its use.
 
         Args:
             key: the chunk.
             buffers: writable; together as long as the file must be.
             used_ns: as for :meth:`touch`.
+            expired_ns: as for :meth:`touch`.
 
         Raises:
-            ChunkNotFoundError: there is no such file.
+            ChunkNotFoundError: there is no such file, or it has expired.
             CorruptChunkError: the file has another length, or is not a regular file.
             OSError: it cannot be read.
         """
@@ -104,6 +107,8 @@ class NamespaceDirectory:
                     raise CorruptChunkError(
                         f"{status.st_size} bytes stored; expected {expected_bytes}"
                     )
+                if _used_ns(status) < expired_ns:
+                    raise ChunkNotFoundError("the chunk has expired")
                 if self._direct:
                     request_direct_io(fd)
                 read_buffers(fd, buffers)
@@ -156,7 +161,7 @@ class NamespaceDirectory:
             with self._shard(key) as shard_fd:
                 os.fsync(shard_fd)
 
-    def touch(self, key: OffloadKey, used_ns: int, size_bytes: int) -> bool:
+    def touch(self, key: OffloadKey, used_ns: int, size_bytes: int, *, expired_ns: int = 0) -> bool:
         """Record a use of a chunk, if its file is whole.
 
         Args:
@@ -164,9 +169,10 @@ class NamespaceDirectory:
             used_ns: the time, in nanoseconds since the epoch. If the file has a later one, the
                 nanosecond after that is recorded.
             size_bytes: the length of a whole file.
+            expired_ns: a file whose last use was before this time is left as it is.
 
         Returns:
-            True if there is a file of that length.
+            True if there is a file of that length that has not expired.
 
         Raises:
             OSError: the use cannot be recorded.
@@ -176,6 +182,8 @@ class NamespaceDirectory:
                 name = _file_name(key)
                 status = os.stat(name, dir_fd=shard_fd, follow_symlinks=False)
                 if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+                    return False
+                if _used_ns(status) < expired_ns:
                     return False
                 times = _times(status, used_ns)
                 os.utime(name, ns=times, dir_fd=shard_fd, follow_symlinks=False)

@@ -185,6 +185,25 @@ class SharedUsage:
             last_used_ns=last_used_ns,
         )
 
+    def expired(
+        self,
+        before_ns: int,
+        *,
+        pinned: Callable[[], frozenset[ChunkId]],
+        last_used_ns: Callable[[ChunkId], int | None],
+    ) -> list[ChunkId]:
+        """Choose the chunks whose last use was before a time.
+
+        Args:
+            before_ns: as for :meth:`Budget.expired`.
+            pinned: returns the chunks that must stay.
+            last_used_ns: as for :meth:`Budget.victims`.
+
+        Returns:
+            As :meth:`Budget.expired`.
+        """
+        return self._budget.expired(before_ns, pinned=pinned(), last_used_ns=last_used_ns)
+
     def _record(self, change: Change) -> None:
         self.mark_dirty()
         self._changes.append(change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
@@ -60,6 +60,7 @@ class ChunkStore:
         lease = new_lease()
         self._root = Root(config, context, TemporaryNames(lease))
         self._usage = SharedUsage(self._root, lease, config.capacity_bytes, context)
+        self._wall_s = context.clock.wall_s
         self._clock = RecencyClock(context.clock, self._usage.latest_ns)
         # Guards what follows.
         self._lock = threading.Lock()
@@ -83,6 +84,7 @@ class ChunkStore:
                 suppress(TierCapacityError),
             ):
                 # Before a directory is made: on a full file system even that needs room.
+                self._remove_expired()
                 self._make_room(0, self._root.headroom_bytes())
             self._root.prepare(self._manifest)
         except OSError as error:
@@ -106,8 +108,8 @@ class ChunkStore:
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Return which chunks are on disk; any process may have stored them.
 
-        A file of the wrong length can never be loaded: it is a miss, and is removed. One that
-        cannot be examined is a miss too.
+        A file that has expired, or of the wrong length, is a miss and is removed. One that cannot
+        be examined is a miss too.
 
         Raises:
             ChunkError: none of the files can be examined.
@@ -117,12 +119,13 @@ class ChunkStore:
         faults: Verdicts = {}
         # A miss is the common case and must not wait for the lock.
         surprising = []
+        expired_ns = self._expired_ns()
         with self._directory("readable") as directory:
             for key in keys:
                 found = None
                 with self._fault(key, faults, "readable"):
                     found = directory.find(key)
-                hits.append(found is not None and found.size_bytes == self._object_bytes)
+                hits.append(self._is_loadable(found, expired_ns))
                 if not hits[-1] and (found or self._id(key) in self._usage):
                     surprising.append(key)
             self._reconcile(directory, surprising)
@@ -153,6 +156,7 @@ class ChunkStore:
         verdicts: Verdicts = {}
         surprising = []
         times_ns = self._clock.take(len(batch))
+        expired_ns = self._expired_ns()
         with self._pinned(batch), self._directory("readable") as directory:
             for transfer, used_ns in zip(batch, times_ns, strict=True):
                 key = transfer.key
@@ -160,7 +164,7 @@ class ChunkStore:
                     self._verdict(key, verdicts, "readable"),
                     self._fault(key, verdicts, "readable"),
                 ):
-                    directory.read(key, transfer.buffers, used_ns)
+                    directory.read(key, transfer.buffers, used_ns, expired_ns=expired_ns)
                 found = not isinstance(verdicts.get(key), ChunkNotFoundError)
                 if found != (self._id(key) in self._usage):
                     surprising.append(key)
@@ -196,10 +200,11 @@ class ChunkStore:
             TierError: the file system fails.
         """
         times_ns = self._clock.take(len(keys))
+        expired_ns = self._expired_ns()
         with self._directory("writable") as directory:
             for key, used_ns in zip(keys, times_ns, strict=True):
                 with self._fault(key, {}, "writable"):
-                    directory.touch(key, used_ns, self._object_bytes)
+                    directory.touch(key, used_ns, self._object_bytes, expired_ns=expired_ns)
 
     def list_shard(self, shard: str) -> list[Entry]:
         """Return the loadable chunks of one shard of this namespace.
@@ -207,11 +212,12 @@ class ChunkStore:
         Raises:
             TierError: the file system fails.
         """
+        expired_ns = self._expired_ns()
         with self._directory("readable") as directory:
             return [
                 Entry(stored.chunk_id.key, stored.size_bytes)
                 for stored in directory.list_shard(shard)
-                if stored.size_bytes == self._object_bytes
+                if self._is_loadable(stored, expired_ns)
             ]
 
     def usage(self) -> Usage:
@@ -234,6 +240,7 @@ class ChunkStore:
         """
         missing = {}
         uncounted = []
+        expired_ns = self._expired_ns()
         for transfer, used_ns in zip(batch, self._clock.take(len(batch)), strict=True):
             key = transfer.key
             with self._verdict(key, verdicts, "writable"):
@@ -242,7 +249,9 @@ class ChunkStore:
                 is_there = False
                 if not transfer.replace:
                     with self._fault(key, {}, "writable"):
-                        is_there = directory.touch(key, used_ns, self._object_bytes)
+                        is_there = directory.touch(
+                            key, used_ns, self._object_bytes, expired_ns=expired_ns
+                        )
                 if not is_there:
                     missing[key] = transfer
                 elif self._id(key) not in self._usage:
@@ -289,6 +298,7 @@ class ChunkStore:
         """Reserve room for chunks, and add each to ``reserved`` at once."""
         usage = self._usage
         with usage.locked():
+            self._remove_expired()
             headroom_bytes = self._root.headroom_bytes()
             for key in missing:
                 used_bytes = usage.used_bytes
@@ -327,15 +337,30 @@ class ChunkStore:
                 directory.temporaries.discard(temporary)
         return written.keys() - unplaced.keys()
 
+    def _remove_expired(self) -> None:
+        """Remove expired chunks of all namespaces. Needs the lock."""
+        expired_ns = self._expired_ns()
+        if expired_ns:
+            expired = self._usage.expired(
+                expired_ns, pinned=self._pins.pinned, last_used_ns=self._root.last_used_ns
+            )
+            with suppress(OSError):  # a miss all the same; the next store tries again
+                self._evict(expired)
+
     def _make_room(self, need_bytes: int, headroom_bytes: int | None) -> None:
         """Evict chunks of any namespace. Needs the lock."""
+        self._evict(
+            self._usage.victims(
+                need_bytes,
+                headroom_bytes,
+                pinned=self._pins.pinned,
+                last_used_ns=self._root.last_used_ns,
+            )
+        )
+
+    def _evict(self, chunk_ids: Iterable[ChunkId]) -> None:
         usage = self._usage
-        for chunk_id in usage.victims(
-            need_bytes,
-            headroom_bytes,
-            pinned=self._pins.pinned,
-            last_used_ns=self._root.last_used_ns,
-        ):
+        for chunk_id in chunk_ids:
             usage.mark_dirty()
             try:
                 self._root.remove(chunk_id)
@@ -350,11 +375,12 @@ class ChunkStore:
         if not keys:
             return
         usage = self._usage
+        expired_ns = self._expired_ns()
         with usage.locked():
             for key in keys:
                 with self._fault(key, {}, "writable"):
                     found = directory.find(key)
-                    if found and found.size_bytes == self._object_bytes:
+                    if found and self._is_loadable(found, expired_ns):
                         if found.chunk_id not in usage:
                             usage.add(found)
                         continue
@@ -365,6 +391,19 @@ class ChunkStore:
                         usage.discard(self._id(key))
 
     # Helpers.
+
+    def _expired_ns(self) -> int:
+        """The time before which a use is too long ago; 0 where chunks do not expire."""
+        if self._config.ttl_s is None:
+            return 0
+        return int((self._wall_s() - self._config.ttl_s) * 1e9)
+
+    def _is_loadable(self, found: StoredChunk | None, expired_ns: int) -> bool:
+        return (
+            found is not None
+            and found.size_bytes == self._object_bytes
+            and found.used_ns >= expired_ns
+        )
 
     def _pinned(self, batch: Sequence[Transfer]) -> AbstractContextManager[None]:
         """Evict no chunk of the batch while the block runs."""

@@ -10,7 +10,6 @@ from kvtier_file.namespace import SHARDS
 from kvtier_file.store import ChunkStore
 from kvtier_sdk import (
     Capability,
-    ConfigError,
     Entry,
     Medium,
     OffloadKey,
@@ -20,7 +19,6 @@ from kvtier_sdk import (
     TierError,
     Transfer,
     Usage,
-    format_bytes,
     run_blocking,
 )
 
@@ -44,13 +42,7 @@ class FileTier(SecondaryTierManager):
         self._store = ChunkStore(config, context)
 
     async def open(self) -> None:
-        capacity_bytes = self.config.capacity_bytes
-        object_bytes = self.context.object_bytes
-        if capacity_bytes is not None and capacity_bytes < object_bytes:
-            raise ConfigError(
-                f"capacity {format_bytes(capacity_bytes)} is below one chunk with its header "
-                f"({format_bytes(object_bytes)}); raise option 'capacity' to at least that"
-            )
+        self.config.check_capacity(self.context.object_bytes)
         await run_blocking(self._store.open)
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:

@@ -1,4 +1,4 @@
-"""Capacity and min_free: evictions, refusals, and the limit itself."""
+"""Capacity, min_free and ttl: evictions, refusals, and the limit itself."""
 
 import asyncio
 import errno
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kvtier_sdk import TierAuthError, TierCapacityError, Usage
+from kvtier_sdk import ChunkNotFoundError, TierAuthError, TierCapacityError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
 # Growth of the ledger before the next store makes room for it too.
@@ -271,3 +271,55 @@ async def test_a_min_free_above_the_file_system_refuses_every_store(small, min_f
     assert "min_free" in str(verdict)
     assert small.removed == []
     assert await small.loads(tier, KEYS[0])
+
+
+async def test_a_chunk_expires_that_is_not_used(bench):
+    tier = await bench.open(ttl="1h")
+    await bench.put(tier, *KEYS[:4])
+    bench.clock.ahead_s = 2000
+    assert await bench.loads(tier, KEYS[0])
+    await tier.touch([KEYS[1]])
+    await bench.put(tier, KEYS[2])
+    bench.clock.ahead_s = 4000
+    assert bench.removed == []
+    assert await bench.has(tier, *KEYS[:4]) == [True, True, True, False]
+    assert bench.removed == [KEYS[3]]
+    assert bench.stored_bytes() == 3 * bench.object_bytes
+
+
+async def test_an_expired_chunk_is_neither_loaded_nor_revived(bench):
+    tier = await bench.open(ttl="1h")
+    await bench.put(tier, *KEYS[:3])
+    bench.clock.ahead_s = 4000
+    await tier.touch(KEYS[:1])
+    assert [entry async for entry in tier.scan()] == []
+    (verdict,) = await tier.load([bench.empty(KEYS[0])])
+    assert isinstance(verdict, ChunkNotFoundError)
+    assert await tier.store([bench.full(KEYS[1], seed=1)]) == [None]
+    target = bench.empty(KEYS[1])
+    assert await tier.load([target]) == [None]
+    assert bench.holds(target, seed=1)
+
+
+async def test_expired_chunks_of_all_namespaces_make_room_at_a_store_and_at_open(bench):
+    await bench.put(await bench.open(ttl="1h"), *KEYS[:3])
+    bench.facts["dtype"] = "fp8"
+    tier = await bench.open(ttl="1h")
+    bench.clock.ahead_s = 4000
+    await bench.put(tier, KEYS[5])
+    assert bench.stored_bytes() == bench.object_bytes
+    await bench.close()
+    bench.clock.ahead_s = 8000
+    await bench.open(ttl="1h")
+    assert bench.stored_bytes() == 0
+
+
+async def test_a_chunk_that_another_process_uses_does_not_expire(bench):
+    first, second = [await bench.open(ttl="1h") for _ in range(2)]
+    await bench.put(first, *KEYS[:2])
+    bench.clock.ahead_s = 2000
+    await second.touch(KEYS[:1])
+    bench.clock.ahead_s = 4000
+    await bench.put(first, KEYS[5])
+    assert await bench.has(first, *KEYS[:2]) == [True, False]
+    assert bench.removed == [KEYS[1]]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
+from kvtier_sdk import ConfigError, Count, ExpiringTierConfig, Flag, Seconds, TierURL
 
 #: Name and port of a server.
 HostPort = tuple[str, int]
@@ -79,7 +80,7 @@ def _prefix(value: object) -> str:
     return value
 
 
-class RedisTierConfig(TierConfig):
+class RedisTierConfig(ExpiringTierConfig):
     """Options of the Redis tier.
 
     Attributes:
@@ -92,8 +93,6 @@ class RedisTierConfig(TierConfig):
         password: of that user.
         db: number of the database; a cluster has only 0.
         prefix: the beginning of the names of all keys; chunks of different prefixes are apart.
-        ttl_s: the time after which a chunk expires that was neither stored nor used; unlimited if
-            absent.
         connections: connections to each node that carry chunks: one at a time to load, some 2 MiB
             of them to store.
         connect_timeout_s: the limit for making a connection, and for a reply that carries no chunk.
@@ -116,7 +115,6 @@ class RedisTierConfig(TierConfig):
     password: SecretStr | None = None
     db: Count = Field(0, ge=0, lt=2**31)
     prefix: Annotated[str, BeforeValidator(_prefix)] = "kvtier"
-    ttl_s: Seconds | None = Field(None, alias="ttl")
     connections: Count = Field(4, ge=1, le=1024)
     connect_timeout_s: Seconds = Field(2.0, alias="connect_timeout", gt=0)
     tls: Flag = False
@@ -129,6 +127,11 @@ class RedisTierConfig(TierConfig):
     sentinel_password: SecretStr | None = None
     cluster: Flag = False
 
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("capacity", "min_free"),
+        "the server keeps the limit, for all that share it; set 'maxmemory' and "
+        "'maxmemory-policy allkeys-lru' there",
+    )
     needs = (
         ("username", "password"),
         ("sentinel_username", "sentinel_password"),
@@ -149,8 +152,6 @@ class RedisTierConfig(TierConfig):
     def _check_together(self) -> Self:
         if self.hosts and not (self.sentinel or self.cluster):
             raise ValueError("option 'hosts' is given without 'sentinel' or 'cluster'")
-        if self.ttl_s is not None and self.ttl_s < 0.001:
-            raise ValueError("option 'ttl' is below one millisecond")
         return self
 
     @property

@@ -11,6 +11,7 @@ from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Connector
 from kvtier_redis.dispatcher import Dispatcher
 from kvtier_redis.faults import SettingError, check_any_answered, reply_error, was_reset
+from kvtier_redis.limits import limit_problem
 from kvtier_redis.names import Names
 from kvtier_redis.resp import MOST_AT_ONCE, Exchange, Kind, Reply, command, set_command
 from kvtier_redis.routes import Route, open_route
@@ -126,8 +127,12 @@ class RedisTier(SecondaryTierManager):
         ]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        counts = await self._count(keys, b"UNLINK")
+        self.context.report_removed(
+            [key for key, count in zip(keys, counts, strict=True) if count == 1]
+        )
         # What is left of a purge must be known: one key that stays is an error, if all others go.
-        for count in await self._count(keys, b"UNLINK"):
+        for count in counts:
             if isinstance(count, TierError):
                 raise count
 
@@ -204,13 +209,9 @@ class RedisTier(SecondaryTierManager):
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
-        if any(
-            fact.get("maxmemory") and fact.get("maxmemory_policy") == "noeviction" for fact in facts
-        ):
-            self.context.logger.warning(
-                "the server evicts nothing (maxmemory-policy noeviction): once it is full, "
-                "stores fail; 'allkeys-lru' suits a cache"
-            )
+        for problem in {limit_problem(fact, self.config.ttl_ms is not None) for fact in facts}:
+            if problem:
+                self.context.logger.warning("%s", problem)
 
     async def _write_manifest(self) -> None:
         manifest = memoryview(self.context.namespace.manifest_json().encode())

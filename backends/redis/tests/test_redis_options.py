@@ -61,6 +61,8 @@ def test_everything_in_a_url():
         ("redis+unix:", r"takes a path"),
         ("redis://h?ttl=5", r"has no unit"),
         ("redis://h?ttl=1us", r"'ttl' is below one millisecond"),
+        ("redis://h?capacity=1GiB", r"'capacity': the server keeps the limit.*'maxmemory'"),
+        ("redis://h?min_free=5%", r"'min_free': the server keeps the limit"),
         ("redis://h?conections=5", r"did you mean 'connections'"),
         ("redis://h?connections=0", r"option 'connections'"),
         ("redis://h?prefix=a{b}", r"option 'prefix'.*without"),

@@ -202,6 +202,45 @@ async def test_a_server_that_is_full_and_evicts_nothing(bench, make_server, capl
     assert await bench.loads(again, keys[verdicts.index(None)])
 
 
+@pytest.mark.parametrize(
+    ("maxmemory", "policy", "options", "message"),
+    [
+        ("0", "noeviction", {}, "the server has no memory limit"),
+        ("0", "noeviction", {"ttl": "1h"}, None),
+        ("64mb", "allkeys-lfu", {}, None),
+        ("64mb", "volatile-lru", {}, "evicts no chunk (maxmemory-policy volatile-lru)"),
+        ("64mb", "volatile-lru", {"ttl": "1h"}, None),
+    ],
+)
+async def test_limits_of_the_server_are_checked_at_open(
+    bench, make_server, caplog, maxmemory, policy, options, message
+):
+    server = make_server("--maxmemory", maxmemory, "--maxmemory-policy", policy).start()
+    await bench.open(server.url, **options)
+    if message is None:
+        assert caplog.text == ""
+    else:
+        assert message in caplog.text
+        assert "set 'maxmemory' and 'maxmemory-policy allkeys-lru'" in caplog.text
+
+
+async def test_two_tiers_share_a_ttl(bench, server):
+    first, second = [await bench.open(server.url, ttl="1h") for _ in range(2)]
+    await bench.put(first, *KEYS[:2])
+    for key in KEYS[:2]:
+        server.ask("PEXPIRE", bench.name(key), 300)
+    await second.touch(KEYS[:1])
+    server.wait_until(lambda: not server.ask("EXISTS", bench.name(KEYS[1])), "it expires")
+    assert await bench.has(first, *KEYS[:2]) == [True, False]
+
+
+async def test_deleted_chunks_are_reported(bench, server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, *KEYS[:2])
+    await tier.delete(KEYS[1:3])
+    assert bench.removed == [KEYS[1]]
+
+
 async def test_usage(bench, make_server):
     server = make_server("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru").start()
     tier = await bench.open(server.url)

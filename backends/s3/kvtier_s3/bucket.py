@@ -6,7 +6,7 @@ import functools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from aiobotocore.config import AioConfig
@@ -75,6 +75,20 @@ class Place:
             parts.path.removesuffix(name),
             scope[-3],
         )
+
+
+class StoredObject(NamedTuple):
+    """One object of a listing; the oldest is the smallest.
+
+    Attributes:
+        modified_s: when it was written, in seconds since the epoch by the server's clock.
+        name: its name.
+        size_bytes: its length.
+    """
+
+    modified_s: float
+    name: str
+    size_bytes: int
 
 
 class Bucket:
@@ -176,14 +190,14 @@ class Bucket:
                 raise TierAuthError(f"the {name} that was found {NOT_IN_HEADER}")
         return Credentials(found.access_key, found.secret_key, found.token)
 
-    async def listing(self, start: str) -> AsyncIterator[tuple[str, int]]:
+    async def listing(self, start: str) -> AsyncIterator[StoredObject]:
         """List the objects whose names begin with a text, page by page.
 
         Args:
             start: the text.
 
         Yields:
-            Name and length in bytes.
+            Each object.
 
         Raises:
             TierError: the bucket could not be listed.
@@ -195,7 +209,8 @@ class Bucket:
             )
             async for page in pages:
                 for found in page.get("Contents", ()):
-                    yield found["Key"], found["Size"]
+                    modified_s = found["LastModified"].timestamp()
+                    yield StoredObject(modified_s, found["Key"], found["Size"])
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; one that is not there is no error.

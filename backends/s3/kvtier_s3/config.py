@@ -6,12 +6,13 @@ import base64
 import binascii
 import hashlib
 import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import quote, urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from kvtier_sdk import ConfigError, Count, Flag, Seconds, TierConfig, TierURL
+from kvtier_sdk import BoundedTierConfig, ConfigError, Count, Flag, Seconds, TierURL
 
 _KEY_BYTES = 32
 # The names that botocore takes: not every service keeps to AWS's rules. Access points on Outposts,
@@ -69,11 +70,14 @@ def _prefix(value: object) -> str:
     return value.strip("/")
 
 
-class S3TierConfig(TierConfig):
+class S3TierConfig(BoundedTierConfig):
     """Options of the S3 tier.
 
     Credentials, region and endpoint that are absent come from where all AWS tools find them: the
     environment, ``~/.aws``, the machine's own service.
+
+    A bucket does not know when an object was read. So ``ttl`` counts from the store, and
+    ``capacity`` deletes the oldest first; both are kept by a sweep at intervals.
 
     Attributes:
         bucket: the bucket; it must be there.
@@ -98,6 +102,7 @@ class S3TierConfig(TierConfig):
         lookup_connections: the most connections that look chunks up, one at a time each.
         connect_timeout_s: the limit for making a connection.
         read_timeout_s: the longest that a request may move no byte.
+        sweep_interval_s: the time between two sweeps that keep ``capacity`` and ``ttl``.
         tls_ca: file with the certificates to trust; the system's if absent.
         tls_verify: whether the server's certificate and name are checked.
     """
@@ -120,9 +125,13 @@ class S3TierConfig(TierConfig):
     lookup_connections: Count = Field(32, ge=1, le=1024)
     connect_timeout_s: Seconds = Field(2.0, alias="connect_timeout", gt=0)
     read_timeout_s: Seconds = Field(3.0, alias="read_timeout", gt=0)
+    sweep_interval_s: Seconds = Field(600.0, alias="sweep_interval", gt=0)
     tls_ca: str | None = None
     tls_verify: Flag = True
 
+    refuses: ClassVar[Mapping[str, str]] = {
+        "min_free": "a bucket has no free space to keep; write 'capacity'"
+    }
     needs = (
         ("access_key_id", "secret_access_key"),
         ("secret_access_key", "access_key_id"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 from kvtier_sdk import Namespace, OffloadKey
 
@@ -26,11 +27,23 @@ class Names:
         #: The beginning of the names of all objects of the namespace, and of no others.
         self.start = f"{prefix}/{namespace.fingerprint}/".removeprefix("/")
         self.manifest = f"{self.start}manifest.json"
+        #: The beginning of the names of all objects below the prefix.
+        self.root = f"{prefix}/".removeprefix("/")
+        #: The beginning of the names by which processes say that they live.
+        self.sweepers = f"{self.root}sweepers/"
+        self._chunk = re.compile(
+            rf"{re.escape(self.root)}[0-9a-f]{{{len(namespace.fingerprint)}}}"
+            rf"/[0-9a-f]{{2}}/[0-9a-f]*{re.escape(_SUFFIX)}"
+        )
 
     def of(self, key: OffloadKey) -> str:
         """The object of a chunk."""
         shard = hashlib.blake2b(key, digest_size=1).hexdigest()
         return f"{self.start}{shard}/{key.hex()}{_SUFFIX}"
+
+    def is_chunk(self, name: str) -> bool:
+        """Return true if an object holds a chunk, of any namespace below the prefix."""
+        return self._chunk.fullmatch(name) is not None
 
     def key_in(self, name: str) -> OffloadKey | None:
         """The chunk that an object holds; ``None`` if it holds none."""

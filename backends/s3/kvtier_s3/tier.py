@@ -12,6 +12,7 @@ from kvtier_s3.config import S3TierConfig
 from kvtier_s3.faults import SettingError
 from kvtier_s3.names import Names
 from kvtier_s3.objects import Objects
+from kvtier_s3.sweeper import Sweeper
 from kvtier_sdk import (
     Capability,
     ChunkTierManager,
@@ -55,6 +56,7 @@ class S3Tier(ChunkTierManager):
         self._opened = AsyncExitStack()
 
     async def open(self) -> None:
+        self.config.check_capacity(self.context.object_bytes)
         self._bucket = Bucket(self.config)
         self._opened.push_async_callback(self._bucket.close)
         try:
@@ -66,6 +68,10 @@ class S3Tier(ChunkTierManager):
             await self._write_manifest()
         except SettingError as error:
             raise ConfigError(str(error)) from None
+        if self.config.capacity_bytes is not None or self.config.ttl_s is not None:
+            sweeper = Sweeper(self.config, context, self._bucket, self._objects, self._names)
+            self._opened.push_async_callback(sweeper.close)
+            sweeper.start()
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -86,12 +92,13 @@ class S3Tier(ChunkTierManager):
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         await self._bucket.delete([self._names.of(key) for key in keys])
+        self.context.report_removed(keys)
 
     async def scan(self) -> AsyncIterator[Entry]:
-        async for name, object_bytes in self._bucket.listing(self._names.start):
-            key = self._names.key_in(name)
+        async for found in self._bucket.listing(self._names.start):
+            key = self._names.key_in(found.name)
             if key is not None:
-                yield Entry(key, object_bytes)
+                yield Entry(key, found.size_bytes)
 
     async def _check(self) -> None:
         try:

@@ -286,6 +286,7 @@ class Rules:
             dropped = sum(
                 n for what, n in client.stats.dropped.items() if what.startswith("store.")
             )
+            dropped += client.stats.not_admitted_chunks
             accounted = ledger.given + waiting + dropped + self._withdrawn[tier.index]
             offered = expected + self._offered_again[tier]
             if accounted != offered:

@@ -26,7 +26,7 @@ class SpillRule:
         self.resetting = False
         self._breach = on_breach
         self._owed: list[tuple[ManagedTier, Ledger]] = []
-        # By tier: chunks that were readable while it refused stores.
+        # By tier: chunks that were readable while it refused stores, or was given only some.
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
@@ -38,9 +38,11 @@ class SpillRule:
 
     def arrived(self, key: OffloadKey) -> None:
         """Note that a chunk has become readable: it is owed from now on."""
-        for _, ledger in self._owed:
+        for tier, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)
+            if tier.admission.is_selective:
+                self._let_go[ledger.name].add(key)
 
     def left(self, key: OffloadKey) -> None:
         """Note that a chunk is not readable any more."""
@@ -61,5 +63,5 @@ class SpillRule:
             readable: the readable chunks.
         """
         for tier, ledger in self._owed:
-            if not tier.client.takes_stores:
+            if not tier.client.takes_stores or tier.admission.is_selective:
                 self._let_go[ledger.name] |= readable

@@ -228,6 +228,7 @@ class World:
             tier_class,
             SimulatedTierConfig(
                 capacity=None if capacity is None else capacity * object_bytes,
+                ttl=None,
                 latency=0.0,
                 bandwidth=None,
                 weather=weather,

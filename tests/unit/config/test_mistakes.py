@@ -10,13 +10,13 @@ from kvtier_sdk import BackendError, ConfigError, TieringConfig, TierSpec
 
 TOP = "chunk_bytes, namespace, policy, pool_bytes, recompute, shutdown_timeout, slots, "
 TOP += "store_reserve, tiers, verify"
-MEMORY = "backend, bandwidth, breaker_failures, breaker_window, capacity, codec, concurrency, "
-MEMORY += (
-    "latency, load_deadline, lookup_deadline, max_batch, max_probe_interval, max_queue, name, "
-)
+MEMORY = "admission, backend, bandwidth, breaker_failures, breaker_window, capacity, codec, "
+MEMORY += "concurrency, latency, load_deadline, lookup_deadline, max_batch, "
+MEMORY += "max_probe_interval, max_queue, name, "
 MEMORY += "offload_policy, probe_interval, retries, retry_delay, runner, store_deadline, "
-MEMORY += "store_policy, type, url"
+MEMORY += "store_policy, ttl, type, url"
 COMMON = MEMORY.replace("bandwidth, ", "").replace("capacity, ", "").replace("latency, ", "")
+COMMON = COMMON.replace("ttl, ", "")
 UNITS = "B, KiB, MiB, GiB, TiB, PiB, EiB, KB, MB, GB, TB, PB, EB"
 NO_POOL = "option 'slots' or 'pool_bytes' is missing; it says how big the host pool is, for "
 NO_POOL += "example pool_bytes '4GiB' or '5%'"

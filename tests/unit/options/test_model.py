@@ -121,6 +121,7 @@ def test_the_runner_has_the_documented_defaults() -> None:
     assert RunnerOptions().model_dump() == {
         "runner": "auto",
         "store_policy": "through",
+        "admission": "auto",
         "offload_policy": "chunk",
         "codec": None,
         "lookup_deadline_s": 0.05,

@@ -244,3 +244,41 @@ def test_a_chunk_is_there_only_when_its_store_has_ended(make_context: ContextFac
         return await tier.usage()
 
     assert run_virtually(clock, cancelled()).chunks == 0
+
+
+def test_a_chunk_expires_that_is_not_used(
+    make_context: ContextFactory, removed: list[OffloadKey]
+) -> None:
+    clock = VirtualClock()
+    context = make_context(clock)
+
+    async def scenario() -> None:
+        tier = make_tier(context, ttl="1h")
+        await tier.store([transfer(key) for key in (b"a", b"b", b"c", b"d")])
+        await clock.sleep(2000)
+        assert await tier.load([transfer(b"a")]) == [None]
+        await tier.touch([b"b"])
+        await tier.store([transfer(b"c")])
+        await clock.sleep(2000)
+        assert await tier.lookup([b"a", b"b", b"c", b"d"], REQUEST) == [True, True, True, False]
+        assert removed == [b"d"]
+        await clock.sleep(2000)
+        (verdict,) = await tier.load([transfer(b"a")])
+        assert isinstance(verdict, ChunkNotFoundError)
+        assert await tier.usage() == Usage(0, 0, None)
+
+    run_virtually(clock, scenario())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("ttl", "1us", "option 'tier.ttl' is below|option 'ttl' is below one millisecond"),
+        ("min_free", "5%", "option 'min_free': the memory tier has no file system"),
+    ],
+)
+def test_limits_that_cannot_be(
+    make_context: ContextFactory, option: str, value: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_tier(make_context(), **{option: value})

@@ -1,0 +1,131 @@
+"""Keeps a bucket's prefix within capacity and ttl: one process lists it and deletes the oldest."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+
+from kvtier_s3.bucket import Bucket, StoredObject
+from kvtier_s3.config import S3TierConfig
+from kvtier_s3.names import Names
+from kvtier_s3.objects import Objects
+from kvtier_sdk import TierContext, TierError
+
+# A process that has not signed for so many intervals is dead.
+_SILENT_INTERVALS = 3
+# A server may give times in whole seconds.
+_RESOLUTION_S = 1.0
+# The most that one sweep deletes, and twice the most that it keeps in memory. If there is more to
+# delete, the next sweep follows at once.
+_MOST_VICTIMS = 100_000
+_SIGN_OFF_S = 2.0
+
+
+class Sweeper:
+    """Sweeps a prefix at intervals, in turn with the other processes that share it.
+
+    Each process signs: it writes a small object of its own at each interval. The process with the
+    smallest name among those that signed lately, the eldest, is the owner and sweeps. All times
+    are the server's, read off a listing, so no clock needs to be right. Two processes may own the
+    prefix for one interval, which is harmless: both delete the same oldest objects.
+
+    Args:
+        config: the options; ``capacity``, ``ttl`` or both are given.
+        context: the tier's context; it receives the removals.
+        bucket: lists and deletes.
+        objects: writes.
+        names: of the objects.
+    """
+
+    def __init__(
+        self,
+        config: S3TierConfig,
+        context: TierContext,
+        bucket: Bucket,
+        objects: Objects,
+        names: Names,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._bucket = bucket
+        self._objects = objects
+        self._names = names
+        # Begins with the time, so that a process that is added does not take over.
+        started_ms = int(context.clock.wall_s() * 1000)
+        self._signature = f"{names.sweepers}{started_ms:013x}-{uuid.uuid4().hex}"
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Sweep from now on, until :meth:`close`."""
+        self._task = self._context.clock.spawn(self._run(), name="sweeper")
+
+    async def close(self) -> None:
+        """Stop, and let another process take over."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            with suppress(TierError, TimeoutError):
+                async with self._context.clock.timeout(_SIGN_OFF_S):
+                    await self._bucket.delete([self._signature])
+
+    async def _run(self) -> None:
+        while True:
+            has_more = False
+            try:
+                has_more = await self._take_turn()
+            except TierError as error:
+                self._context.logger.warning("capacity and ttl were not kept: %s", error)
+            except Exception:
+                self._context.logger.exception("capacity and ttl were not kept")
+            if not has_more:
+                await self._context.clock.sleep(self._config.sweep_interval_s)
+
+    async def _take_turn(self) -> bool:
+        """Sign and, if this process is the owner, sweep.
+
+        Returns:
+            True if there is more to delete.
+        """
+        await self._objects.write(self._signature, [b"{}"])
+        signed = {
+            found.name: found.modified_s
+            async for found in self._bucket.listing(self._names.sweepers)
+        }
+        now_s = signed.get(self._signature)
+        if now_s is None:
+            return False  # deleted meanwhile; sign again
+        silent_s = now_s - _RESOLUTION_S - _SILENT_INTERVALS * self._config.sweep_interval_s
+        dead = [name for name, signed_s in signed.items() if signed_s < silent_s]
+        if self._signature != min(signed.keys() - dead):
+            return False
+        await self._bucket.delete(dead)
+        return await self._sweep(now_s)
+
+    async def _sweep(self, now_s: float) -> bool:
+        total_bytes = 0
+        oldest: list[StoredObject] = []
+        async for found in self._bucket.listing(self._names.root):
+            if self._names.is_chunk(found.name):
+                total_bytes += found.size_bytes
+                oldest.append(found)
+                if len(oldest) >= 2 * _MOST_VICTIMS:
+                    oldest = heapq.nsmallest(_MOST_VICTIMS, oldest)
+        victims = self._victims(heapq.nsmallest(_MOST_VICTIMS, oldest), total_bytes, now_s)
+        await self._bucket.delete(victims)
+        keys = [self._names.key_in(name) for name in victims]
+        self._context.report_removed([key for key in keys if key is not None])
+        return len(victims) == _MOST_VICTIMS
+
+    def _victims(self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float) -> list[str]:
+        capacity_bytes, ttl_s = self._config.capacity_bytes, self._config.ttl_s
+        victims = []
+        for found in oldest:
+            is_over = capacity_bytes is not None and total_bytes > capacity_bytes
+            if not is_over and (ttl_s is None or found.modified_s > now_s - ttl_s):
+                break
+            victims.append(found.name)
+            total_bytes -= found.size_bytes
+        return victims

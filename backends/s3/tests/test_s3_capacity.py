@@ -1,0 +1,154 @@
+"""Capacity and ttl of a prefix: what a sweep deletes, who sweeps, and who takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kvtier_sdk import ConfigError
+
+KEYS = [index.to_bytes(20, "big") for index in range(20)]
+OFTEN = "100ms"
+
+# A process that opens the tier, says so, and sweeps until it is killed.
+OWNER = """
+import asyncio, sys
+from support.workbench import Workbench
+
+async def main():
+    await Workbench().open(sys.argv[1])
+    print("open", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def age(bench, seconds, *keys):
+    """Make stored chunks older than they are."""
+    for key in keys:
+        path = bench.server.buckets / "kv" / bench.name(key)
+        then_s = path.stat().st_mtime - seconds
+        os.utime(path, (then_s, then_s))
+
+
+def signatures(bench):
+    directory = bench.server.buckets / "kv" / bench.prefix / "sweepers"
+    return sorted(os.listdir(directory)) if directory.exists() else []
+
+
+async def wait_until(condition):
+    end_s = time.monotonic() + 20
+    while not await condition():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.05)
+
+
+async def are(bench, tier, *expected):
+    return await bench.has(tier, *KEYS[: len(expected)]) == list(expected)
+
+
+async def reported(bench, *keys):
+    """Wait for the removals, which are told after the fact."""
+    await wait_until(lambda: asyncio.sleep(0, bench.removed == list(keys)))
+
+
+@pytest.fixture
+async def filled(bench):
+    """A tier without limits, with six chunks, the first the oldest."""
+    tier = await bench.open(bench.url)
+    await bench.put(tier, *KEYS[:6])
+    for index, key in enumerate(KEYS[:6]):
+        age(bench, 1000 - 100 * index, key)
+    return tier
+
+
+async def test_the_oldest_are_deleted_until_the_rest_fits(bench, filled):
+    await bench.open(bench.url, capacity=4 * bench.object_bytes, sweep_interval=OFTEN)
+    await wait_until(lambda: are(bench, filled, False, False, True, True, True, True))
+    await reported(bench, *KEYS[:2])
+    await bench.put(filled, KEYS[6])
+    await wait_until(lambda: are(bench, filled, False, False, False, True, True, True, True))
+    await reported(bench, *KEYS[:3])
+
+
+async def test_chunks_expire_by_the_time_of_their_store(bench, filled):
+    await bench.open(bench.url, ttl="750s", sweep_interval=OFTEN)
+    await wait_until(lambda: are(bench, filled, False, False, False, True, True, True))
+    await reported(bench, *KEYS[:3])
+
+
+async def test_all_namespaces_count_and_only_chunks_are_deleted(bench, filled):
+    facts, bench.facts = bench.facts, {"model": "other"}
+    bench.server.make_shards(f"kv/{bench.prefix}/{bench.namespace.fingerprint}")
+    await bench.open(bench.url, capacity=2 * bench.object_bytes, sweep_interval=OFTEN)
+    bench.facts = facts
+    await wait_until(lambda: are(bench, filled, *[False] * 4, True, True))
+    # They are another namespace's, which reports its own only.
+    assert bench.removed == []
+    manifest = f"{bench.prefix}/{bench.namespace.fingerprint}/manifest.json"
+    assert await bench.stored(manifest)
+
+
+async def test_one_of_two_processes_sweeps_and_the_other_succeeds_it(bench, filled):
+    url = bench.url_of(capacity=5 * bench.object_bytes, sweep_interval=OFTEN)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, url],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        await asyncio.to_thread(owner.stdout.readline)
+        await wait_until(lambda: are(bench, filled, False, True, True, True, True, True))
+        await bench.open(url)
+        await wait_until(lambda: asyncio.sleep(0, len(signatures(bench)) == 2))
+        # The elder process sweeps.
+        await bench.put(filled, KEYS[6])
+        await wait_until(lambda: are(bench, filled, False, False, True, True, True, True, True))
+        assert bench.removed == []
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    await wait_until(lambda: asyncio.sleep(0, len(signatures(bench)) == 1))
+    await bench.put(filled, KEYS[7])
+    expected = [False] * 3 + [True] * 5
+    await wait_until(lambda: are(bench, filled, *expected))
+    await reported(bench, KEYS[2])
+
+
+async def test_a_tier_that_is_closed_signs_off(bench):
+    tier = await bench.open(bench.url, ttl="1h", sweep_interval=OFTEN)
+    await wait_until(lambda: asyncio.sleep(0, len(signatures(bench)) == 1))
+    await tier.close()
+    assert signatures(bench) == []
+
+
+async def test_a_sweep_that_fails_is_told_and_tried_again(bench, filled, caplog):
+    await bench.open(bench.url, ttl="850s", sweep_interval=OFTEN)
+    await wait_until(lambda: are(bench, filled, False, False, True, True, True, True))
+    bench.server.kill()
+    await wait_until(lambda: asyncio.sleep(0, "capacity and ttl were not kept" in caplog.text))
+    age(bench, 500, KEYS[2])
+    bench.server.start()
+    await wait_until(lambda: are(bench, filled, False, False, False, True, True, True))
+
+
+async def test_deleted_chunks_are_reported(bench, filled):
+    await filled.delete(KEYS[:2])
+    assert bench.removed == KEYS[:2]
+
+
+async def test_a_capacity_below_one_chunk_is_refused(bench):
+    with pytest.raises(ConfigError, match="is below one chunk"):
+        await bench.open(bench.url, capacity=bench.object_bytes - 1)
+
+
+def test_free_space_of_a_bucket_is_refused(bench):
+    with pytest.raises(ConfigError, match="option 'min_free': a bucket has no free space"):
+        bench.make(bench.url, min_free="5%")

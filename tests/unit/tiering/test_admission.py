@@ -1,0 +1,172 @@
+"""A tier that evicts chunks before they are read is given only those that were seen before."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.engine import KEYS, A, B, Engine
+
+from kvtier_sdk import OffloadKey, TierStats, make_offload_key
+from kvtier_sdk.tiering.admission import Admission
+from kvtier_sdk.tiering.slots import Slot
+
+EngineFactory = Callable[..., Engine]
+
+
+def key_of(number: int) -> OffloadKey:
+    return make_offload_key(random.Random(number).randbytes(32))
+
+
+class Rig:
+    """A least recently used cache behind an admission, and nothing in front of it."""
+
+    def __init__(self, capacity: int, *, enabled: bool = True) -> None:
+        self.stats = TierStats("t", "memory")
+        self.admission = Admission(self.stats, enabled=enabled)
+        self.capacity = capacity
+        self.cache: OrderedDict[OffloadKey, None] = OrderedDict()
+        self.hits = self.writes = self.unread = 0
+        self.was_read: set[OffloadKey] = set()
+
+    def play(self, numbers: Iterator[int]) -> None:
+        for key in map(key_of, numbers):
+            slot = Slot(0)
+            slot.key = key
+            if key in self.cache:
+                self.hits += 1
+                self.cache.move_to_end(key)
+                self.was_read.add(key)
+                self.admission.read(key)
+                self.admission.used([slot], [True])
+            elif self.admission.choose([slot]):
+                self.writes += 1
+                self.admission.sent([key])
+                self.cache[key] = None
+                if len(self.cache) > self.capacity:
+                    victim, _ = self.cache.popitem(last=False)
+                    self.unread += victim not in self.was_read
+                    self.was_read.discard(victim)
+                    self.admission.removed([victim])
+
+
+def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
+    """One chunk in three is one of the popular ones; no other comes twice."""
+    rng = random.Random(seed)
+    for number in range(count):
+        yield rng.randrange(popular) if rng.random() < 1 / 3 else popular + number
+
+
+def played(workload: Callable[[], Iterator[int]], capacity: int) -> tuple[Rig, Rig]:
+    rigs = Rig(capacity), Rig(capacity, enabled=False)
+    for rig in rigs:
+        rig.play(workload())
+    return rigs
+
+
+@pytest.mark.parametrize("capacity", [50, 500, 6000])
+def test_far_below_the_working_set_there_are_more_hits_for_fewer_writes(capacity: int) -> None:
+    chosen, all_of_them = played(
+        lambda: popular_and_passing(60 * capacity, popular=2 * capacity), capacity
+    )
+    assert chosen.hits > 1.2 * all_of_them.hits
+    assert chosen.writes < 0.5 * all_of_them.writes
+    assert chosen.stats.not_admitted_chunks > 0
+    assert all_of_them.stats.not_admitted_chunks == 0
+
+
+def test_where_the_working_set_fits_nothing_is_refused() -> None:
+    chosen, all_of_them = played(lambda: iter([*range(500)] * 3), 500)
+    assert (chosen.hits, chosen.writes) == (all_of_them.hits, all_of_them.writes) == (1000, 500)
+    assert chosen.stats.not_admitted_chunks == 0
+
+
+def test_chunks_that_are_read_once_soon_after_their_store_are_still_stored() -> None:
+    def twice() -> Iterator[int]:
+        for start in range(0, 20_000, 100):
+            yield from [*range(start, start + 100)] * 2
+
+    chosen, all_of_them = played(twice, 300)
+    assert chosen.hits == all_of_them.hits == 20_000
+    assert chosen.stats.evicted_unread_chunks == 0
+
+
+def test_chunks_evicted_unread_are_counted() -> None:
+    rig = Rig(100, enabled=False)
+    rig.play(popular_and_passing(5000, popular=50))
+    assert rig.stats.evicted_unread_chunks == rig.unread > 2000
+
+
+def test_in_a_large_tier_they_are_estimated_from_a_sample() -> None:
+    rig = Rig(20_000, enabled=False)
+    rig.play(popular_and_passing(100_000, popular=10_000))
+    assert rig.stats.evicted_unread_chunks == pytest.approx(rig.unread, rel=0.1)
+    assert len(rig.admission._was_read) <= 1024
+
+
+def thrashed(make: EngineFactory, **options: object) -> Engine:
+    """A tier of eight chunks to which hundreds were offered."""
+    engine = make(slots=4, **options)
+    tier = engine.tiers[0]
+    limit = 8 * tier.context.object_bytes
+    tier.config = tier.config.model_copy(update={"capacity_bytes": limit})
+    for key in KEYS[:400]:
+        engine.store(A, key)
+        engine.step()
+    return engine
+
+
+def test_a_refused_chunk_is_offered_again_when_it_is_used(make: EngineFactory) -> None:
+    engine = thrashed(make)
+    engine.store(A, KEYS[500])
+    engine.step()
+    assert KEYS[500] not in engine.tiers[0]._objects
+    assert engine.settle(B, KEYS[500]) == ["HIT"]
+    engine.load(B, KEYS[500])
+    engine.step()
+    assert KEYS[500] in engine.tiers[0]._objects
+    engine.at_rest()
+
+
+def test_a_chunk_that_is_computed_again_is_stored(make: EngineFactory) -> None:
+    engine = thrashed(make)
+    for key in (KEYS[500], *KEYS[600:610], KEYS[500]):
+        engine.store(A, key)
+        engine.step()
+    assert KEYS[500] in engine.tiers[0]._objects
+    assert not set(KEYS[600:610]) & set(engine.tiers[0]._objects)
+    engine.at_rest()
+
+
+def test_a_spilling_tier_is_owed_only_what_was_seen_before(make: EngineFactory) -> None:
+    engine = thrashed(make, store_policy="on_evict")
+    writes = engine.manager.stats[1].stored_chunks
+    for key in KEYS[500:520]:
+        engine.store(A, key)
+        engine.step()
+        engine.step()
+    assert engine.manager.stats[1].stored_chunks == writes
+    assert engine.settle(B, KEYS[519]) == ["HIT"]
+    engine.load(B, KEYS[519])
+    for key in KEYS[520:530]:
+        engine.store(A, key)
+        engine.step()
+        engine.step()
+    assert KEYS[519] in engine.tiers[0]._objects
+    engine.at_rest()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"admission": "off"}, {"offload_policy": "request"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_it_can_be_switched_off_and_a_tier_of_whole_requests_gets_them(
+    make: EngineFactory, options: dict[str, str]
+) -> None:
+    engine = thrashed(make, **options)
+    engine.at_rest()
+    assert engine.manager.stats[1].stored_chunks == 400
+    assert engine.manager.stats[1].evicted_unread_chunks == 392
