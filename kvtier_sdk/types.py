@@ -93,11 +93,14 @@ class RequestContext:
     Attributes:
         request_id: its id, unique among the requests that are alive.
         params: parameters that the client sent along (vLLM's ``kv_transfer_params``); tiers may
-            read them.
+            read them. They are the client's, so their size is not bounded; a tier in a process
+            of its own gets none where their JSON is longer than 16 KiB.
     """
 
     request_id: str
     params: Mapping[str, Any] = field(default_factory=dict)
+    #: The params' JSON, once a tier's process has needed it: a request has many jobs.
+    _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

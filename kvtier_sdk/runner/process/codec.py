@@ -8,6 +8,7 @@ unpickled. Both ends are the same release; :data:`PROTOCOL_VERSION` makes sure o
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +36,10 @@ _HEAD = struct.Struct("<IB")
 _LENGTH = struct.Struct("<I")
 #: Seven million keys. A longer message is garbage; the receiver does not wait for its end.
 _MAX_BODY_BYTES = 1 << 28
+#: Most JSON of a request's params.
+_MAX_PARAMS_BYTES = 1 << 14
+_params_encoder = json.JSONEncoder(default=str, skipkeys=True)
+_log = logging.getLogger("kvtier.runner")
 
 _Slot = Annotated[int, msgspec.Meta(ge=0)]
 _JobFields = tuple[int, Operation, list[OffloadKey], tuple[_Slot, ...], bytes, bytes, float]
@@ -155,17 +160,37 @@ class MessageSplitter:
 def write_job(job: Job) -> bytes:
     """Encode a job; the encoded jobs of a message are joined.
 
-    What JSON cannot express in the request's ``params`` arrives as text.
+    What JSON cannot express in the request's ``params`` arrives as text. Params that are too large,
+    nested too deeply or contain themselves do not arrive.
     """
     request = job.request
     request_id = request.request_id.encode(errors="surrogatepass")
-    params = b""
-    if request.params:
-        params = json.dumps(dict(request.params), default=str, skipkeys=True).encode()
+    params = _params_json(request) if request.params else b""
     encoded = _encode(
         (job.job_id, job.operation, job.keys, job.slots, request_id, params, job.deadline_s)
     )
     return _LENGTH.pack(len(encoded)) + encoded
+
+
+def _params_json(request: RequestContext) -> bytes:
+    """Encode a request's params, the first time that it is asked for."""
+    if request._params_json is None:
+        text = ""
+        try:
+            # Part by part: a client may send any amount, and this is the engine's thread.
+            for part in _params_encoder.iterencode(dict(request.params)):
+                text += part
+                if len(text) > _MAX_PARAMS_BYTES:
+                    raise ValueError(f"their JSON is longer than {_MAX_PARAMS_BYTES} bytes")
+        except (ValueError, RecursionError) as error:
+            _log.warning(
+                "request %s: its parameters are not passed to tiers in processes: %s",
+                request.request_id,
+                error,
+            )
+            text = ""
+        object.__setattr__(request, "_params_json", text.encode())
+    return request._params_json or b""
 
 
 def read_jobs(body: bytes) -> list[Job]:

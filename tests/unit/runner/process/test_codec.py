@@ -80,7 +80,8 @@ def as_data(items: list[Any]) -> list[tuple[type, dict[str, Any]]]:
 
 @given(st.lists(jobs, max_size=5))
 def test_jobs_arrive_as_they_were(sent: list[Job]) -> None:
-    assert as_data(read_jobs(b"".join(map(write_job, sent)))) == as_data(sent)
+    before = as_data(sent)
+    assert as_data(read_jobs(b"".join(map(write_job, sent)))) == before
 
 
 @given(st.lists(reports, max_size=8))
@@ -195,6 +196,37 @@ def test_an_error_that_names_a_file_with_any_bytes_arrives() -> None:
     (result,) = read_reports(write_reports([JobResult(1, [Verdict.FAILED], error=error)]))
     assert isinstance(result, JobResult)
     assert result.error == r"no such file: /data/\udcff"
+
+
+def _nested(depth: int) -> dict[str, object]:
+    params: dict[str, object] = {}
+    for _ in range(depth):
+        params = {"a": params}
+    return params
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"a": ["text"] * 100_000}, {"a": "x" * 1_000_000}, _nested(5000)],
+    ids=["many", "long", "deep"],
+)
+def test_params_that_are_too_large_do_not_arrive(
+    params: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    request = RequestContext("r7", params=params)
+    for job_id in range(3):
+        (job,) = read_jobs(write_job(Job(job_id, Operation.LOOKUP, [b"k"], (), request, 1.0)))
+        assert job.request.params == {}
+    (warning,) = caplog.messages
+    assert warning.startswith("request r7: its parameters are not passed to tiers in processes: ")
+
+
+def test_params_are_encoded_once_a_request() -> None:
+    params = {"tenant": "a"}
+    request = RequestContext("r", params=params)
+    first = write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0))
+    params["tenant"] = "b"
+    assert write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0)) == first
 
 
 def test_params_that_json_cannot_express_arrive_as_text() -> None:
