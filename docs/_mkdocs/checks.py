@@ -19,7 +19,7 @@ _FOREIGN = re.compile(
 )
 _CODE = re.compile(r"<(pre|code)\b.*?</\1>", re.DOTALL)
 _TAG = re.compile(r"<[^>]+>")
-_LEFT_OVER = re.compile(r"``|:(?:attr|class|data|func|meth|mod):|::$|^>>> ", re.MULTILINE)
+_LEFT_OVER = re.compile(r"``|:(?:attr|class|data|func|meth|mod):|::$", re.MULTILINE)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

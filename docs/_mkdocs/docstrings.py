@@ -1,11 +1,13 @@
 """Docstrings as Markdown, for mkdocstrings: a griffe extension.
 
 In a docstring, two backquotes mark code, a role such as ``:class:`` a name, and ``::`` a block of
-code. The comment ``#:`` above a constant is its docstring.
+code. The comment ``#:`` above a constant is its docstring, and so is the sentence with which the
+field of a metric is declared.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
 import re
 import sys
@@ -24,12 +26,12 @@ class MarkdownDocstrings(griffe.Extension):
     """Turns each docstring of kvtier into Markdown when its package has been loaded."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        if attr.docstring is None and (text := _comment_above(attr)):
+        if attr.docstring is None and (text := _comment_above(attr) or _help_in_declaration(attr)):
             attr.docstring = griffe.Docstring(text, parent=attr)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None and obj.path.startswith(PACKAGES):
-            obj.docstring.value = to_markdown(obj.docstring.value, obj)
+            obj.docstring.value = to_markdown(obj.docstring.value, obj) + _unexplained_members(obj)
 
 
 def to_markdown(text: str, owner: griffe.Object) -> str:
@@ -50,6 +52,27 @@ def _comment_above(attribute: griffe.Attribute) -> str:
         elif comment or not line.strip():
             break
     return "\n".join(comment)
+
+
+def _help_in_declaration(attribute: griffe.Attribute) -> str:
+    """Return the sentence among the arguments of the call that declares a class's field."""
+    if attribute.parent is not None and attribute.parent.is_class:
+        for argument in getattr(attribute.value, "arguments", ()):
+            if isinstance(argument, str) and argument.endswith((".'", '."')):
+                return str(ast.literal_eval(argument))
+    return ""
+
+
+def _unexplained_members(owner: griffe.Object) -> str:
+    """Return a list of the members of an enumeration that have no docstring."""
+    if not (owner.is_class and any(str(base) in ("Enum", "Flag") for base in owner.bases)):
+        return ""
+    names = [
+        f"`{name}`"
+        for name, member in owner.members.items()
+        if member.is_attribute and member.docstring is None
+    ]
+    return f"\n\nMembers: {', '.join(names)}." if names else ""
 
 
 def _fenced(block: re.Match[str]) -> str:

@@ -32,11 +32,15 @@ def exported(package: Path) -> list[str]:
 
 
 def public_names() -> set[str]:
+    """Return the paths of all public names, as mkdocstrings finds them."""
     flat = exported(ROOT / "kvtier_sdk")
     found = {f"kvtier_sdk.{name}" for name in flat}
     for module in MODULES[1:]:
-        names = exported(ROOT.joinpath(*module.split(".")))
-        found |= {f"{module}.{name}" for name in names if name not in flat}
+        package = ROOT.joinpath(*module.split("."))
+        for name in set(exported(package)) - set(flat):
+            # A module of the same name hides what the package exports.
+            hidden = (package / f"{name}.py").exists()
+            found.add(f"{module}.{name}.{name}" if hidden else f"{module}.{name}")
     for package in BACKENDS:
         found |= {f"{package.name}.{name}" for name in exported(package)}
     return found
