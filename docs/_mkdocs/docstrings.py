@@ -15,7 +15,6 @@ from typing import Any
 
 import griffe
 
-PACKAGES = ("kvtier_",)
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`(~?)([\w.]+)`")
 _LITERAL = re.compile(r"``(.+?)``", re.DOTALL)
 _BLOCK = re.compile(r"^(.*)::\n\n((?:(?: {4}.*)?\n)+)", re.MULTILINE)
@@ -30,7 +29,7 @@ class MarkdownDocstrings(griffe.Extension):
             attr.docstring = griffe.Docstring(text, parent=attr)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is not None and obj.path.startswith(PACKAGES):
+        if obj.docstring is not None and obj.path.startswith("kvtier_"):
             obj.docstring.value = to_markdown(obj.docstring.value, obj) + _unexplained_members(obj)
 
 
@@ -65,7 +64,7 @@ def _help_in_declaration(attribute: griffe.Attribute) -> str:
 
 def _unexplained_members(owner: griffe.Object) -> str:
     """Return a list of the members of an enumeration that have no docstring."""
-    if not (owner.is_class and any(str(base) in ("Enum", "Flag") for base in owner.bases)):
+    if not isinstance(owner, griffe.Class) or not {"Enum", "Flag"} & set(map(str, owner.bases)):
         return ""
     names = [
         f"`{name}`"
@@ -108,7 +107,7 @@ def _path_of(name: str, owner: griffe.Object) -> str:
     try:
         for part in rest:
             found = found.all_members[part]
-        target = found.final_target if found.is_alias else found
+        target = found.final_target if isinstance(found, griffe.Alias) else found
     except (griffe.AliasResolutionError, KeyError):
         return name
     if target.docstring is None and target.parent is not None and target.parent.is_class:
