@@ -37,6 +37,7 @@ class Setting:
         self.device = torch.device(device)
         self.size_bytes = pages * page_bytes
         cuda = self.device.type == "cuda"
+        self.computing = torch.cuda.current_stream(self.device) if cuda else None
         kv = torch.randint(0, 256, (pages * spread, page_bytes), dtype=torch.uint8, device=device)
         host = torch.zeros(pages * spread, page_bytes, dtype=torch.uint8)
         self.ours = (kv, host)
@@ -84,7 +85,7 @@ class Setting:
         self, worker: OffloadWorker, operation: str, blocks: np.ndarray, slots: np.ndarray
     ) -> None:
         submit = worker.submit_store if operation == "store" else worker.submit_load
-        submit(1, blocks, slots)
+        submit(1, blocks, slots, after=self.computing)
         worker.wait([1])
         (result,) = worker.get_finished()
         if not result.success or result.size_bytes != self.size_bytes:

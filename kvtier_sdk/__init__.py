@@ -10,6 +10,7 @@ from kvtier_sdk.aio.connection_pool import ConnectionPool
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
+    ChunkCodec,
     ChunkTierManager,
     EvictionPolicy,
     SecondaryTierManager,
@@ -20,6 +21,8 @@ from kvtier_sdk.contract import (
 from kvtier_sdk.errors import (
     BackendError,
     BackendLoadError,
+    ChunkAuthError,
+    ChunkError,
     ChunkNotFoundError,
     ConfigError,
     CorruptChunkError,
@@ -57,6 +60,7 @@ from kvtier_sdk.registry import (
     BackendInfo,
     available_backends,
     load_backend,
+    load_codec,
     load_policy,
     load_store_policy,
 )
@@ -100,6 +104,9 @@ __all__ = [
     "Bytes",
     "BytesOrShare",
     "Capability",
+    "ChunkAuthError",
+    "ChunkCodec",
+    "ChunkError",
     "ChunkNotFoundError",
     "ChunkTierManager",
     "Clock",
@@ -165,6 +172,7 @@ __all__ = [
     "available_backends",
     "format_bytes",
     "load_backend",
+    "load_codec",
     "load_policy",
     "load_store_policy",
     "make_offload_key",

@@ -5,16 +5,17 @@ Layout, little-endian, 64 bytes::
     offset  length  field
     0       4       magic, b"KVTC"
     4       2       format version
-    6       2       flags, 0
-    8       8       header length: 64, or 64 padded with zeros to the tier's alignment
+    6       2       flags: 1 if the payload is sealed by a codec, else 0
+    8       8       header length: 64 and the envelope, padded with zeros to the tier's alignment
     16      8       payload length, before padding
     24      16      binding: xxh3-128 of the namespace's fingerprint and the key
-    40      16      payload digest: xxh3-128
+    40      16      payload digest: xxh3-128; zeros if the payload is sealed
     56      8       header check: xxh3-64 of the 56 bytes before it
+    64              the envelope of a sealed payload, whose layout is the codec's
 
 The binding detects a chunk that was stored under another key or by another model; the digest
 detects a damaged one. xxh3 is not cryptographic: the header guards against faults, not against an
-adversary who can write to the store.
+adversary who can write to the store. A codec does (:class:`kvtier_sdk.ChunkCodec`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import struct
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from kvtier_sdk.errors import CorruptChunkError
+from kvtier_sdk.errors import ChunkAuthError, CorruptChunkError
 from kvtier_sdk.types import OffloadKey
 
 HEADER_VERSION = 1
@@ -33,16 +34,17 @@ _CHECK = struct.Struct("<Q")
 _HEADER_BYTES = _FIELDS.size + _CHECK.size
 
 
-def header_bytes(alignment: int) -> int:
+def header_bytes(alignment: int, envelope_bytes: int = 0) -> int:
     """Return the length in bytes of a header in a tier of this alignment.
 
     Args:
         alignment: in bytes, a power of two.
+        envelope_bytes: length of the envelope of a sealed payload.
 
     Returns:
-        64, rounded up to ``alignment``.
+        64 and the envelope, rounded up to ``alignment``.
     """
-    return round_up(_HEADER_BYTES, alignment)
+    return round_up(_HEADER_BYTES + envelope_bytes, alignment)
 
 
 def round_up(size_bytes: int, alignment: int) -> int:
@@ -57,12 +59,16 @@ class ChunkHeader:
         fingerprint: fingerprint of the namespace.
         chunk_bytes: length of a payload; the padding of a padded view is ignored.
         verify: ``False`` switches digests off, for measurements and tests only.
+        sealed: payloads are sealed by a codec, which detects damage; they have no digest.
     """
 
-    def __init__(self, fingerprint: str, chunk_bytes: int, *, verify: bool = True) -> None:
+    def __init__(
+        self, fingerprint: str, chunk_bytes: int, *, verify: bool = True, sealed: bool = False
+    ) -> None:
         self._fingerprint = fingerprint.encode()
         self._chunk_bytes = chunk_bytes
         self._verify = verify
+        self._sealed = sealed
 
     def seal(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
         """Write the header of a payload.
@@ -72,9 +78,17 @@ class ChunkHeader:
             header: the memory to write to, at least 64 bytes; the rest is zeroed.
             payload: ``chunk_bytes`` of content, possibly padded.
         """
-        digest = xxh3_128_digest(payload[: self._chunk_bytes]) if self._verify else bytes(16)
+        digest = bytes(16)
+        if self._verify and not self._sealed:
+            digest = xxh3_128_digest(payload[: self._chunk_bytes])
         fields = _FIELDS.pack(
-            _MAGIC, HEADER_VERSION, 0, len(header), self._chunk_bytes, self._binding(key), digest
+            _MAGIC,
+            HEADER_VERSION,
+            self._sealed,
+            len(header),
+            self._chunk_bytes,
+            self._binding(key),
+            digest,
         )
         header[:_HEADER_BYTES] = fields + _CHECK.pack(xxh3_64_intdigest(fields))
         header[_HEADER_BYTES:] = bytes(len(header) - _HEADER_BYTES)
@@ -90,12 +104,13 @@ class ChunkHeader:
         Raises:
             CorruptChunkError: key, header and payload do not belong together; the message names
                 the mismatch.
+            ChunkAuthError: the payload should be sealed, and is not.
         """
         if not self._verify:
             return
         fields = bytes(header[: _FIELDS.size])
         (check,) = _CHECK.unpack(header[_FIELDS.size : _HEADER_BYTES])
-        magic, version, _, length, chunk_bytes, binding, digest = _FIELDS.unpack(fields)
+        magic, version, flags, length, chunk_bytes, binding, digest = _FIELDS.unpack(fields)
         if magic != _MAGIC:
             raise CorruptChunkError("the object does not begin with a kvtier header")
         if check != xxh3_64_intdigest(fields):
@@ -104,14 +119,27 @@ class ChunkHeader:
             raise CorruptChunkError(
                 f"format version {version}; this release reads {HEADER_VERSION}"
             )
+        if flags != self._sealed:
+            if self._sealed:
+                raise ChunkAuthError("the chunk is not sealed")
+            raise CorruptChunkError(f"flags {flags}; expected 0")
         if length != len(header):
             raise CorruptChunkError(f"header of {length} bytes; expected {len(header)}")
         if chunk_bytes != self._chunk_bytes:
             raise CorruptChunkError(f"payload of {chunk_bytes} bytes; expected {self._chunk_bytes}")
         if binding != self._binding(key):
             raise CorruptChunkError("the chunk belongs to another key or namespace")
-        if digest != xxh3_128_digest(payload[: self._chunk_bytes]):
+        if not self._sealed and digest != xxh3_128_digest(payload[: self._chunk_bytes]):
             raise CorruptChunkError("the payload does not match its digest")
+
+    def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:
+        """Return all that a sealed payload belongs to: header fields, namespace and key."""
+        # All but the key have fixed lengths, so no two of them join to the same bytes.
+        return bytes(header[:_HEADER_BYTES]) + self._fingerprint + key
+
+    def envelope(self, header: memoryview, envelope_bytes: int) -> memoryview:
+        """Return the part of a header that holds the envelope of a sealed payload."""
+        return header[_HEADER_BYTES : _HEADER_BYTES + envelope_bytes]
 
     def _binding(self, key: OffloadKey) -> bytes:
         # The fingerprint has a fixed length, so no two pairs join to the same bytes.

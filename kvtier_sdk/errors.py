@@ -61,12 +61,38 @@ class TierError(KVTierError):
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
 
-class ChunkNotFoundError(TierError):
+class ChunkError(TierError):
+    """The fault lies in this one chunk's object, not in the tier: it cannot be read or replaced.
+
+    Examples are a file with a bad sector and a file that belongs to another user. A server that
+    cannot be reached fails every chunk: that is a :class:`TierUnavailableError`. One chunk's fault
+    opens no circuit breaker; faults of several chunks do, with no success between them.
+    """
+
+
+class ChunkNotFoundError(ChunkError):
     """The tier does not have the chunk, or has lost it: a miss."""
 
 
-class CorruptChunkError(TierError):
+class CorruptChunkError(ChunkError):
     """The object under the key is not this chunk: truncated, flipped, misplaced or foreign."""
+
+
+class ChunkAuthError(CorruptChunkError):
+    """A sealed chunk cannot be opened: forged, moved, damaged, or sealed with another key.
+
+    Args:
+        message: a description of the failure for an operator.
+        retryable: as for :class:`TierError`.
+        unknown_key: true if the chunk names a key that this engine does not have. It may be valid
+            for another engine, so it is not deleted.
+    """
+
+    def __init__(
+        self, message: str, *, retryable: bool | None = None, unknown_key: bool = False
+    ) -> None:
+        super().__init__(message, retryable=retryable)
+        self.unknown_key = unknown_key
 
 
 class TierUnavailableError(TierError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvtier_sdk.chunk_header import HEADER_VERSION
+from kvtier_sdk.options.secrets import masked
 
 _FINGERPRINT_HEX = 32
 
@@ -27,20 +28,29 @@ class Namespace:
     Attributes:
         facts: name to value: engine, model and revision, dtype, KV layout, parallelism, tokens
             per block and per chunk, groups, hash algorithm and seed. Plain JSON values. The
-            manifest adds the format version of the chunk header.
+            manifest adds the format version of the chunk header. A secret, by its name, decides
+            too, but every manifest has ``"***"`` in its place.
     """
 
     facts: Mapping[str, object]
 
     @cached_property
     def manifest(self) -> dict[str, object]:
-        """The facts, in the form that a tier writes beside its chunks for people to read."""
-        return {**self.facts, "frame_version": HEADER_VERSION}
+        """The facts, in the form that a tier writes beside its chunks for people to read.
+
+        Secrets are masked.
+        """
+        shown: dict[str, object] = masked("", self._all_facts)
+        return shown
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits: SHA-256 of the manifest as canonical JSON, cut to 128 bits."""
-        return hashlib.sha256(_canonical(self.manifest).encode()).hexdigest()[:_FINGERPRINT_HEX]
+        """32 hexadecimal digits: SHA-256 of the facts as canonical JSON, cut to 128 bits."""
+        return hashlib.sha256(_canonical(self._all_facts).encode()).hexdigest()[:_FINGERPRINT_HEX]
+
+    @property
+    def _all_facts(self) -> dict[str, object]:
+        return {**self.facts, "frame_version": HEADER_VERSION}
 
     def for_chunks(self, chunk_bytes: int) -> Namespace:
         """Add the length of a chunk's payload to the facts; a tier's chunks all have the same.
@@ -61,6 +71,10 @@ class Namespace:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
+    def sealed_by(self, codec: str) -> Namespace:
+        """Return the namespace of the same chunks, sealed by a codec of that name."""
+        return Namespace({**self.facts, "codec": codec})
+
     def manifest_json(self) -> str:
         """Return the text of a ``manifest.json``: the fingerprint and the facts, one a line."""
         document = {"fingerprint": self.fingerprint, "facts": self.manifest}
@@ -73,7 +87,8 @@ class Namespace:
             facts: the ``facts`` of a manifest that was read back.
 
         Returns:
-            Name to (ours, theirs), only for facts that differ; a missing value is ``None``.
+            Name to (ours, theirs), only for facts that differ; a missing value is ``None``. Secrets
+            cannot be compared.
         """
         ours = json.loads(json.dumps(self.manifest))
         return {

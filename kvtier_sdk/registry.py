@@ -22,6 +22,7 @@ from typing import TypeVar, cast
 from kvtier_sdk.contract import (
     CONTRACT_RELEASES,
     CONTRACT_VERSION,
+    ChunkCodec,
     EvictionPolicy,
     SecondaryTierManager,
     StorePolicy,
@@ -41,6 +42,7 @@ from kvtier_sdk.types import Capability
 BACKENDS_GROUP = "kvtier.backends"
 POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
+CODECS_GROUP = "kvtier.codecs"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
 
 #: Backend name or URL scheme to the package of this project that provides it.
@@ -182,7 +184,7 @@ def load_policy(name: str) -> type[EvictionPolicy]:
         DuplicateBackendError: two packages offer it.
         BackendLoadError: it cannot be imported, or is not an :class:`EvictionPolicy`.
     """
-    return _load_policy(POLICIES_GROUP, "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
+    return _load_class(POLICIES_GROUP, "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
 
 
 def load_store_policy(text: str) -> StorePolicy:
@@ -202,11 +204,35 @@ def load_store_policy(text: str) -> StorePolicy:
         BackendLoadError: it cannot be imported, or is not a :class:`StorePolicy`.
     """
     name, colon, argument = text.partition(":")
-    policy = _load_policy(STORE_POLICIES_GROUP, "store policy", name, StorePolicy)  # type: ignore[type-abstract]
+    policy = _load_class(STORE_POLICIES_GROUP, "store policy", name, StorePolicy)  # type: ignore[type-abstract]
     try:
         return policy(argument if colon else None)
     except ValueError as error:
         raise ConfigError(f"store policy {text!r}: {error}") from None
+
+
+def load_codec(text: str) -> ChunkCodec:
+    """Make the codec that a tier's option names.
+
+    Args:
+        text: the codec's name, with a colon and an argument if it takes one:
+            ``"aes-gcm:/etc/kvtier/chunk.keys"``.
+
+    Returns:
+        The codec.
+
+    Raises:
+        ConfigError: the argument is missing or wrong, or an extra is not installed.
+        UnknownBackendError: no installed package offers the codec.
+        DuplicateBackendError: two packages offer it.
+        BackendLoadError: it cannot be imported, or is not a :class:`ChunkCodec`.
+    """
+    name, colon, argument = text.partition(":")
+    codec = _load_class(CODECS_GROUP, "codec", name, ChunkCodec)  # type: ignore[type-abstract]
+    try:
+        return codec(argument if colon else None)
+    except ValueError as error:
+        raise ConfigError(f"codec {text!r}: {error}") from None
 
 
 def _find_backend(name: str) -> list[EntryPoint]:
@@ -276,7 +302,7 @@ def _sdk_required_by(distribution: str) -> str | None:
     return None
 
 
-def _load_policy(group: str, kind: str, name: str, base: type[T]) -> type[T]:
+def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:
     found = list(entry_points(group=group, name=name))
     if not found:
         names = {found.name for found in entry_points(group=group)}
@@ -306,6 +332,8 @@ def _load(found: Sequence[EntryPoint], kind: str) -> object:
         )
     try:
         return found[0].load()
+    except ConfigError:  # it says what to install
+        raise
     except Exception as error:  # a third party's module may raise anything
         info = _describe(found[0])
         raise BackendLoadError(

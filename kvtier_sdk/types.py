@@ -122,12 +122,15 @@ class Transfer:
             address and length are multiples of the tier's ``alignment``.
         payload: the slot itself, ``context.chunk_bytes`` long, rounded up to the tier's
             ``alignment``. Contiguous, format ``B``.
+        replace: for a store, true if the last load of the chunk failed. The object that the tier
+            has is not to be relied on then: write over it, without asking if it is there.
     """
 
     key: OffloadKey
     request: RequestContext
     header: memoryview
     payload: memoryview
+    replace: bool = False
 
     @property
     def buffers(self) -> tuple[memoryview, memoryview]:

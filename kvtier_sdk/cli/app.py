@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -58,6 +60,10 @@ app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
 
 
+#: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.
+_WrongUsage: Any = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 #: In the environment, it shows the traceback of an unexpected error.
 _TRACEBACK = "KVTIER_TRACEBACK"
 #: Options of a replay that neither the command line nor the file gives.
@@ -213,23 +219,34 @@ def run() -> int:
         something is written wrong, 3 after an unexpected error.
     """
     try:
-        app(standalone_mode=True)
+        return app(standalone_mode=False) or 0
+    except typer.Abort:
+        _tell("Aborted!")
+        return 1
+    except _WrongUsage as error:
+        written = io.StringIO()
+        error.show(written)
+        _tell(written.getvalue().rstrip())
+        return 2
     except TierError as error:
-        print(f"kvtier: {without_password(str(error))}", file=sys.stderr)
+        _tell(f"kvtier: {error}")
         advice = advice_on(verdict_of(error))
         if advice:
-            print(f"  what to do: {advice}", file=sys.stderr)
+            _tell(f"  what to do: {advice}")
         return 1
     except KVTierError as error:
-        print(f"kvtier: {error}", file=sys.stderr)
+        _tell(f"kvtier: {error}")
         return 2
     except Exception as error:
         if os.environ.get(_TRACEBACK):
-            raise
-        print(
-            f"kvtier: unexpected {type(error).__name__}: {without_password(str(error))}; set "
-            f"{_TRACEBACK}=1 in the environment to see a traceback",
-            file=sys.stderr,
+            _tell(traceback.format_exc())
+        _tell(
+            f"kvtier: unexpected {type(error).__name__}: {error}; set {_TRACEBACK}=1 in the "
+            "environment to see a traceback"
         )
         return 3
-    return 0
+
+
+def _tell(text: str) -> None:
+    """Write to stderr; what a command line names may be a URL with a password."""
+    print(without_password(text), file=sys.stderr)

@@ -19,7 +19,8 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.secrets import MASK, MaskingFormatter, without_password
+from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict, verdict_of
@@ -187,12 +188,7 @@ class _Check:
         )
 
     def _masked(self, text: str) -> str:
-        config = self._spec.config
-        given = config.to_dict(secrets=True)
-        text = without_password(text)
-        for secret in filter(None, (given.get(name) for name in config.secret_names())):
-            text = text.replace(str(secret), MASK)
-        return text
+        return secrets_of(self._spec.config).mask(text)
 
     def _note_fault(self, error: Exception, verdict: Verdict | None) -> None:
         self._outcome.fault = self._masked(str(error))

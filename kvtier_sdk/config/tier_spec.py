@@ -8,12 +8,20 @@ from typing import Any, Self
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendError, ConfigError
+from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest
-from kvtier_sdk.options.secrets import hides_more_than_password, masked, url_without_password
+from kvtier_sdk.options.secrets import (
+    Secrets,
+    hides_more_than_password,
+    masked,
+    options_behind_secret,
+    secrets_in,
+    url_without_password,
+)
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.url import TierURL
-from kvtier_sdk.registry import backend_name, load_backend, load_store_policy
+from kvtier_sdk.registry import backend_name, load_backend, load_codec, load_store_policy
 
 #: Options of a tier entry that are neither the backend's nor the runner's.
 _ENTRY_OPTIONS = ("type", "backend", "name", "url")
@@ -74,7 +82,7 @@ class TierSpec:
 
         Raises:
             ConfigError: an option is wrong, missing, or given both in the URL and beside it, the
-                URL is another backend's, or the store policy cannot be found or loaded.
+                URL is another backend's, or the store policy or codec cannot be found or used.
             BackendError: the backend cannot be found or loaded.
         """
         place = Place(where, path)
@@ -83,17 +91,19 @@ class TierSpec:
             if not isinstance(options.get(name, ""), str):
                 given = masked(name, options[name])
                 raise ConfigError(f"{place.at(name)} is {given!r} but should be text")
+            if name != "url" and "//" in options.get(name, ""):
+                url = place.at("url").path
+                raise ConfigError(f"{place.at(name)} is a URL; write it as option {url!r}")
         try:
             return cls._read(options, place)
-        except ConfigError:
+        except (BackendError, ConfigError) as error:
+            fault: BaseException = error
+        # Raised out here, and not as a context of the other.
+        if hides_more_than_password(options.get("url", "")):
             # A piece of a password that was taken for an option may be what is wrong.
-            if hides_more_than_password(options.get("url", "")):
-                raise ConfigError(
-                    f"{place.at('url')} cannot be used: it is not clear where its password ends; "
-                    "in names, passwords and options write '@' as %40, ':' as %3A, '/' as %2F, "
-                    "'?' as %3F, '#' as %23, '%' as %25"
-                ) from None
-            raise
+            raise _unclear(place)
+        secrets = (secret for name, of in options.items() for secret in secrets_in(name, of))
+        raise masked_error(fault, Secrets(secrets))
 
     @classmethod
     def _read(cls, entry: Mapping[str, Any], place: Place) -> Self:
@@ -114,17 +124,25 @@ class TierSpec:
             given = _url_options(url, tier_class.config_model, place)
             for key in sorted(given.keys() & own.keys()):
                 raise ConfigError(f"{place.at(key)} is given in the URL and beside it")
-            own |= given
+            own = place.table(own | given)
         name = own.pop("name", backend)
         if not name:
             raise ConfigError(f"{place.at('name')} is empty; leave it out, or give the tier a name")
         common = RunnerOptions.take_from(own)
+        unknown = own.keys() - tier_class.config_model.option_names()
+        if url is not None and not unknown.isdisjoint(options_behind_secret(entry["url"])):
+            raise _unclear(place)
         config = validate_options(tier_class.config_model, own, place, _COMMON)
         runner = validate_options(RunnerOptions, common, place)
         try:
             load_store_policy(runner.store_policy)
         except (BackendError, ConfigError) as error:
             raise ConfigError(f"{place.at('store_policy')}: {error}") from error
+        try:
+            if runner.codec is not None:
+                load_codec(runner.codec)
+        except (BackendError, ConfigError) as error:
+            raise ConfigError(f"{place.at('codec')}: {error}") from error
         return cls(name, backend, tier_class, config, runner)
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
@@ -140,6 +158,14 @@ class TierSpec:
         config = self.config.to_dict(secrets=secrets, defaults=defaults)
         runner = self.runner.to_dict(secrets=secrets, defaults=defaults)
         return {"type": self.backend, "name": self.name, **config, **runner}
+
+
+def _unclear(place: Place) -> ConfigError:
+    return ConfigError(
+        f"{place.at('url')} cannot be used: it is not clear where its password ends; in names, "
+        "passwords and options write '@' as %40, ':' as %3A, '/' as %2F, '?' as %3F, '#' as %23, "
+        "'&' as %26, '%' as %25"
+    )
 
 
 def _parse_url(url: str, place: Place) -> TierURL:

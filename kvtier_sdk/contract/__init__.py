@@ -1,5 +1,6 @@
-"""The interfaces that authors implement: a tier, a store policy, an eviction policy."""
+"""The interfaces that authors implement: a tier, a codec, a store policy, an eviction policy."""
 
+from kvtier_sdk.contract.codec import ChunkCodec
 from kvtier_sdk.contract.policies import EvictionPolicy, StoreMoment, StorePolicy
 from kvtier_sdk.contract.tier import (
     CONTRACT_RELEASES,
@@ -12,6 +13,7 @@ from kvtier_sdk.contract.tier import (
 __all__ = [
     "CONTRACT_RELEASES",
     "CONTRACT_VERSION",
+    "ChunkCodec",
     "ChunkTierManager",
     "EvictionPolicy",
     "SecondaryTierManager",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.errors import ChunkError, TierContractError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import (
@@ -84,7 +84,11 @@ class SecondaryTierManager(ABC):
     - *Buffers belong to the SDK*, which lends them until the coroutine returns. This holds after
       a cancellation too: let it through only once nothing touches the buffers.
     - *No reader ever sees a partly written object*, even if a store fails midway.
-    - *Storing a key twice is harmless*: the first or the last complete object stays.
+    - *Storing a key twice is harmless*: the first or the last complete object stays. The last one
+      stays if its transfer's ``replace`` is true.
+    - *An error of one object is that object's*: a :class:`ChunkError` for that key, and no end of a
+      batch. ``lookup`` answers ``False`` for an object that it cannot examine, and raises the error
+      only if that is so for every key of the call.
     - *An outage is a* :class:`TierUnavailableError`, never ``False`` from :meth:`lookup`.
     - Only :class:`TierError` and its subclasses are raised (:func:`kvtier_sdk.map_exceptions`).
     - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
@@ -170,7 +174,8 @@ class SecondaryTierManager(ABC):
             request: the request that needs them.
 
         Returns:
-            One boolean per key, in the order of ``keys``.
+            One boolean per key, in the order of ``keys``. 0, 1 and ``numpy.bool_`` count as
+            booleans; anything else breaks the contract.
 
         Raises:
             TierError: the tier does not know.
@@ -181,7 +186,8 @@ class SecondaryTierManager(ABC):
         """Store chunks: write each transfer's buffers, one after the other, as one object.
 
         Args:
-            batch: the chunks to write; their buffers must not be modified.
+            batch: the chunks to write; their buffers must not be modified. An object that is
+                there already may stay, unless ``transfer.replace`` is true.
 
         Returns:
             One verdict per transfer, in the order of ``batch``: ``None`` once a later
@@ -196,7 +202,8 @@ class SecondaryTierManager(ABC):
         """Load chunks: fill each transfer's buffers from its object.
 
         A missing object is a :class:`ChunkNotFoundError`. An object shorter or longer than the
-        buffers is a :class:`CorruptChunkError`. A failed load may leave anything in the buffers.
+        buffers is a :class:`CorruptChunkError`. An object that cannot be read, while others can,
+        is a :class:`ChunkError`. A failed load may leave anything in the buffers.
 
         Args:
             batch: the chunks to read.
@@ -344,14 +351,27 @@ class ChunkTierManager(SecondaryTierManager):
         Raises:
             ChunkNotFoundError: there is no such object.
             CorruptChunkError: the object is shorter or longer than the buffers.
+            ChunkError: this object cannot be read; others can, as far as is known.
             TierError: it could not be read.
         """
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        return await self.context.clock.gather_bounded(
-            [lambda key=key: self.contains_chunk(key) for key in keys],  # type: ignore[misc]
+        faults: list[ChunkError] = []
+
+        async def contains(key: OffloadKey) -> bool:
+            try:
+                return await self.contains_chunk(key)
+            except ChunkError as fault:
+                faults.append(fault)
+                return False
+
+        found = await self.context.clock.gather_bounded(
+            [lambda key=key: contains(key) for key in keys],  # type: ignore[misc]
             limit=self.fan_out,
         )
+        if faults and len(faults) == len(keys):
+            raise faults[0]
+        return found
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         return await self._fan_out(self.store_chunk, batch)

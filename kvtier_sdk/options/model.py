@@ -17,8 +17,8 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.place import Place, nearest
-from kvtier_sdk.options.secrets import MASK, is_secret, masked, secrets_in, without_password
+from kvtier_sdk.options.place import Place, brief, nearest
+from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets_in
 
 
 class StrictModel(BaseModel):
@@ -110,6 +110,21 @@ class StrictModel(BaseModel):
             yield name, masked(name or "", value)
 
 
+def secrets_of(options: StrictModel) -> Secrets:
+    """The secrets among a model's options, those in tables and in URLs included."""
+    names = zip(options.option_names(), type(options).model_fields, strict=True)
+    return _secrets_in(options, {name: getattr(options, attribute) for name, attribute in names})
+
+
+def _secrets_in(model: StrictModel | type[StrictModel], options: Mapping[str, Any]) -> Secrets:
+    secret_names = model.secret_names()
+    return Secrets(
+        secret
+        for name, value in options.items()
+        for secret in secrets_in("secret" if name in secret_names else name, value)
+    )
+
+
 def _holds_secret(annotation: Any) -> bool:
     return annotation in (SecretStr, SecretBytes) or any(map(_holds_secret, get_args(annotation)))
 
@@ -134,25 +149,19 @@ def validate_options(
     try:
         return model.model_validate(dict(options))
     except ValidationError as error:
-        known = [*model.option_names(), *also_known]
-        secret_names = model.secret_names()
-        hidden = [
-            secret
-            for name, value in options.items()
-            for secret in secrets_in("secret" if name in secret_names else name, value)
-        ]
-        complaints = [
-            _complaint(dict(fault), place, known, secret_names, hidden) for fault in error.errors()
-        ]
-        raise ConfigError("\n".join(complaints)) from None
+        faults = error.errors()
+    # Raised out here: as its context, pydantic's error would keep the options in the clear.
+    known, secrets = [*model.option_names(), *also_known], _secrets_in(model, options)
+    complaints = [_complaint(dict(fault), place, known, model, secrets) for fault in faults]
+    raise ConfigError("\n".join(complaints))
 
 
 def _complaint(
     fault: Mapping[str, Any],
     place: Place,
     known: list[str],
-    secret_names: set[str],
-    hidden: list[str],
+    model: type[StrictModel],
+    secrets: Secrets,
 ) -> str:
     loc = fault["loc"]
     option = place.at(*loc)
@@ -161,18 +170,16 @@ def _complaint(
         return f"{place.where}: unknown option {option.path!r}; {suggestion}"
     if fault["type"] == "missing":
         return f"{option} is missing"
-    if loc and (loc[0] in secret_names or any(is_secret(str(part)) for part in loc)):
+    if loc and (loc[0] in model.secret_names() or any(is_secret(str(part)) for part in loc)):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     value = masked(str(loc[-1]), fault["input"]) if loc else None
     if fault["type"] != "value_error":
-        return f"{option} is {value!r} but should be {_PLAIN.get(fault['type'], message)}"
+        return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     # A rule's own words may quote any option, most often its own.
     if loc:
-        message = message.replace(repr(fault["input"]), repr(value))
-    for secret in sorted(hidden, key=len, reverse=True):
-        message = message.replace(secret, MASK).replace(repr(secret)[1:-1], MASK)
-    message = without_password(message)
+        message = message.replace(repr(fault["input"]), brief(value))
+    message = secrets.mask(message)
     if loc:
         return f"{option}: {message}"
     # A rule about several options names them itself, without their path.

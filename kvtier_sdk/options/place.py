@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.bounds import check_bounds
 
 _KINDS: tuple[tuple[type, str], ...] = (
     (type(None), "nothing"),
@@ -18,6 +19,10 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (int, "a number"),
     (float, "a number"),
 )
+
+
+#: Characters of a value in a complaint.
+_BRIEF = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,16 @@ class Place:
         return Place(self.where, path)
 
     def table(self, value: object) -> dict[str, Any]:
-        """Copy the table of options that stands here; another value is a :class:`ConfigError`."""
+        """Copy the table of options that stands here, within the bounds of a configuration.
+
+        Another value is a :class:`ConfigError`.
+        """
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self} should be a table of options, not {kind_of(value)}")
+        check_bounds(value, self)
         for name in value:
             if not isinstance(name, str):
-                raise ConfigError(f"{self.at(str(name))} is no text name")
+                raise ConfigError(f"{self.at(brief(name, str))} is no text name")
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
@@ -62,6 +71,12 @@ def kind_of(value: object) -> str:
     """The kind of a value in a file, for people: ``a list``."""
     kinds = (name for kind, name in _KINDS if isinstance(value, kind))
     return next(kinds, f"a {type(value).__name__}")
+
+
+def brief(value: object, write: Callable[[object], str] = repr) -> str:
+    """A value in a complaint, cut off where it is long."""
+    text = write(value)
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 
 def nearest(word: str, known: Iterable[str], label: str) -> str:

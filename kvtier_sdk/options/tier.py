@@ -65,6 +65,8 @@ class RunnerOptions(StrictModel):
             ``after_hits:2``, or another package's.
         offload_policy: ``chunk`` gives it new chunks; ``request`` also those chunks of a request
             that are in the primary tier already.
+        codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
+            another package's.
         lookup_deadline_s: a lookup that takes longer is a miss.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
@@ -86,6 +88,7 @@ class RunnerOptions(StrictModel):
     runner: Literal["auto", "thread", "process"] = "auto"
     store_policy: str = "through"
     offload_policy: Literal["chunk", "request"] = "chunk"
+    codec: str | None = None
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
     load_deadline_s: Seconds = Field(5.0, alias="load_deadline")
     store_deadline_s: Seconds = Field(30.0, alias="store_deadline")

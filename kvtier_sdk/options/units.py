@@ -28,15 +28,26 @@ _SECONDS: dict[str, int | Fraction] = {
     "h": 3600,
     "d": 86400,
 }
-_NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)\s*")
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
+#: Of a number that is text. Python takes a time for a long one that grows with its square.
+_DIGITS = 40
+_MOST_BYTES = 2**63 - 1
+#: A hundred years: as long as any clock of the system can wait.
+_MOST_SECONDS = 100 * 365 * 86400
 
 
 def _split(value: object, example: str) -> tuple[Fraction, str]:
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"{value!r} is not a quantity; write for example {example}")
-    return Fraction(match[1]), match[2]
+    return Fraction(_short(match[1], value)), match[2]
+
+
+def _short(number: str, value: object) -> str:
+    if len(number.strip()) > _DIGITS:
+        raise ValueError(f"{value!r} has more than {_DIGITS} digits")
+    return number
 
 
 def _to_float(number: Any) -> float:
@@ -55,7 +66,7 @@ def parse_bytes(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
             raise ValueError(f"{value} is negative; write for example '4GiB'")
-        return value
+        return _up_to_most(value)
     number, unit = _split(value, "'64KiB' or '4GiB'")
     factor = _BYTES.get(unit.upper())
     if factor is None:
@@ -64,7 +75,13 @@ def parse_bytes(value: object) -> int:
     size = number * factor
     if size != int(size):
         raise ValueError(f"{value!r} is not a whole number of bytes")
-    return int(size)
+    return _up_to_most(int(size))
+
+
+def _up_to_most(size_bytes: int) -> int:
+    if size_bytes > _MOST_BYTES:
+        raise ValueError("the size is 8 EiB or more")
+    return size_bytes
 
 
 def parse_seconds(value: object) -> float:
@@ -75,14 +92,20 @@ def parse_seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{value} is not a duration; write for example '250ms'")
-        return _to_float(value)
+        return _up_to_century(value)
     number, unit = _split(value, "'250ms' or '5s'")
     if not unit:
         raise ValueError(f"{value!r} has no unit; write for example '250ms' or '5s'")
     factor = _SECONDS.get(unit.lower())
     if factor is None:
         raise ValueError(f"{value!r}: unit {unit!r} is none of {', '.join(_SECONDS)}")
-    return _to_float(number * factor)
+    return _up_to_century(number * factor)
+
+
+def _up_to_century(duration_s: float | Fraction) -> float:
+    if duration_s > _MOST_SECONDS:
+        raise ValueError("the duration is more than 100 years")
+    return _to_float(duration_s)
 
 
 def parse_share(value: object) -> float:
@@ -121,7 +144,7 @@ def parse_count(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value)
+        return int(_short(value, value))
     raise ValueError(f"{value!r} is not a whole number")
 
 

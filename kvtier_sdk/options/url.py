@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.secrets import url_without_password
+from kvtier_sdk.options.secrets import masked, url_without_password
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,15 @@ class TierURL:
     host: str | None
     port: int | None
     username: str | None
-    password: str | None = field(repr=False)
+    password: str | None
     path: str
     options: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{part.name}={masked(part.name, getattr(self, part.name))!r}" for part in fields(self)
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
     def parse(cls, url: str) -> Self:

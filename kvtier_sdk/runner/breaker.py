@@ -19,11 +19,13 @@ from collections.abc import Sequence
 from enum import Enum
 
 from kvtier_sdk.errors import (
+    ChunkError,
     ChunkNotFoundError,
     CorruptChunkError,
     TierCapacityError,
     TierError,
 )
+from kvtier_sdk.types import OffloadKey
 
 #: The largest share by which jitter shortens a pause. It never lengthens one, so that a breaker
 #: closes within one probe interval of the tier's recovery.
@@ -60,6 +62,8 @@ class Outcome(Enum):
     LATE = "late"
     #: The tier did not do its work.
     FAILED = "failed"
+    #: Single objects were at fault. Few of them say nothing of the tier; many in a row do.
+    FAULTY = "faulty"
     #: The call could not be made: calls that hang leave no room for it, nor for any other.
     BLOCKED = "blocked"
 
@@ -79,24 +83,32 @@ def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outc
         errors: a verdict a chunk; one for a call that failed as a whole.
 
     Returns:
-        ``FAILED`` if no chunk got an answer. One that did is enough for ``ANSWERED``: a cluster
-        with one node down still serves the keys of the others, a disk that is nearly full still
-        takes some chunks, and an open breaker would take away from them what works.
+        ``FAILED`` if no chunk got an answer, or ``FAULTY`` if the fault lay in the chunks' objects
+        alone. One answer is enough for ``ANSWERED``: a cluster with one node down still serves the
+        keys of the others, a disk that is nearly full still takes some chunks, and an open breaker
+        would take away from them what works.
     """
     answers = _ANSWERS[direction]
-    answered = any(error is None or isinstance(error, answers) for error in errors)
-    return Outcome.ANSWERED if answered else Outcome.FAILED
+    if any(error is None or isinstance(error, answers) for error in errors):
+        return Outcome.ANSWERED
+    faulty = all(isinstance(error, ChunkError) for error in errors)
+    return Outcome.FAULTY if faulty else Outcome.FAILED
 
 
 class Breaker:
     """The breaker of one tier and direction.
+
+    A single object's fault counts for nothing, however often it is met. But a dead disk fails
+    object by object too. So as many *distinct* objects as ``failures`` open the breaker, if between
+    them no transfer went well; a lookup that did is no sign that objects can be read.
 
     Attributes:
         state: the state.
         pause_s: length of the pause before the next probe, before jitter.
 
     Args:
-        failures: it opens after so many failures in a row, at the first call that is blocked,
+        failures: it opens after so many failures in a row, or so many faulty objects, or at the
+            first call that is blocked,
         window: or when half of the last so many calls have failed or were late.
         probe_interval_s: the first pause; it doubles with each probe that fails.
         max_probe_interval_s: the longest pause.
@@ -122,27 +134,39 @@ class Breaker:
         self._row = 0
         # Of the last calls, those that did not go well.
         self._recent: deque[bool] = deque(maxlen=window)
+        # Objects at fault since a transfer last went well.
+        self._faulty: set[OffloadKey] = set()
 
     @property
     def is_closed(self) -> bool:
         """True if the tier is asked."""
         return self.state is BreakerState.CLOSED
 
-    def note(self, outcome: Outcome, now_s: float) -> bool:
+    def note(self, outcome: Outcome, now_s: float, objects: Sequence[OffloadKey] = ()) -> bool:
         """Take the outcome of a call; one that ends while the breaker is not closed is ignored.
 
         Args:
             outcome: of the call.
             now_s: the time.
+            objects: the keys whose objects the call has answered for; none for a lookup that went
+                well, and for a call without verdicts.
 
         Returns:
             True if the breaker has opened because of it.
         """
         if not self.is_closed:
             return False
+        if outcome is Outcome.FAULTY:
+            self._faulty.update(objects)
+            if len(self._faulty) < self._failures:
+                return False
+            self._open(now_s)
+            return True
         self._recent.append(outcome is not Outcome.ANSWERED)
         if outcome is Outcome.ANSWERED:
             self._row = 0
+            if objects:
+                self._faulty.clear()
         elif outcome is Outcome.FAILED:
             self._row += 1
         half = 2 * sum(self._recent) >= (self._recent.maxlen or 0)
@@ -171,6 +195,7 @@ class Breaker:
             self.pause_s = self._probe_interval_s
             self._row = 0
             self._recent.clear()
+            self._faulty.clear()
         else:
             self.pause_s = min(2 * self.pause_s, self._max_probe_interval_s)
             self._open(now_s)

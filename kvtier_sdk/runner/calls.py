@@ -8,14 +8,35 @@ from typing import TypeVar
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.secrets import Secrets
+from kvtier_sdk.runner.answers import (
+    NonsenseError,
+    found_in,
+    key_in,
+    readable,
+    text_of,
+    verdicts_in,
+)
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
 
 T = TypeVar("T")
-E = TypeVar("E", bound=TierError)
 
 #: How many chunks are deleted with one call.
 _DELETE_CHUNKS = 256
+
+
+async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
+    """Await a call of a tier; what it raises shows no secret."""
+    try:
+        return await call()
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
+        raise
+    except BaseException as error:
+        masked = masked_error(readable(error), secrets)
+    # Raised out here: the context of a replacement would be the original.
+    raise masked
 
 
 class TierCaller:
@@ -23,22 +44,26 @@ class TierCaller:
 
     A tier that returns a wrong number of results, or something else than results, cannot be
     believed: it is in quarantine, and every later call fails with the same message. An exception
-    that is no :class:`TierError` fails its call only.
+    that is no :class:`TierError`, or an error that cannot be read, fails its call or chunk only.
 
     Attributes:
         quarantine: the error of every further call, once the tier has broken the contract.
     """
 
-    def __init__(self, tier: SecondaryTierManager) -> None:
+    def __init__(self, tier: SecondaryTierManager, secrets: Secrets) -> None:
         self._tier = tier
+        self._secrets = secrets
         self._name = tier.context.name
         self.quarantine: TierContractError | None = None
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         """Call the tier's; raises only :class:`TierError`."""
-        return await self._batched(
-            Operation.LOOKUP.value, len(keys), lambda: self._tier.lookup(keys, request)
-        )
+        operation = Operation.LOOKUP.value
+        answer = await self._guarded(operation, lambda: self._tier.lookup(keys, request))
+        try:
+            return found_in(answer, len(keys))
+        except NonsenseError as nonsense:
+            raise self._end(nonsense, operation) from None
 
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
@@ -46,17 +71,16 @@ class TierCaller:
         """Call ``load`` or ``store``; an error of the whole batch becomes one for each chunk."""
         method = self._tier.load if operation is Operation.LOAD else self._tier.store
         try:
-            results = await self._batched(operation.value, len(batch), lambda: method(batch))
+            answer = await self._guarded(operation.value, lambda: method(batch))
+            verdicts = verdicts_in(answer, len(batch))
         except TierError as error:
             return [error] * len(batch)
-        for result in results:
-            if result is None:
-                continue
-            if not isinstance(result, TierError):
-                what = f"a {type(result).__name__} where None or a TierError belongs"
-                return [self._end(what, operation.value)] * len(batch)
-            self._sign(result, operation.value)
-        return results
+        except NonsenseError as nonsense:
+            return [self._end(nonsense, operation.value)] * len(batch)
+        return [
+            None if error is None else self._sign(self._masked(error), operation.value)
+            for error in verdicts
+        ]
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Call the tier's; raises only :class:`TierError`."""
@@ -73,37 +97,28 @@ class TierCaller:
         """
 
         async def list_keys() -> list[OffloadKey]:
-            return [entry.key async for entry in self._tier.scan()]
+            try:
+                return [key_in(entry) async for entry in self._tier.scan()]
+            except NonsenseError as nonsense:
+                raise self._end(nonsense, "scan") from None
 
         # List first: a listing may miss chunks if others are deleted meanwhile.
         keys = await self._guarded("scan", list_keys)
         for start in range(0, len(keys), _DELETE_CHUNKS):
             await self.delete(keys[start : start + _DELETE_CHUNKS])
 
-    async def _batched(
-        self, operation: str, count: int, call: Callable[[], Awaitable[Sequence[T]]]
-    ) -> Sequence[T]:
-        results = await self._guarded(operation, call)
-        try:
-            given = len(results)
-        except TypeError:
-            given = -1
-        if given != count:
-            what = f"{given} results" if given >= 0 else f"a {type(results).__name__}"
-            raise self._end(f"{what} for a batch of {count}", operation)
-        return results
-
-    def _end(self, what: str, operation: str) -> TierContractError:
+    def _end(self, nonsense: NonsenseError, operation: str) -> TierContractError:
         """Put the tier into quarantine for its answer."""
-        error = TierContractError(f"returned {what}; the tier is not used any more")
-        self.quarantine = self._sign(error, operation)
+        error = TierContractError(f"returned {nonsense}; the tier is not used any more")
+        error.tier, error.operation = self._name, operation
+        self.quarantine = error
         return error
 
     async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         if self.quarantine is not None:
             raise self.quarantine
         try:
-            return await call()
+            return await masked_call(call, self._secrets)
         except TierError as error:
             raise self._sign(error, operation) from error.__cause__
         except asyncio.CancelledError:
@@ -119,10 +134,15 @@ class TierCaller:
             # A SystemExit would end the tier's thread, not the process. A client in Rust that
             # panics raises no Exception either.
             raise self._sign(
-                TierContractError(f"raised {type(error).__name__}: {error}"), operation
+                TierContractError(f"raised {type(error).__name__}: {text_of(error)}"), operation
             ) from error
 
-    def _sign(self, error: E, operation: str) -> E:
-        error.tier = self._name
-        error.operation = operation
+    def _masked(self, error: TierError) -> TierError:
+        masked = masked_error(readable(error), self._secrets)
+        assert isinstance(masked, TierError)
+        return masked
+
+    def _sign(self, error: TierError, operation: str) -> TierError:
+        """Name tier and operation in an error."""
+        error.tier, error.operation = self._name, operation
         return error

@@ -7,16 +7,35 @@ from contextlib import contextmanager
 
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import CorruptChunkError, TierError
+from kvtier_sdk.errors import (
+    ChunkAuthError,
+    ChunkNotFoundError,
+    CorruptChunkError,
+    TierError,
+)
 from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.buffers import BufferPool
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.headers import HeaderPool
 from kvtier_sdk.runner.jobs import Job, Operation
-from kvtier_sdk.types import Transfer
+from kvtier_sdk.runner.sealing import ChunkSealer
+from kvtier_sdk.types import OffloadKey, Transfer
+
+#: How many chunks that failed to load are remembered. A forgotten one fails again, and is
+#: remembered again.
+_MAX_UNLOADED = 65_536
+
+#: Headers are small: many share a mapping.
+_HEADERS_PER_MAPPING = 64
 
 
 class ChunkMover:
-    """Moves batches of chunks. Only the headers' memory outlives a batch.
+    """Moves batches of chunks.
+
+    An object that failed to load would fail again, and a tier that has one may take the next store
+    of the key for done. So the store after a failed load has :attr:`Transfer.replace`. An object
+    that is damaged for certain is also deleted at once, if the tier can delete.
+
+    The headers' memory and the keys of chunks that did not load outlive a batch.
 
     Args:
         call: the tier.
@@ -25,6 +44,7 @@ class ChunkMover:
         memory: the slots.
         alignment: the tier's.
         can_delete: true if the tier can delete.
+        sealer: stands before a tier that has a codec.
     """
 
     def __init__(
@@ -36,6 +56,7 @@ class ChunkMover:
         *,
         alignment: int,
         can_delete: bool,
+        sealer: ChunkSealer | None = None,
     ) -> None:
         self._call = call
         self._context = context
@@ -43,7 +64,10 @@ class ChunkMover:
         self._memory = memory
         self._alignment = alignment
         self._can_delete = can_delete
-        self._headers = HeaderPool(context.header_bytes)
+        self._sealer = sealer
+        self._headers = BufferPool(context.header_bytes, _HEADERS_PER_MAPPING)
+        # Chunks whose last load did not succeed, or is under way; oldest first.
+        self._unloaded: dict[OffloadKey, None] = {}
         # The names under which the pool notes views of slots.
         self._holders = {
             operation: f"{context.name} {operation.value}"
@@ -63,6 +87,7 @@ class ChunkMover:
         """
         headers = self._headers.take(len(batch))
         holder = self._holders[job.operation]
+        is_store = job.operation is Operation.STORE
         try:
             lent = {
                 index: Transfer(
@@ -70,10 +95,11 @@ class ChunkMover:
                     job.request,
                     header,
                     self._memory.padded_view(job.slots[index], self._alignment, holder),
+                    replace=is_store and job.keys[index] in self._unloaded,
                 )
                 for index, header in zip(batch, headers, strict=True)
             }
-            if job.operation is Operation.STORE:
+            if is_store:
                 for transfer in lent.values():
                     self._header.seal(transfer.key, transfer.header, transfer.payload)
             yield lent
@@ -92,19 +118,39 @@ class ChunkMover:
         Returns:
             A verdict for each.
         """
-        results = await self._call.transfer(operation, list(transfers.values()))
+        if operation is Operation.LOAD:
+            # From the start: a load may be cut short by its deadline, or never end.
+            self._doubt(transfers.values())
+        tier = self._sealer or self._call
+        results = await tier.transfer(operation, list(transfers.values()))
         errors = dict(zip(transfers, results, strict=True))
         if operation is Operation.STORE:
+            self._trust(transfers[index] for index, error in errors.items() if error is None)
             return errors
-        for index, error in errors.items():
-            if error is None:
-                errors[index] = self._damage(transfers[index])
-        await self._delete(
+        if self._sealer is None:  # which has checked them, sealed as they were
+            for index, error in errors.items():
+                if error is None:
+                    errors[index] = self._damage(transfers[index])
+        self._trust(
             transfers[index]
             for index, error in errors.items()
-            if isinstance(error, CorruptChunkError)
+            if error is None or isinstance(error, ChunkNotFoundError)
+        )
+        await self._delete(
+            transfers[index] for index, error in errors.items() if _is_useless(error)
         )
         return errors
+
+    def _doubt(self, transfers: Iterable[Transfer]) -> None:
+        for transfer in transfers:
+            self._unloaded.pop(transfer.key, None)
+            self._unloaded[transfer.key] = None
+        while len(self._unloaded) > _MAX_UNLOADED:
+            del self._unloaded[next(iter(self._unloaded))]
+
+    def _trust(self, transfers: Iterable[Transfer]) -> None:
+        for transfer in transfers:
+            self._unloaded.pop(transfer.key, None)
 
     def _damage(self, loaded: Transfer) -> CorruptChunkError | None:
         try:
@@ -121,3 +167,10 @@ class ChunkMover:
                 await self._call.delete(keys)
             except TierError as error:
                 self._context.logger.warning("%s", error)
+
+
+def _is_useless(error: TierError | None) -> bool:
+    """Return true if no engine can use the chunk."""
+    if isinstance(error, ChunkAuthError) and error.unknown_key:
+        return False
+    return isinstance(error, CorruptChunkError)

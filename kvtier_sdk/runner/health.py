@@ -14,6 +14,7 @@ from kvtier_sdk.runner.breaker import Breaker, Direction, Outcome, outcome_of
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import BreakerMoved
 from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.types import OffloadKey
 
 #: How long a cancelled call may go on before it is taken to never end: longer than most clients
 #: wait for a server by themselves. Added up of the pauses between probes, so that a machine that
@@ -88,18 +89,24 @@ class TierHealth:
         """Return true if calls are made."""
         return self._breakers[direction].is_closed or self._is_over
 
-    def note(self, direction: Direction, errors: Sequence[TierError | None]) -> bool:
+    def note(
+        self,
+        direction: Direction,
+        errors: Sequence[TierError | None],
+        objects: Sequence[OffloadKey] = (),
+    ) -> bool:
         """Take what a call returned.
 
         Args:
             direction: of the call.
             errors: a verdict a chunk; one for a call that failed as a whole.
+            objects: as for :meth:`Breaker.note`.
 
         Returns:
             True if a breaker has opened because of it.
         """
         reason = next((str(error) for error in errors if error is not None), "")
-        return self._note(direction, outcome_of(direction, errors), reason)
+        return self._note(direction, outcome_of(direction, errors), reason, objects)
 
     def note_overdue(self, direction: Direction, outcome: Outcome) -> bool:
         """Take a call that was not done by its deadline.
@@ -144,9 +151,15 @@ class TierHealth:
     def _is_over(self) -> bool:
         return self._call.quarantine is not None
 
-    def _note(self, direction: Direction, outcome: Outcome, reason: str) -> bool:
+    def _note(
+        self,
+        direction: Direction,
+        outcome: Outcome,
+        reason: str,
+        objects: Sequence[OffloadKey] = (),
+    ) -> bool:
         breaker = self._breakers[direction]
-        if self._is_over or not breaker.note(outcome, self._clock.now_s()):
+        if self._is_over or not breaker.note(outcome, self._clock.now_s(), objects):
             return False
         self._log.often(
             logging.WARNING,

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from kvtier_sdk.errors import (
+    ChunkAuthError,
     ChunkNotFoundError,
     CorruptChunkError,
     TierAuthError,
@@ -58,6 +59,7 @@ class Verdict(Enum):
 
 _VERDICTS: tuple[tuple[type[TierError], Verdict], ...] = (
     (ChunkNotFoundError, Verdict.NOT_FOUND),
+    (ChunkAuthError, Verdict.AUTH),
     (CorruptChunkError, Verdict.CORRUPT),
     (TierUnavailableError, Verdict.UNAVAILABLE),
     (TierTimeoutError, Verdict.TIMEOUT),

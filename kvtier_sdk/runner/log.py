@@ -6,8 +6,11 @@ import logging
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.secrets import Secrets, make_loggable
 
 #: How long after a message others of its kind are only counted.
 QUIET_S = 10.0
@@ -32,10 +35,13 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     Args:
         name: the tier's; the logger is ``kvtier.tier.NAME``.
         clock: time.
+        secrets: the tier's, hidden in every line of its logger for as long as they exist.
     """
 
-    def __init__(self, name: str, clock: Clock) -> None:
+    def __init__(self, name: str, clock: Clock, secrets: Secrets | None = None) -> None:
         super().__init__(logging.getLogger(f"kvtier.tier.{name}"))
+        if secrets is not None:
+            _hide_in(self.logger, secrets)
         self.tier = name
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
@@ -77,3 +83,34 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         more = f" ({topic.unsaid} of this kind since the last)" if topic.unsaid > 1 else ""
         self.logger.log(topic.level, "%s%s", topic.message, more)
         topic.unsaid = 0
+
+
+class _SecretFilter(logging.Filter):
+    """Hides secrets in the records of a logger, before any handler sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A logger lives as long as the program, and may serve one tier after the other.
+        self.secrets: WeakSet[Secrets] = WeakSet()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        make_loggable(record)
+        for secrets in self.secrets:
+            text = record.getMessage()
+            masked = secrets.mask(text)
+            if masked != text:
+                record.msg, record.args = masked, ()
+            if record.exc_info and record.exc_info[1] is not None:
+                error = masked_error(record.exc_info[1], secrets)
+                record.exc_info = type(error), error, error.__traceback__
+        return True
+
+
+def _hide_in(logger: logging.Logger, secrets: Secrets) -> None:
+    for known in logger.filters:
+        if isinstance(known, _SecretFilter):
+            known.secrets.add(secrets)
+            return
+    new = _SecretFilter()
+    new.secrets.add(secrets)
+    logger.addFilter(new)

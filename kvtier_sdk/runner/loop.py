@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.contract import SecondaryTierManager, TierContext
+from kvtier_sdk.contract import ChunkCodec, SecondaryTierManager, TierContext
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
     ConfigError,
@@ -24,9 +24,12 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome
-from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.calls import TierCaller, masked_call
 from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.health import TierHealth
 from kvtier_sdk.runner.jobs import (
@@ -41,6 +44,7 @@ from kvtier_sdk.runner.jobs import (
 )
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
+from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import Capability, OffloadKey
 
 T = TypeVar("T")
@@ -139,23 +143,37 @@ class TierLoop:
         self._clock = clock
         self._report = report
         self._rng = rng or random.Random()
-        self._log = TierLog(spec.name, clock)
+        self._secrets = secrets_of(spec.config)
+        self._log = TierLog(spec.name, clock, self._secrets)
+        codec: ChunkCodec | None = None
+        if spec.runner.codec is not None:
+            codec = load_codec(spec.runner.codec)
+            namespace = namespace.sealed_by(spec.runner.codec.partition(":")[0])
         context = TierContext(
             name=spec.name,
             namespace=namespace,
             chunk_bytes=memory.chunk_bytes,
-            header_bytes=header_bytes(alignment),
+            header_bytes=header_bytes(alignment, codec.envelope_bytes if codec else 0),
             payload_bytes=round_up(memory.chunk_bytes, alignment),
             clock=clock,
             logger=self._log.logger,
             report_removed=self._report_removed,
         )
-        self._tier: SecondaryTierManager = spec.tier_class(spec.config, context)
-        self._call = TierCaller(self._tier)
-        header = ChunkHeader(namespace.fingerprint, memory.chunk_bytes, verify=verify)
+        self._tier = self._make_tier(spec, context)
+        self._call = TierCaller(self._tier, self._secrets)
+        header = ChunkHeader(
+            namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
+        )
         can_delete = Capability.DELETE in self._tier.capabilities
+        sealer = ChunkSealer(self._call, codec, context, header) if codec else None
         self._mover = ChunkMover(
-            self._call, context, header, memory, alignment=alignment, can_delete=can_delete
+            self._call,
+            context,
+            header,
+            memory,
+            alignment=alignment,
+            can_delete=can_delete,
+            sealer=sealer,
         )
         canary = Canary(
             self._call,
@@ -185,6 +203,13 @@ class TierLoop:
         self._progress = asyncio.Event()
         self._closed = False
 
+    def _make_tier(self, spec: TierSpec, context: TierContext) -> SecondaryTierManager:
+        try:
+            return spec.tier_class(spec.config, context)
+        except Exception as error:
+            masked = masked_error(error, self._secrets)
+        raise masked
+
     async def open(self) -> None:
         """Open the tier.
 
@@ -193,7 +218,7 @@ class TierLoop:
             TierError: the store cannot be reached.
         """
         try:
-            await self._tier.open()
+            await masked_call(self._tier.open, self._secrets)
         except ConfigError as error:
             raise ConfigError(f"tier {self._tier.context.name!r}: {error}") from error
         except TierError as error:
@@ -234,7 +259,7 @@ class TierLoop:
         # Close the tier under a call only if that call hangs.
         await self._idle_within(_CALLS_END_S)
         await self._health.stop(_CALLS_END_S)
-        await self._tier.close()
+        await masked_call(self._tier.close, self._secrets)
         self._log.catch_up()
 
     def abandon(self) -> None:
@@ -382,10 +407,15 @@ class TierLoop:
             return True
         return hung.total() >= self._options.concurrency
 
-    def _note(self, run: _Run, errors: Sequence[TierError | None]) -> None:
+    def _note(
+        self,
+        run: _Run,
+        errors: Sequence[TierError | None],
+        objects: Sequence[OffloadKey] = (),
+    ) -> None:
         """Tell the breaker a call's verdicts, unless the job's end has told it already."""
         direction = _DIRECTIONS[run.job.operation]
-        if not run.concluded and self._health.note(direction, errors):
+        if not run.concluded and self._health.note(direction, errors, objects):
             self._drop_queued(Verdict.UNAVAILABLE, [direction])
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
@@ -444,7 +474,7 @@ class TierLoop:
             try:
                 found = await self._timed(run, self._call.lookup(run.job.keys, run.job.request))
             except TierError as error:
-                self._note(run, [error])
+                self._note(run, [error], run.job.keys)
                 if error.retryable and await self._pause(run, attempt):
                     attempt += 1
                     continue
@@ -487,7 +517,8 @@ class TierLoop:
             attempt = 0
             while True:
                 errors = await self._timed(run, self._mover.move(operation, pending))
-                self._note(run, list(errors.values()))
+                objects = [pending[index].key for index in errors]
+                self._note(run, list(errors.values()), objects)
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):
                     break
@@ -514,12 +545,16 @@ class TierLoop:
 
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""
-        removed = [key for key in keys if key != CANARY_KEY]
-        for key in removed:
+        removed = []
+        for key in keys:
             # Raised here, where the author sees it; other jobs' results follow the report.
             if not isinstance(key, bytes):
                 raise TierContractError(
                     f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"
                 )
+            # Of a subclass of bytes, the bytes alone.
+            plain = key if type(key) is bytes else b"".join((key,))
+            if plain != CANARY_KEY:
+                removed.append(plain)
         if removed:
             self._report(ChunksRemoved(removed))

@@ -80,6 +80,7 @@ class LoopThread:
         """
         self._pid = os.getpid()
         self._event_loop = self._clock.new_event_loop()
+        self._event_loop.set_exception_handler(self._log_unhandled)
         self._thread = threading.Thread(
             target=self._run,
             args=(self._event_loop, opening),
@@ -158,6 +159,12 @@ class LoopThread:
             end_event_loop(event_loop, self._clock)
             if not self._opened.done():
                 self._opened.set_exception(TierError("its loop ended while it was opened"))
+
+    def _log_unhandled(
+        self, event_loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+    ) -> None:
+        """Log in the tier's name, where its secrets are hidden, what no task of it has handled."""
+        self._log.error("%s", context["message"], exc_info=context.get("exception"))
 
     def _stop(self) -> None:
         self._loop_ends = True

@@ -82,7 +82,7 @@ class Canary:
         if operation is Operation.STORE:
             self._header.seal(CANARY_KEY, transfer.header, transfer.payload)
         errors = await self._call.transfer(operation, [transfer])
-        if outcome_of(direction, errors) is Outcome.FAILED:
+        if outcome_of(direction, errors) is not Outcome.ANSWERED:
             for error in filter(None, errors):
                 raise error
 
@@ -90,4 +90,5 @@ class Canary:
         """Return a transfer whose page-aligned memory lives as long as it is used."""
         split = self._context.header_bytes
         memory = memoryview(mmap.mmap(-1, self._context.object_bytes))
-        return Transfer(CANARY_KEY, _PROBER, memory[:split], memory[split:])
+        # An earlier canary says nothing of the tier as it is now.
+        return Transfer(CANARY_KEY, _PROBER, memory[:split], memory[split:], replace=True)

@@ -45,6 +45,7 @@ from kvtier_sdk.testing.conformance.optional import (
 )
 from kvtier_sdk.testing.conformance.outage import check_an_outage_is_no_miss
 from kvtier_sdk.testing.conformance.presence import (
+    check_a_store_replaces_on_demand,
     check_absent_is_not_found,
     check_another_length_is_corrupt,
     check_buffers_at_any_address,
@@ -107,6 +108,7 @@ __all__ = [
     "check_a_cancelled_store_leaves_no_part",
     "check_a_cancelled_store_reads_nothing_more",
     "check_a_full_tier_refuses_or_makes_room",
+    "check_a_store_replaces_on_demand",
     "check_a_tier_comes_back_after_an_outage",
     "check_absent_is_not_found",
     "check_an_empty_batch_is_no_results",

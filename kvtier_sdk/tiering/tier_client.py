@@ -10,8 +10,10 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import (
@@ -102,6 +104,12 @@ class TierClient:
         max_store_bytes: int | None = None,
         events: bool = False,
     ) -> None:
+        if spec.runner.max_queue_bytes < chunk_bytes:
+            raise ConfigError(
+                f"tier {spec.name!r}: option 'max_queue' is "
+                f"{format_bytes(spec.runner.max_queue_bytes)}, less than one chunk of "
+                f"{format_bytes(chunk_bytes)}; give it at least that, or leave it out"
+            )
         self.spec = spec
         self.stats: TierStats = TierStats(spec.name, spec.backend)
         self.jobs: JobTable = JobTable()

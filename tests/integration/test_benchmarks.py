@@ -19,6 +19,7 @@ BENCH = Path(__file__).parents[2] / "benchmarks"
         ("handover.py --steps 20 --submits 1", "p99 us"),
         ("file_tier.py --rounds 1 --total 4MiB --processes 1 2", "ratio"),
         ("backends.py --rounds 1 --total 4MiB --kib 256", "redis-benchmark"),
+        ("sealed.py --rounds 1 --total 4MiB", "sealed"),
         ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "process*"),
     ],
     ids=lambda value: value.partition(".py")[0],

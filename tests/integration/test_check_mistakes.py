@@ -27,8 +27,8 @@ MISTAKES = [
         capcity = "1GiB"
         """,
         "kv.toml: unknown option 'tiers[0].capcity'; did you mean 'capacity'? allowed: backend, "
-        "breaker_failures, breaker_window, capacity, concurrency, direct_io, fsync, load_deadline, "
-        "lookup_deadline, max_batch, max_probe_interval, max_queue, min_free, name, "
+        "breaker_failures, breaker_window, capacity, codec, concurrency, direct_io, fsync, "
+        "load_deadline, lookup_deadline, max_batch, max_probe_interval, max_queue, min_free, name, "
         "offload_policy, probe_interval, retries, retry_delay, root, runner, store_deadline, "
         "store_policy, type, url",
     ),

@@ -47,6 +47,29 @@ def test_a_traceback_is_shown_to_who_asks_for_it(faulty_site: Path) -> None:
     assert done.returncode != 0
     assert "\nTraceback (most recent call last):" in done.stderr
     assert "kvtier_faulty/clumsy.py" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["redis://u:hunter2@h"],
+        ["--workload", "redis://u:hunter2@h"],
+        ["--requests", "redis://u:hunter2@h"],
+        ["--policy", "redis://u:hunter2@h"],
+        ["--report", "redis://u:hunter2@h/0"],
+        ["--tier", "redis://u:hunter2@h:x"],
+        ["--tier", "memory:?password=hunter2&q=hunter2"],
+        ["--config", "redis://u:hunter2@h"],
+        ["--trace", "redis://u:hunter2@h"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_show_no_password(arguments: list[str]) -> None:
+    """The URL of a tier, without or behind a wrong option."""
+    done = kvtier("replay", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "hunter2" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [["replay"], ["replay", "--json"], ["check"]])

@@ -41,6 +41,7 @@ from kvtier_sdk import (
 from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Report, Verdict
+from support.odd_answers import NONSENSE, UNREADABLE, HostileKey
 
 NOBODY = RequestContext("nobody")
 RUNNERS = ["thread", "process"]
@@ -66,6 +67,7 @@ class MisbehavingConfig(MemoryTierConfig):
     on_lookup: str = ""
     on_load: str = ""
     on_close: str = ""
+    answer: str = ""
     close_s: float = 0.0
     secret_key: SecretStr = SecretStr("")
 
@@ -92,16 +94,24 @@ class MisbehavingTier(MemoryTier):
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         await self._do(self.config.on_lookup)
+        if self.config.answer:
+            return self._answer(len(keys))
         return await super().lookup(keys, request)
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         await self._do(self.config.on_load)
+        if self.config.answer:
+            return self._answer(len(batch))
         return await super().load(batch)
 
     async def close(self) -> None:
         await asyncio.sleep(self.config.close_s)
         await self._do(self.config.on_close)
         self._note("closed")
+
+    def _answer(self, count: int) -> Any:
+        name = self.config.answer
+        return NONSENSE[name](count) if name in NONSENSE else [UNREADABLE[name]()] * count
 
     def _past(self) -> str:
         return Path(self.config.diary).read_text()
@@ -196,7 +206,8 @@ class MisbehavingTier(MemoryTier):
 
     def _abort(self) -> None:
         """End as a library does that was compiled to abort on a panic."""
-        os.write(2, b"thread 'main' panicked at client.rs:7: redis://u:secret@h is no URL\n")
+        panic = b"panicked at client.rs:7: redis://u:secret@h is no URL of hunter2hunter2\n"
+        os.write(2, panic)
         os.abort()
 
     def _warn(self) -> None:
@@ -209,6 +220,9 @@ class MisbehavingTier(MemoryTier):
     def _let_go_of_text(self) -> None:
         self.context.report_removed(["a key"])  # type: ignore[list-item]
 
+    def _let_go_of_a_hostile_key(self) -> None:
+        self.context.report_removed([HostileKey(KEYS[0])])
+
     def _log_badly(self) -> None:
         logging.getLogger("somebody").warning("%s of %s", "one")
 
@@ -220,6 +234,38 @@ class MisbehavingTier(MemoryTier):
 
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
+
+    def _quote_secret(self) -> None:
+        """As a Redis server without AUTH does."""
+        secret = self.config.secret_key.get_secret_value()
+        try:
+            raise OSError(5, secret)
+        except OSError as error:
+            raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
+
+    def _wrap_secret(self) -> None:
+        """Raise what shows an object of its own."""
+
+        class WrapError(Exception):
+            def __init__(self, inner: object) -> None:
+                self.inner = inner
+
+            def __str__(self) -> str:
+                return f"{self.inner}"
+
+        raise WrapError([self.config.secret_key.get_secret_value()])
+
+    def _log_secret(self) -> None:
+        try:
+            self._quote_secret()
+        except TierAuthError as error:
+            self.context.logger.warning("retried: %s", error, exc_info=error)
+
+    def _lose_task(self) -> None:
+        async def leave() -> None:
+            self._quote_secret()
+
+        asyncio.ensure_future(leave())  # noqa: RUF006
 
     def _refuse_again(self) -> None:
         """Refuse every open but the first."""

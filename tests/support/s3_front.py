@@ -2,9 +2,10 @@
 
 S3 shows an object when all of it has arrived, and the last of two writers wins. ``rclone serve s3``
 writes into the file while a request arrives, and answers a second writer with an error. In front of
-it, requests are read to their end first, and then passed on one by one.
+it, requests are read to their end first, and then passed on one by one. It also knows what rclone
+does not: a conditional put, and credentials that may not delete.
 
-It runs as a program in its own process: ``python s3_front.py PORT``, where the port is the
+It runs as a program in its own process, ``python s3_front.py PORT [BUCKETS]``; the port is the
 server's.
 """
 
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "expect"}
 
@@ -25,12 +28,15 @@ class S3Front:
 
     Args:
         server_port: port of the server.
+        guarded: the directory of the server's buckets; deletions there are refused, and so are
+            conditional puts of what is there.
     """
 
-    def __init__(self, server_port: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(server_port)], stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, server_port: int, *, guarded: Path | None = None) -> None:
+        command = [sys.executable, __file__, str(server_port)]
+        if guarded is not None:
+            command.append(str(guarded))
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.endpoint = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
 
@@ -45,6 +51,7 @@ class S3Front:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_port: ClassVar[int]
+    guarded: ClassVar[Path | None] = None
     one_by_one: ClassVar[threading.Lock] = threading.Lock()
 
     def _pass_on(self) -> None:
@@ -55,6 +62,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             with self.one_by_one:
+                if (refusal := self._refusal()) is not None:
+                    self.send_response_only(*refusal)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
                 answer, content = self._ask(body)
         except (OSError, http.client.HTTPException):
             self.close_connection = True
@@ -69,6 +81,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815  # as http.server asks
+
+    def _refusal(self) -> tuple[int, str] | None:
+        if self.guarded is None:
+            return None
+        if self.command == "POST":  # the only request of that kind deletes
+            return 403, "Forbidden"
+        is_there = (self.guarded / unquote(self.path).lstrip("/")).is_file()
+        if is_there and self.headers.get("If-None-Match") == "*":
+            return 412, "Precondition Failed"
+        return None
 
     def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=30)
@@ -95,6 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
 def main() -> None:
     """Print the port, and serve until killed."""
     _Handler.server_port = int(sys.argv[1])
+    if len(sys.argv) > 2:
+        _Handler.guarded = Path(sys.argv[2])
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     print(server.server_port, flush=True)
     server.serve_forever()

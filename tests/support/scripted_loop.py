@@ -15,6 +15,7 @@ import numpy as np
 
 from kvtier_sdk import (
     Capability,
+    ChunkError,
     ChunkNotFoundError,
     CorruptChunkError,
     Namespace,
@@ -136,6 +137,7 @@ class Act:
 ERRORS: dict[str, Callable[[], TierError]] = {
     "not found": lambda: ChunkNotFoundError("gone"),
     "corrupt": lambda: CorruptChunkError("flipped"),
+    "faulty": lambda: ChunkError("a bad sector"),
     "unavailable": lambda: TierUnavailableError("refused"),
     "timeout": lambda: TierTimeoutError("slow"),
     "auth": lambda: TierAuthError("denied"),
@@ -164,6 +166,7 @@ class ScriptedTier(SecondaryTierManager):
         self.stored: dict[OffloadKey, bytes] = {}
         self.calls: list[tuple[str, float]] = []
         self.probes: list[tuple[str, float]] = []
+        self.replaced: list[OffloadKey] = []
         self.closed = False
 
     async def close(self) -> None:
@@ -226,6 +229,8 @@ class ScriptedTier(SecondaryTierManager):
 
     def _put(self, transfer: Transfer) -> None:
         self.stored[transfer.key] = b"".join(transfer.buffers)
+        if transfer.replace and transfer.key != CANARY_KEY:
+            self.replaced.append(transfer.key)
 
     async def _begin(self, operation: str, keys: Sequence[OffloadKey], direction: Direction) -> Act:
         now_s = self.context.clock.now_s()
@@ -315,11 +320,18 @@ class Rig:
     def run_for(self, duration_s: float) -> None:
         self.run(self.clock.sleep(duration_s))
 
-    def job(self, operation: Operation, keys: int = 1, within_s: float = 5.0) -> Job:
-        """Make a job with keys and slots that no other job has."""
+    def job(
+        self,
+        operation: Operation,
+        keys: int = 1,
+        within_s: float = 5.0,
+        *,
+        names: Sequence[OffloadKey] = (),
+    ) -> Job:
+        """Make a job with keys and slots that no other job has, or with keys of other jobs."""
         job_id = len(self.account.jobs)
-        names = [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
-        slots = [1000 * job_id + n for n in range(keys)] if operation in MOVES else []
+        names = names or [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
+        slots = [1000 * job_id + n for n in range(len(names))] if operation in MOVES else []
         request = RequestContext("r")
         job = Job(job_id, operation, names, slots, request, self.clock.now_s() + within_s)
         self.account.jobs[job_id] = job

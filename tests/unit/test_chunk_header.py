@@ -69,6 +69,7 @@ def test_a_header_built_by_hand_is_accepted() -> None:
     [
         ({"magic": b"ELSE"}, "does not begin with a kvtier header"),
         ({"version": 2}, "format version 2; this release reads 1"),
+        ({"flags": 1}, "flags 1; expected 0"),
         ({"header_length": 4096}, "header of 4096 bytes; expected 64"),
         ({"payload_length": 95}, "payload of 95 bytes; expected 96"),
         ({"binding": bytes(16)}, "another key or namespace"),

@@ -8,6 +8,7 @@ import pytest
 from kvtier_sdk import (
     BackendError,
     BackendLoadError,
+    ChunkAuthError,
     ChunkNotFoundError,
     ConfigError,
     CorruptChunkError,
@@ -28,6 +29,7 @@ TIER_ERRORS = {
     TierError: False,
     ChunkNotFoundError: False,
     CorruptChunkError: False,
+    ChunkAuthError: False,
     TierAuthError: False,
     TierCapacityError: False,
     TierContractError: False,

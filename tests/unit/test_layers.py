@@ -36,6 +36,7 @@ def read_ranks(page: str) -> dict[str, int]:
 RANKS = read_ranks((Path(__file__).parents[2] / "docs" / "architecture.md").read_text())
 STRANGERS = frozenset({("kvtier_sdk.tiering", "kvtier_sdk.worker")})
 ONLY_IN = {
+    "cryptography": "kvtier_sdk.codecs",
     "torch": "kvtier_sdk.worker",
     "vllm": "kvtier_sdk.integrations.vllm",
     "typer": "kvtier_sdk.cli",

@@ -74,3 +74,13 @@ def test_the_manifest_can_be_read_by_people_and_programs() -> None:
     assert json.loads(text) == {"fingerprint": namespace.fingerprint, "facts": namespace.manifest}
     assert '    "dtype": "bf16",\n' in text
     assert text.endswith("}\n")
+
+
+def test_a_secret_decides_but_is_in_no_manifest() -> None:
+    ours, theirs = Namespace({"api_token": "hunter2"}), Namespace({"api_token": "hunter3"})
+    assert ours != theirs
+    for text in (ours.manifest_json(), str(ours.manifest), str(ours.differences(theirs.manifest))):
+        assert "hunter2" not in text
+    assert ours.manifest["api_token"] == "***"
+    nested = Namespace({"store": {"password": "hunter2", "url": "s3://u:hunter2@h"}})
+    assert "hunter2" not in nested.manifest_json()

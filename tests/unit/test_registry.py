@@ -21,6 +21,7 @@ from kvtier_sdk import (
     __version__,
     available_backends,
     load_backend,
+    load_codec,
     load_policy,
     registry,
 )
@@ -278,3 +279,34 @@ def test_a_policy_that_leaves_something_out_is_refused(install: Install) -> None
     install("kvtier-mine", "1.0", source, name="p", group="kvtier.policies")
     with pytest.raises(BackendLoadError, match=r"policy 'p' of kvtier-mine 1.0: .*Tier does not"):
         load_policy("p")
+
+
+CODEC = """
+from kvtier_sdk import ChunkCodec
+
+class Codec(ChunkCodec):
+    envelope_bytes = 0
+    def __init__(self, argument): self.argument = argument
+    def seal(self, associated, payload, sealed, envelope): sealed[:] = payload
+    def open(self, associated, envelope, sealed, payload): payload[:] = sealed
+"""
+
+
+def test_a_codec_of_another_package_is_found_and_given_its_argument(install: Install) -> None:
+    module = install("codecs", "1", CODEC, name="mine", target="Codec", group="kvtier.codecs")
+    codec = load_codec("mine:hsm://slot:3")
+    assert type(codec) is sys.modules[module].Codec
+    assert codec.argument == "hsm://slot:3"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("class Codec: pass", "is not a subclass of kvtier_sdk.ChunkCodec"),
+        (CODEC.replace("def open", "def unlock"), "does not implement open"),
+    ],
+)
+def test_what_is_no_codec_is_refused(install: Install, source: str, message: str) -> None:
+    install("codecs", "1", source, name="mine", target="Codec", group="kvtier.codecs")
+    with pytest.raises(BackendLoadError, match=message):
+        load_codec("mine")

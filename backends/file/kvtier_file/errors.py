@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from kvtier_sdk import (
+    ChunkError,
     ConfigError,
     KVTierError,
     TierAuthError,
@@ -21,6 +22,18 @@ FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errn
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: There is no room.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+#: At the file of one chunk these are its own: permissions, bad sectors, something foreign.
+FAULTS = FOREIGN | {
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.EREMOTEIO,
+    errno.ENODATA,
+    errno.EBADMSG,
+    errno.EUCLEAN,
+}
 
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -48,6 +61,23 @@ def tier_error(error: OSError, root: Path, ability: str) -> TierError:
     if error.errno == errno.ENAMETOOLONG:
         return TierError(f"the key is too long for a file name in tier root '{root}': {reason}")
     return TierUnavailableError(f"tier root '{root}': {reason}")
+
+
+def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
+    """Translate an error of :data:`FAULTS`, met at the file of one chunk.
+
+    Args:
+        error: the error raised.
+        root: the tier's root.
+        ability: what the file is not: ``"readable"`` or ``"writable"``.
+
+    Returns:
+        An error whose message names the root and the reason.
+    """
+    if error.errno in FOREIGN or error.errno == errno.ENAMETOOLONG:
+        return ChunkError(str(tier_error(error, root, ability)))
+    reason = os.strerror(error.errno or 0)
+    return ChunkError(f"tier root '{root}' has a chunk whose file is not {ability}: {reason}")
 
 
 def open_error(error: OSError, root: Path) -> KVTierError:

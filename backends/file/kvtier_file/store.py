@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
 from kvtier_file.config import FileTierConfig
-from kvtier_file.errors import open_error, tier_error
+from kvtier_file.errors import FAULTS, chunk_error, open_error, tier_error
 from kvtier_file.leases import new_lease
 from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.pins import Pins
@@ -106,21 +106,28 @@ class ChunkStore:
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Return which chunks are on disk; any process may have stored them.
 
-        A file of the wrong length can never be loaded: it is a miss, and is removed.
+        A file of the wrong length can never be loaded: it is a miss, and is removed. One that
+        cannot be examined is a miss too.
 
         Raises:
+            ChunkError: none of the files can be examined.
             TierError: the file system fails.
         """
         hits = []
+        faults: Verdicts = {}
         # A miss is the common case and must not wait for the lock.
         surprising = []
         with self._directory("readable") as directory:
             for key in keys:
-                found = directory.find(key)
+                found = None
+                with self._fault(key, faults, "readable"):
+                    found = directory.find(key)
                 hits.append(found is not None and found.size_bytes == self._object_bytes)
                 if not hits[-1] and (found or self._id(key) in self._usage):
                     surprising.append(key)
             self._reconcile(directory, surprising)
+        if faults and len(faults) == len(keys):
+            raise faults[keys[0]]
         return hits
 
     def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
@@ -149,7 +156,10 @@ class ChunkStore:
         with self._pinned(batch), self._directory("readable") as directory:
             for transfer, used_ns in zip(batch, times_ns, strict=True):
                 key = transfer.key
-                with self._verdict(key, verdicts, "readable"):
+                with (
+                    self._verdict(key, verdicts, "readable"),
+                    self._fault(key, verdicts, "readable"),
+                ):
                     directory.read(key, transfer.buffers, used_ns)
                 found = not isinstance(verdicts.get(key), ChunkNotFoundError)
                 if found != (self._id(key) in self._usage):
@@ -188,7 +198,8 @@ class ChunkStore:
         times_ns = self._clock.take(len(keys))
         with self._directory("writable") as directory:
             for key, used_ns in zip(keys, times_ns, strict=True):
-                directory.touch(key, used_ns, self._object_bytes)
+                with self._fault(key, {}, "writable"):
+                    directory.touch(key, used_ns, self._object_bytes)
 
     def list_shard(self, shard: str) -> list[Entry]:
         """Return the loadable chunks of one shard of this namespace.
@@ -217,15 +228,22 @@ class ChunkStore:
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
     ) -> dict[OffloadKey, Transfer]:
-        """Return the transfers to write; for the others, record a use."""
+        """Return the transfers to write; for the others, record a use.
+
+        A file that cannot be touched is written over too, as one in which the SDK has no trust.
+        """
         missing = {}
         uncounted = []
         for transfer, used_ns in zip(batch, self._clock.take(len(batch)), strict=True):
             key = transfer.key
             with self._verdict(key, verdicts, "writable"):
-                # A file of the right length is taken for the chunk. If its content is damaged, a
-                # load finds out, and the SDK deletes it and stores it again.
-                if not directory.touch(key, used_ns, self._object_bytes):
+                # A file of the right length is taken for the chunk. If it cannot be read, or is
+                # damaged, a load finds out, and the SDK has it replaced.
+                is_there = False
+                if not transfer.replace:
+                    with self._fault(key, {}, "writable"):
+                        is_there = directory.touch(key, used_ns, self._object_bytes)
+                if not is_there:
                     missing[key] = transfer
                 elif self._id(key) not in self._usage:
                     uncounted.append(key)
@@ -297,7 +315,10 @@ class ChunkStore:
                 if written:
                     usage.mark_dirty()
                 for key, (temporary, chunk) in written.items():
-                    with self._verdict(key, verdicts, "writable"):
+                    with (
+                        self._verdict(key, verdicts, "writable"),
+                        self._fault(key, verdicts, "writable"),
+                    ):
                         directory.place(temporary, key)
                         usage.add(chunk)
                         del unplaced[key]
@@ -331,16 +352,17 @@ class ChunkStore:
         usage = self._usage
         with usage.locked():
             for key in keys:
-                found = directory.find(key)
-                if found and found.size_bytes == self._object_bytes:
-                    if found.chunk_id not in usage:
-                        usage.add(found)
-                    continue
-                if found:
-                    usage.mark_dirty()
-                    directory.remove(key)
-                if self._id(key) in usage:
-                    usage.discard(self._id(key))
+                with self._fault(key, {}, "writable"):
+                    found = directory.find(key)
+                    if found and found.size_bytes == self._object_bytes:
+                        if found.chunk_id not in usage:
+                            usage.add(found)
+                        continue
+                    if found:
+                        usage.mark_dirty()
+                        directory.remove(key)
+                    if self._id(key) in usage:
+                        usage.discard(self._id(key))
 
     # Helpers.
 
@@ -381,6 +403,16 @@ class ChunkStore:
                 yield
         except TierError as error:
             verdicts[key] = error
+
+    @contextmanager
+    def _fault(self, key: OffloadKey, faults: Verdicts, ability: str) -> Iterator[None]:
+        """Note a fault of one chunk's own file; other errors pass through."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FAULTS:
+                raise
+            faults[key] = chunk_error(error, self._config.root, ability)
 
     @contextmanager
     def _translating(self, ability: str) -> Iterator[None]:

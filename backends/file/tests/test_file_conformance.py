@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.keys import OURS, write_keys
 
 from kvtier_sdk.testing import TierConformance
 
@@ -36,3 +37,13 @@ class TestFileTier(TierConformance):
     def _file(self, key):
         directory = self.root / self.namespace.fingerprint
         return next(directory.glob(f"*/{key.hex()}.kv"), directory / "absent")
+
+
+class TestSealedFileTier(TestFileTier):
+    """With a header that is longer than the plain one."""
+
+    @pytest.fixture(params=["off", "auto"])
+    def tier(self, tmp_path, request):
+        self.root = tmp_path / "kv"
+        codec = write_keys(tmp_path / "chunk.keys", OURS)
+        return self._entry(direct_io=request.param, codec=codec)

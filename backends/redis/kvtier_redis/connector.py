@@ -1,4 +1,4 @@
-"""Connections that are ready for chunks: encrypted, signed in, the database chosen."""
+"""Connections that are ready for requests: encrypted, signed in, the database chosen."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import ssl
 
 from kvtier_redis.config import HostPort, RedisTierConfig
 from kvtier_redis.faults import reply_error, translated
-from kvtier_redis.resp import Kind, call
-from kvtier_sdk import Clock, ConfigError, Connection, TierError, TierTimeoutError
+from kvtier_redis.resp import Kind, call, command
+from kvtier_sdk import (
+    Clock,
+    ConfigError,
+    Connection,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
 
 #: A server: host and port, or the path of its socket.
 Address = HostPort | str
@@ -47,8 +54,16 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
     return context
 
 
+def _mismatch(peer: str, *, speaks_tls: bool) -> TierError:
+    if speaks_tls:
+        text = "speaks TLS; write 'rediss:' for 'redis:', or set option 'tls' to true"
+    else:
+        text = "speaks no TLS; write 'redis:' for 'rediss:', or set option 'tls' to false"
+    return TierUnavailableError(f"{peer} {text}", retryable=False)
+
+
 class Connector:
-    """Makes connections that are ready for chunks.
+    """Makes connections that are ready for requests.
 
     Args:
         config: the options.
@@ -60,11 +75,13 @@ class Connector:
         self._clock = clock
         self._tls = tls_context(config)
 
-    async def connect(self, address: Address) -> Connection:
+    async def connect(self, address: Address, *, is_for_chunks: bool = True) -> Connection:
         """Connect to a server and sign in.
 
         Args:
             address: the server.
+            is_for_chunks: false for requests that carry no chunk: a reply that lets
+                ``connect_timeout`` pass is given up then.
 
         Returns:
             A usable connection.
@@ -75,7 +92,11 @@ class Connector:
         timeout_s = self._config.connect_timeout_s
         with translated():
             connection = await Connection.connect(
-                address, clock=self._clock, timeout_s=timeout_s, tls=self._tls
+                address,
+                clock=self._clock,
+                timeout_s=timeout_s,
+                tls=self._tls,
+                stall_timeout_s=None if is_for_chunks else timeout_s,
             )
         try:
             async with self._clock.timeout(timeout_s):
@@ -88,6 +109,55 @@ class Connector:
             connection.close(str(error))
             raise
         return connection
+
+    async def tls_mismatch(self) -> TierError | None:
+        """Say if a server speaks TLS and the options do not, or the other way round.
+
+        To be asked once no server can be talked to: most servers show that by silence only.
+
+        Returns:
+            An error that names the option, or ``None``.
+        """
+        if self._config.socket is not None:
+            return None
+        for address in self._config.seeds:
+            try:
+                async with self._clock.timeout(self._config.connect_timeout_s):
+                    is_other = await (
+                        self._speaks_plain(address) if self._tls else self._speaks_tls(address)
+                    )
+            except (TierError, OSError):  # TimeoutError is one
+                continue
+            if is_other:
+                return _mismatch(f"{address[0]}:{address[1]}", speaks_tls=self._tls is None)
+        return None
+
+    async def _speaks_tls(self, address: Address) -> bool:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        try:
+            connection = await self._open(address, context)
+        except ssl.SSLError as error:
+            # Refused in its own language, for want of a certificate for example.
+            return "ALERT" in (error.reason or "")
+        connection.close("it was an attempt")
+        return True
+
+    async def _speaks_plain(self, address: Address) -> bool:
+        connection = await self._open(address, None)
+        try:
+            await connection.send([command(b"PING")])
+            first = memoryview(bytearray(1))
+            await connection.receive([first])
+            return bytes(first) in (b"+", b"-")
+        finally:
+            connection.close("it was an attempt")
+
+    async def _open(self, address: Address, tls: ssl.SSLContext | None) -> Connection:
+        return await Connection.connect(
+            address, clock=self._clock, timeout_s=self._config.connect_timeout_s, tls=tls
+        )
 
     async def _sign_in(self, connection: Connection) -> None:
         for step in self._steps():

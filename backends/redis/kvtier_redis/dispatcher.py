@@ -1,4 +1,4 @@
-"""Dispatch of requests that carry a chunk to the server that holds it now."""
+"""Dispatch of requests about a chunk to the server that holds it now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvtier_redis.config import split_host
-from kvtier_redis.connector import Address, Connector
+from kvtier_redis.connector import Address
 from kvtier_redis.faults import detached, reply_error
 from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
 from kvtier_redis.routes import Route
@@ -18,8 +18,6 @@ from kvtier_sdk import Clock, Connection, ConnectionPool, TierError, TierUnavail
 
 # How often one request is sent elsewhere: a resharding needs two, a failover one more.
 _MOST_HOPS = 5
-# What a batch moves on a connection before it is the turn of another batch, which waits for it.
-_TURN_BYTES = 2 * 2**20
 
 
 @dataclass(slots=True)
@@ -36,24 +34,36 @@ class Dispatcher:
 
     Args:
         route: finds the server that holds a chunk.
-        connector: makes connections.
+        connect: makes a connection.
         connections: how many to each server.
-        object_bytes: length of a chunk with its header.
+        turn: how many requests of a batch a connection makes before it is the turn of another
+            batch, which waits for it.
+        share: the fewest requests for which a batch takes a further connection.
         clock: runs a batch on several connections.
     """
 
     def __init__(
-        self, route: Route, connector: Connector, connections: int, object_bytes: int, clock: Clock
+        self,
+        route: Route,
+        connect: Callable[[Address], Awaitable[Connection]],
+        *,
+        connections: int,
+        turn: int,
+        share: int,
+        clock: Clock,
     ) -> None:
         self._route = route
-        self._connector = connector
+        self._connect = connect
         self._connections = connections
-        self._turn = max(1, _TURN_BYTES // object_bytes)
+        self._turn = turn
+        self._share = share
         self._clock = clock
         self._pools: dict[Address, ConnectionPool[Connection]] = {}
 
     async def run(self, exchanges: Sequence[Exchange]) -> None:
         """Make requests, each to the server of its key. Afterwards each has its outcome.
+
+        A server that is out of reach fails the requests about its own keys, and no others.
 
         Args:
             exchanges: the requests; one that a server refused has a ``TierError`` for outcome.
@@ -133,7 +143,7 @@ class Dispatcher:
     async def _empty(self, address: Address, queue: deque[Exchange]) -> None:
         """Send the requests in one server's queue, on as many connections as it has."""
         pool = self._pool_of(address)
-        count = min(self._connections, len(queue))
+        count = min(self._connections, math.ceil(len(queue) / self._share))
         # Each connection gets its share, and not all at once of what is large.
         turn = min(self._turn, math.ceil(len(queue) / count))
         failures = await self._clock.gather_bounded(
@@ -169,9 +179,7 @@ class Dispatcher:
 
     def _pool_of(self, address: Address) -> ConnectionPool[Connection]:
         if address not in self._pools:
-            self._pools[address] = ConnectionPool(
-                lambda: self._connector.connect(address), self._connections
-            )
+            self._pools[address] = ConnectionPool(lambda: self._connect(address), self._connections)
         return self._pools[address]
 
 

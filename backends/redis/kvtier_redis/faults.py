@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from redis import exceptions as theirs
@@ -68,6 +68,7 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[TierEr
             theirs.ClusterError,
             theirs.TryAgainError,
             theirs.ConnectionError,
+            theirs.InvalidResponse,
             theirs.RedisClusterException,
             OSError,
         ),
@@ -92,6 +93,9 @@ _OTHER_NAME = (62, 64)
 
 # RedisClusterException is no RedisError.
 _THEIRS = (theirs.RedisError, theirs.RedisClusterException, OSError)
+# redis-py raises these for a reply of another shape than the command's, or nested without end, and
+# for a connection that another call has closed.
+_OF_REPLIES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def reply_error(text: str) -> TierError:
@@ -133,7 +137,7 @@ def client_error(error: Exception) -> TierError:
     if isinstance(error, theirs.RedisClusterException):
         # It wraps the error of the last node, which says more: gone, or not part of a cluster.
         reason = error.__cause__ or error.__context__
-        if isinstance(reason, _THEIRS):
+        if isinstance(reason, _THEIRS + _OF_REPLIES):
             return client_error(reason)
     if isinstance(error, theirs.AskError):  # MOVED too
         return reply_error("MOVED")
@@ -142,7 +146,10 @@ def client_error(error: Exception) -> TierError:
             return ours(str(error) or type(error).__name__)
     if isinstance(error, theirs.ResponseError):
         return reply_error(str(error))
-    return TierError(str(error) or type(error).__name__)
+    text = str(error) or type(error).__name__
+    if isinstance(error, _OF_REPLIES):
+        return TierUnavailableError(f"a reply that makes no sense, or a cut connection: {text}")
+    return TierError(text)
 
 
 def was_reset(error: BaseException | None) -> bool:
@@ -182,8 +189,22 @@ def translated() -> Iterator[None]:
         yield
     except (TierError, ConfigError):
         raise
-    except _THEIRS as error:
+    except _THEIRS + _OF_REPLIES as error:
         raise client_error(error) from error
+
+
+def check_any_answered(outcomes: Sequence[object]) -> None:
+    """Hold several servers to the rule that an outage of some is none of the others.
+
+    Args:
+        outcomes: one for each request; a :class:`TierError` for one without an answer.
+
+    Raises:
+        TierError: none was answered; the first reason.
+    """
+    errors = [outcome for outcome in outcomes if isinstance(outcome, TierError)]
+    if errors and len(errors) == len(outcomes):
+        raise errors[0]
 
 
 def detached(error: TierError) -> TierError:

@@ -1,4 +1,4 @@
-"""The part of Redis's protocol (RESP2) that chunks need: commands out, replies in.
+"""The part of Redis's protocol (RESP2) that commands about chunks need: commands out, replies in.
 
 Strict: anything but the canonical form of an expected reply is a broken connection, never a guess
 about where the next reply may begin.
@@ -17,9 +17,10 @@ from kvtier_sdk import Connection, TierError, TierUnavailableError
 _END = b"\r\n"
 # Longer than any server's error message.
 _LINE_LIMIT_BYTES = 4096
+_DIGITS_LIMIT = 19
 _NO_REPLY = "the server sent what is no reply to a command about a chunk"
-# Requests under way at once on a connection.
-_MOST_AT_ONCE = 128
+#: The most requests under way at once on a connection.
+MOST_AT_ONCE = 128
 
 
 class Kind(Enum):
@@ -35,6 +36,8 @@ class Kind(Enum):
     FILLED = auto()
     #: A value of another length is on its way.
     OTHER_LENGTH = auto()
+    #: A whole number, the text.
+    NUMBER = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,11 @@ class Reply:
 
 
 _OK_LINE = b"+OK\r\n"
+_ABSENT_LINE = b"$-1\r\n"
 _OK = Reply(Kind.OK, "OK")
 _FILLED = Reply(Kind.FILLED)
-# What may be replied to a request for a value, and to any other.
+# What may be replied to a request for a value.
 _TO_LOADS: tuple[Kind, ...] = (Kind.FILLED, Kind.ABSENT, Kind.OTHER_LENGTH, Kind.ERROR)
-_TO_OTHERS = (Kind.OK, Kind.ERROR)
 
 
 @dataclass(slots=True)
@@ -66,12 +69,14 @@ class Exchange:
         name: the server's key.
         parts: the request, sent one after the other; none of them empty.
         target: the buffers for a value of exactly that length; empty if none is asked for.
+        success: the kind of reply that is no error, if no value is asked for.
         outcome: the reply, or why there is none; ``None`` before the request was made.
     """
 
     name: bytes
     parts: Sequence[bytes | memoryview]
     target: Sequence[memoryview] = ()
+    success: Kind = Kind.OK
     outcome: Reply | TierError | None = None
 
 
@@ -143,7 +148,7 @@ async def run_some(connection: Connection, queue: deque[Exchange], most: int) ->
     while queue and most:
         batch = [queue.popleft()]
         if not batch[0].target:
-            while queue and not queue[0].target and len(batch) < min(most, _MOST_AT_ONCE):
+            while queue and not queue[0].target and len(batch) < min(most, MOST_AT_ONCE):
                 batch.append(queue.popleft())
         most -= len(batch)
         try:
@@ -166,7 +171,7 @@ async def _run(connection: Connection, batch: Sequence[Exchange]) -> None:
         if exchange.target:
             reply, expected = await _receive_value(connection, exchange.target), _TO_LOADS
         else:
-            reply, expected = await _receive_reply(connection), _TO_OTHERS
+            reply, expected = await _receive_reply(connection), (exchange.success, Kind.ERROR)
         if reply.kind not in expected:
             raise TierUnavailableError(_NO_REPLY)
         exchange.outcome = reply
@@ -184,13 +189,13 @@ async def _receive_reply(connection: Connection) -> Reply:
     mark, text = line[:1], line[1 : -len(_END)].decode(errors="replace")
     if mark == b"-":
         return Reply(Kind.ERROR, text)
-    if mark != b"$":
+    if mark not in (b"$", b":"):
         raise TierUnavailableError(_NO_REPLY)
-    if text == "-1":
+    if line == _ABSENT_LINE:
         return Reply(Kind.ABSENT, text)
-    if not (text.isascii() and text.isdigit()):
-        raise TierUnavailableError("the server sent a length that is no number")
-    return Reply(Kind.OTHER_LENGTH, text)
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_LIMIT):
+        raise TierUnavailableError("the server sent a number that is none")
+    return Reply(Kind.OTHER_LENGTH if mark == b"$" else Kind.NUMBER, text)
 
 
 async def _receive_value(connection: Connection, target: Sequence[memoryview]) -> Reply:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ResponseError
 
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Address
-from kvtier_redis.faults import SettingError, client_error, translated
+from kvtier_redis.faults import SettingError, check_any_answered, translated
 from kvtier_sdk import Clock, TierAuthError, TierError, TierUnavailableError
 
 _SCAN_COUNT = 1000
 _FIND_PAUSE_S = 0.25
-# redis-py takes a connection for each, and refuses when it has a hundred.
-_RUNS_AT_ONCE = 16
+
+T = TypeVar("T")
 
 
 class Route(ABC):
-    """The way from a key to its server, and all commands that move no chunk.
+    """The way from a key to its server, and the commands that are about no key.
 
     Attributes:
         is_cluster: whether servers redirect requests.
@@ -36,7 +36,6 @@ class Route(ABC):
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._turns = asyncio.Semaphore(_RUNS_AT_ONCE)
 
     @abstractmethod
     def server_of(self, name: bytes) -> Address:
@@ -50,6 +49,10 @@ class Route(ABC):
         """Report that a chunk was not where it should be: search again, in the background."""
         return
 
+    @abstractmethod
+    def _servers(self) -> Sequence[Any]:
+        """redis-py's clients of the servers that hold chunks, as far as is known."""
+
     async def open(self) -> None:
         """Connect and sign in.
 
@@ -61,36 +64,10 @@ class Route(ABC):
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._close_client()
+
+    async def _close_client(self) -> None:
         await self._client.aclose()
-
-    async def run(self, *commands: Sequence[str | bytes]) -> list[Any]:
-        """Run commands on one key each, all in one go.
-
-        Args:
-            commands: the words of each; the key is the second.
-
-        Returns:
-            Their results, in order.
-
-        Raises:
-            TierError: one of them failed.
-        """
-        if not commands:
-            return []
-        try:
-            with translated():
-                async with self._turns, self._pipeline() as pipeline:
-                    for words in commands:
-                        pipeline.execute_command(*words)
-                    results: list[Any] = await _execute(pipeline)
-        except asyncio.CancelledError:
-            self.suspect()
-            raise
-        for result in results:
-            if isinstance(result, Exception):
-                self.suspect()
-                raise client_error(result)
-        return results
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
         """Iterate over the keys of strings that match, on all servers; one may come twice or more.
@@ -98,32 +75,55 @@ class Route(ABC):
         Raises:
             TierError: while iterating, a server could not be asked.
         """
-        with translated():
-            # Lists and hashes of other applications below our prefix are no chunks.
-            async for name in self._client.scan_iter(pattern, _SCAN_COUNT, "string"):
-                yield name
+        # Lists and hashes of other applications below our prefix are no chunks.
+        rest = ("MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")
+        for server in self._servers():
+            cursor = None
+            while cursor != 0:
+                with translated():
+                    cursor, names = await server.execute_command("SCAN", cursor or 0, *rest)
+                for name in names:
+                    yield name
 
     async def facts(self) -> list[dict[str, Any]]:
-        """The reply to ``INFO`` of each server that holds chunks.
+        """Ask the servers that hold chunks for ``INFO``.
+
+        Returns:
+            One reply for each server that answers; empty where it does not know the command, or
+            may not tell.
 
         Raises:
-            TierError: a server could not be asked.
+            TierError: none answered.
         """
-        with translated():
-            return [await self._client.info()]
+        return await self._ask_each(_info)
 
-    def _pipeline(self) -> Any:
-        return self._client.pipeline(transaction=False)
+    async def key_count(self) -> int:
+        """Count the keys in the servers that answer.
+
+        Raises:
+            TierError: none answered.
+        """
+        return sum(await self._ask_each(lambda server: server.execute_command("DBSIZE")))
+
+    async def _ask_each(self, ask: Callable[[Any], Awaitable[T]]) -> list[T]:
+        """Ask all servers for something; return the answers of those that answer."""
+        outcomes: list[T | TierError] = []
+        for server in self._servers():
+            try:
+                with translated():
+                    outcomes.append(await ask(server))
+            except TierError as error:
+                outcomes.append(error)
+        check_any_answered(outcomes)
+        return [outcome for outcome in outcomes if not isinstance(outcome, TierError)]
 
 
-async def _execute(pipeline: Any) -> list[Any]:
+async def _info(server: Any) -> dict[str, Any]:
     try:
-        results: list[Any] = await pipeline.execute(raise_on_error=False)
-    except (RuntimeError, AttributeError) as error:
-        # redis-py goes on with a connection that another call has closed: uvloop refuses a closed
-        # transport, or its reader is None. Neither error is one of redis-py's own.
-        raise TierUnavailableError(f"a connection was cut: {error}") from error
-    return results
+        facts: dict[str, Any] = await server.execute_command("INFO")
+    except ResponseError:
+        return {}
+    return facts
 
 
 class _Moving(Route):
@@ -182,6 +182,9 @@ class OneServer(Route):
     def server_of(self, name: bytes) -> Address:
         return self._address
 
+    def _servers(self) -> Sequence[Any]:
+        return [self._client]
+
 
 class BehindSentinel(_Moving):
     """A master behind Sentinel, found again after a failover."""
@@ -204,6 +207,9 @@ class BehindSentinel(_Moving):
         if master is None:
             raise TierError("the master is not known", retryable=True)
         return master
+
+    def _servers(self) -> Sequence[Any]:
+        return [self._client]
 
     async def _find(self) -> None:
         with translated():
@@ -234,13 +240,15 @@ class _Sentinels(Sentinel):
         # A copy: another search may change the list while a Sentinel is asked.
         for sentinel in list(self.sentinels):
             try:
-                masters: Any = await sentinel.sentinel_masters()
-            except (RedisError, OSError) as error:
+                with translated():
+                    masters: Any = await sentinel.sentinel_masters()
+                    state = masters.get(service_name)
+                    is_master = state and self.check_master_state(state, service_name)
+            except TierError as error:
                 asked = sentinel.connection_pool.connection_kwargs
-                failures.append((f"{asked['host']}:{asked['port']}", client_error(error)))
+                failures.append((f"{asked['host']}:{asked['port']}", error))
                 continue
-            state = masters.get(service_name)
-            if state and self.check_master_state(state, service_name):
+            if is_master:
                 # The next search asks it first.
                 self.sentinels.remove(sentinel)
                 self.sentinels.insert(0, sentinel)
@@ -276,6 +284,7 @@ class Cluster(_Moving):
     def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
         nodes = [ClusterNode(host, port) for host, port in config.seeds]
         super().__init__(RedisCluster(startup_nodes=nodes, **_connection_options(config)), clock)
+        self._map = self._client.nodes_manager
 
     def server_of(self, name: bytes) -> Address:
         with translated():
@@ -284,21 +293,21 @@ class Cluster(_Moving):
             raise TierError("no node of the cluster serves this chunk", retryable=True)
         return node.host, int(node.port)
 
+    def _servers(self) -> Sequence[Any]:
+        servers: Sequence[Any] = self._client.get_primaries()
+        return servers
+
     async def _find(self) -> None:
         with translated():
-            await self._client.nodes_manager.initialize()
+            await self._map.initialize()
 
     async def open(self) -> None:
-        with translated():
-            await self._client.initialize()
-        await super().open()
+        # Any node that is alive tells. The client's own initialize() would ask a node that is dead.
+        await self._find()
 
-    async def facts(self) -> list[dict[str, Any]]:
-        with translated():
-            return [await node.execute_command("INFO") for node in self._client.get_primaries()]
-
-    def _pipeline(self) -> Any:
-        return self._client.pipeline()
+    async def _close_client(self) -> None:
+        await self._map.aclose()
+        await self._map.aclose("startup_nodes")
 
 
 def open_route(config: RedisTierConfig, clock: Clock) -> Route:

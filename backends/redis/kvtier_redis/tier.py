@@ -1,17 +1,18 @@
-"""The Redis tier: chunks over connections of their own, all else through redis-py."""
+"""The Redis tier: what is about a chunk over connections of its own, all else through redis-py."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import ClassVar
 
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Connector
 from kvtier_redis.dispatcher import Dispatcher
-from kvtier_redis.faults import SettingError, reply_error, was_reset
+from kvtier_redis.faults import SettingError, check_any_answered, reply_error, was_reset
 from kvtier_redis.names import Names
-from kvtier_redis.resp import Exchange, Kind, Reply, command, set_command
+from kvtier_redis.resp import MOST_AT_ONCE, Exchange, Kind, Reply, command, set_command
 from kvtier_redis.routes import Route, open_route
 from kvtier_sdk import (
     Capability,
@@ -24,15 +25,19 @@ from kvtier_sdk import (
     OffloadKey,
     RequestContext,
     SecondaryTierManager,
-    TierAuthError,
     TierCapacityError,
     TierContext,
     TierError,
+    TierTimeoutError,
     TierUnavailableError,
     Transfer,
     Usage,
 )
 
+# What a batch moves on a connection before it is the turn of another batch, which waits for it.
+_TURN_BYTES = 2 * 2**20
+# Lookups and the like are small: more connections to a server than that add nothing.
+_COMMAND_CONNECTIONS = 4
 # Keys that a scan asks the length of at a time.
 _SCAN_BATCH = 500
 
@@ -50,9 +55,10 @@ class RedisTier(SecondaryTierManager):
     contract_version: ClassVar[int] = 1
     config: RedisTierConfig
 
-    # Made by open(), on their loop.
+    # Made by open(), on their loop. Requests that carry no chunk do not wait for those that do.
     _route: Route
-    _dispatcher: Dispatcher
+    _chunks: Dispatcher
+    _commands: Dispatcher
 
     def __init__(self, config: RedisTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
@@ -60,37 +66,44 @@ class RedisTier(SecondaryTierManager):
         self._opened = AsyncExitStack()
 
     async def open(self) -> None:
-        connector = Connector(self.config, self.context.clock)
-        self._route = open_route(self.config, self.context.clock)
+        clock = self.context.clock
+        connector = Connector(self.config, clock)
+        self._route = open_route(self.config, clock)
         self._opened.push_async_callback(self._route.close)
-        self._dispatcher = Dispatcher(
+        self._chunks = Dispatcher(
             self._route,
-            connector,
+            connector.connect,
             connections=self.config.connections,
-            object_bytes=self.context.object_bytes,
-            clock=self.context.clock,
+            turn=max(1, _TURN_BYTES // self.context.object_bytes),
+            share=1,
+            clock=clock,
         )
-        self._opened.callback(self._dispatcher.close)
+        self._opened.callback(self._chunks.close)
+        self._commands = Dispatcher(
+            self._route,
+            partial(connector.connect, is_for_chunks=False),
+            connections=_COMMAND_CONNECTIONS,
+            turn=MOST_AT_ONCE,
+            share=MOST_AT_ONCE,
+            clock=clock,
+        )
+        self._opened.callback(self._commands.close)
         try:
             await self._route.open()
             await self._check_servers()
             await self._write_manifest()
         except SettingError as error:
             raise ConfigError(str(error)) from None
-        except TierUnavailableError as error:
-            # The reset can overtake the alert that says so.
-            if self.config.tls and self.config.tls_cert is None and was_reset(error):
-                raise TierUnavailableError(
-                    f"{error}; if the server wants a certificate, give options 'tls_cert' and "
-                    "'tls_key'"
-                ) from error
-            raise
+        except (TierUnavailableError, TierTimeoutError) as error:
+            raise await self._explained(error, connector) from error
 
     async def close(self) -> None:
         await self._opened.aclose()
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        return [found == 1 for found in await self._run(keys, "EXISTS")]
+        counts = await self._count(keys, b"EXISTS")
+        check_any_answered(counts)
+        return [count == 1 for count in counts]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         ttl_ms = self.config.ttl_ms
@@ -98,7 +111,7 @@ class RedisTier(SecondaryTierManager):
         for transfer in batch:
             name = self._names.of(transfer.key)
             exchanges.append(Exchange(name, set_command(name, transfer.buffers, ttl_ms)))
-        await self._dispatcher.run(exchanges)
+        await self._chunks.run(exchanges)
         return [_error(exchange.outcome) for exchange in exchanges]
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
@@ -106,20 +119,24 @@ class RedisTier(SecondaryTierManager):
         for transfer in batch:
             name = self._names.of(transfer.key)
             exchanges.append(Exchange(name, [command(b"GET", name)], transfer.buffers))
-        await self._dispatcher.run(exchanges)
+        await self._chunks.run(exchanges)
         return [
             _not_loaded(exchange.outcome, transfer.object_bytes)
             for exchange, transfer in zip(exchanges, batch, strict=True)
         ]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        await self._run(keys, "UNLINK")
+        # What is left of a purge must be known: one key that stays is an error, if all others go.
+        for count in await self._count(keys, b"UNLINK"):
+            if isinstance(count, TierError):
+                raise count
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         if self.config.ttl_ms is None:
-            await self._run(keys, "TOUCH")
+            counts = await self._count(keys, b"TOUCH")
         else:
-            await self._run(keys, "PEXPIRE", b"%d" % self.config.ttl_ms)
+            counts = await self._count(keys, b"PEXPIRE", b"%d" % self.config.ttl_ms)
+        check_any_answered(counts)
 
     async def scan(self) -> AsyncIterator[Entry]:
         # The server may name a key twice.
@@ -140,6 +157,10 @@ class RedisTier(SecondaryTierManager):
 
     async def usage(self) -> Usage:
         facts = await self._route.facts()
+        if not all("used_memory" in fact for fact in facts):
+            # Without INFO the keys can be counted, and no more.
+            keys = await self._route.key_count()
+            return Usage(keys, keys * self.context.object_bytes, None)
         limits = [int(fact.get("maxmemory", 0)) for fact in facts]
         return Usage(
             chunks=sum(
@@ -152,21 +173,35 @@ class RedisTier(SecondaryTierManager):
             capacity_bytes=sum(limits) if all(limits) else None,
         )
 
-    async def _run(self, keys: Sequence[OffloadKey], word: str, *rest: bytes) -> list[int]:
-        commands: list[list[str | bytes]] = [[word, self._names.of(key), *rest] for key in keys]
-        return await self._route.run(*commands)
+    async def _count(
+        self, keys: Sequence[OffloadKey], word: bytes, *rest: bytes
+    ) -> list[int | TierError]:
+        """Run a command whose reply is a number for each key; the numbers, or why there is none."""
+        exchanges = []
+        for key in keys:
+            name = self._names.of(key)
+            exchanges.append(Exchange(name, [command(word, name, *rest)], success=Kind.NUMBER))
+        await self._commands.run(exchanges)
+        return [
+            exchange.outcome
+            if isinstance(exchange.outcome, TierError)
+            else int(exchange.outcome.text)
+            for exchange in exchanges
+            if exchange.outcome is not None
+        ]
 
     async def _entries(self, keys: Sequence[OffloadKey]) -> list[Entry]:
-        lengths = await self._run(keys, "STRLEN")
-        # A key that is gone by now has no length.
-        return [Entry(key, length) for key, length in zip(keys, lengths, strict=True) if length]
+        entries = []
+        for key, length in zip(keys, await self._count(keys, b"STRLEN"), strict=True):
+            if isinstance(length, TierError):
+                raise length
+            if length:  # a key that is gone by now has none
+                entries.append(Entry(key, length))
+        return entries
 
     async def _check_servers(self) -> None:
         """Report settings of the servers that will cause errors later."""
-        try:
-            facts = await self._route.facts()
-        except TierAuthError:
-            return  # an ACL may forbid INFO, which nothing else needs
+        facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
         if any(
@@ -178,12 +213,33 @@ class RedisTier(SecondaryTierManager):
             )
 
     async def _write_manifest(self) -> None:
-        manifest = self.context.namespace.manifest_json().encode()
-        try:
-            await self._route.run(("SET", self._names.manifest, manifest))
-        except TierCapacityError as error:
-            # Chunks that are there can be loaded all the same.
+        manifest = memoryview(self.context.namespace.manifest_json().encode())
+        name = self._names.manifest
+        exchange = Exchange(name, set_command(name, [manifest], None))
+        await self._commands.run([exchange])
+        error = _error(exchange.outcome)
+        # Chunks that are there can be loaded all the same, as those of other nodes can.
+        is_harmless = isinstance(error, TierCapacityError) or (
+            self._route.is_cluster and isinstance(error, TierUnavailableError)
+        )
+        if is_harmless:
             self.context.logger.warning("the manifest was not written: %s", error)
+        elif error is not None:
+            raise error
+
+    async def _explained(self, error: TierError, connector: Connector) -> TierError:
+        """An error of opening, with the option that would help where it is known."""
+        if not error.retryable:
+            return error
+        mismatch = await connector.tls_mismatch()
+        if mismatch is not None:
+            return mismatch
+        # The reset can overtake the alert that says so.
+        if self.config.tls and self.config.tls_cert is None and was_reset(error):
+            return TierUnavailableError(
+                f"{error}; if the server wants a certificate, give options 'tls_cert' and 'tls_key'"
+            )
+        return error
 
 
 def _error(outcome: Reply | TierError | None) -> TierError | None:

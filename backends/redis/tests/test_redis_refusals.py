@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
+import traceback
+
 import pytest
 
 from kvtier_redis.faults import SettingError, reply_error
 from kvtier_sdk import (
     ConfigError,
     CorruptChunkError,
+    HostPool,
+    Namespace,
+    PoolLayout,
     TierAuthError,
     TierCapacityError,
     TierError,
+    TierListener,
     TierUnavailableError,
+    Usage,
+    open_tier,
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -94,12 +105,76 @@ async def test_rights_that_are_withdrawn(bench, guarded):
     assert await bench.loads(tier, KEYS[0])
 
 
-async def test_without_info_all_but_usage_works(bench, guarded):
+async def test_without_info_keys_are_counted(bench, guarded):
     guarded.ask("ACL", "SETUSER", "kv", "-info")
     tier = await bench.open(with_user(guarded))
     assert await bench.put(tier, KEYS[0]) == [None]
+    # The manifest is a key too.
+    assert await tier.usage() == Usage(2, 2 * bench.object_bytes, None)
+    guarded.ask("ACL", "SETUSER", "kv", "-dbsize")
     with pytest.raises(TierAuthError):
         await tier.usage()
+
+
+async def test_info_may_have_another_name(bench, make_server):
+    tier = await bench.open(make_server("--rename-command", "INFO", "").start().url)
+    assert await bench.put(tier, *KEYS) == [None] * 20
+    assert await bench.loads(tier, *KEYS)
+    assert await tier.usage() == Usage(21, 21 * bench.object_bytes, None)
+
+
+@pytest.fixture
+async def start_talker():
+    """Starts servers that send one text in reply to anything, if told to only from now on."""
+    servers = []
+
+    async def start(text: bytes) -> str:
+        async def serve(reader, writer):
+            with contextlib.suppress(OSError):
+                while await reader.read(10_000):
+                    writer.write(text)
+                    await writer.drain()
+            writer.close()
+
+        servers.append(await asyncio.start_server(serve, "127.0.0.1", 0))
+        return f"redis://127.0.0.1:{servers[-1].sockets[0].getsockname()[1]}"
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize("more", ["", "cluster=yes", "sentinel=kv"])
+@pytest.mark.parametrize(
+    "text", [b"*1\r\n" * 5000, b"*1\r\n$x\r\n", b"*0\r\n", b"!\r\n", b":1\r\n"], ids=repr
+)
+async def test_replies_that_make_no_sense(bench, start_talker, text, more):
+    with pytest.raises((TierUnavailableError, ConfigError)):
+        await bench.open(f"{await start_talker(text)}?connect_timeout=500ms&{more}")
+
+
+async def test_every_command_translates_a_refusal_alike(bench, guarded):
+    tier = await bench.open(with_user(guarded), ttl="1h", connect_timeout="300ms")
+    await bench.put(tier, KEYS[0])
+
+    async def errors() -> list[TierError]:
+        found = [*await bench.put(tier, KEYS[0]), *await tier.load([bench.empty(KEYS[0])])]
+        for call in (
+            lambda: bench.has(tier, KEYS[0]),
+            lambda: tier.touch(KEYS),
+            lambda: tier.delete(KEYS),
+            lambda: anext(tier.scan()),
+            tier.usage,
+        ):
+            with pytest.raises(TierError) as caught:
+                await call()
+            found.append(caught.value)
+        return found
+
+    guarded.ask("ACL", "SETUSER", "kv", "nocommands")
+    assert {type(error) for error in await errors()} == {TierAuthError}
+    guarded.kill()
+    assert {type(error) for error in await errors()} == {TierUnavailableError}
 
 
 async def test_a_replica_takes_no_stores(bench, server, make_server):
@@ -178,3 +253,26 @@ def test_every_error_reply_has_its_error(answer, kind, retryable):
     assert type(error) is kind
     assert error.retryable is retryable
     assert answer in str(error) or "option 'cluster'" in str(error)
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_a_server_that_quotes_the_password(make_server, caplog, runner):
+    """One without these commands names them with their arguments."""
+    server = make_server("--rename-command", "HELLO", "", "--rename-command", "AUTH", "")
+
+    def listens() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", server.port)) == 0
+
+    server.start(listens)
+    url = f"redis://kv:hunter2@127.0.0.1:{server.port}?runner={runner}"
+    pool = HostPool.create(PoolLayout(1, 4096))
+    try:
+        with (
+            pytest.raises(TierError, match=r"unknown command .*\*\*\*") as caught,
+            open_tier(url, pool, Namespace({}), TierListener()),
+        ):
+            pass
+    finally:
+        pool.close()
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value)) + caplog.text

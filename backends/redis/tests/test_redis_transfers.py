@@ -219,16 +219,17 @@ async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):
 
 
 async def test_a_server_out_of_reach_is_tried_once_for_each_connection(bench, server, monkeypatch):
-    tier = await bench.open(server.url, connections=3)
-    server.kill()
     attempts = []
     connect = Connector.connect
 
-    async def noting_connect(connector, address):
+    async def noting_connect(connector, address, **options):
         attempts.append(address)
-        return await connect(connector, address)
+        return await connect(connector, address, **options)
 
     monkeypatch.setattr(Connector, "connect", noting_connect)
+    tier = await bench.open(server.url, connections=3)
+    server.kill()
+    attempts.clear()
     verdicts = await tier.load([bench.empty(key) for key in KEYS])
     assert [type(verdict) for verdict in verdicts] == [TierUnavailableError] * 20
     assert len(attempts) == 3

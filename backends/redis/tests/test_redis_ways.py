@@ -131,7 +131,8 @@ async def test_a_server_that_signs_in_and_hangs_up(papers):
     port = peer.sockets[0].getsockname()[1]
     config = TierSpec.from_url(f"rediss://:p@127.0.0.1:{port}", tls_ca=papers.ca).config
     clock, route = SystemClock(), OneServer(config)
-    dispatcher = Dispatcher(route, Connector(config, clock), 1, object_bytes=100, clock=clock)
+    connect = Connector(config, clock).connect
+    dispatcher = Dispatcher(route, connect, connections=1, turn=10, share=1, clock=clock)
     requests = [Exchange(key, [b"request"]) for key in KEYS[:8]]
     async with asyncio.timeout(20):
         await dispatcher.run(requests)
@@ -141,6 +142,29 @@ async def test_a_server_that_signs_in_and_hangs_up(papers):
     dispatcher.close()
     await route.close()
     peer.close()
+
+
+@pytest.mark.parametrize("more", ["", "cluster=yes", "sentinel=kv"])
+async def test_a_plain_client_at_a_tls_port(bench, start_tls, more):
+    server = start_tls()
+    with pytest.raises(TierUnavailableError) as caught:
+        await bench.open(f"{server.url}?{more}")
+    assert str(caught.value) == (
+        f"127.0.0.1:{server.port} speaks TLS; "
+        "write 'rediss:' for 'redis:', or set option 'tls' to true"
+    )
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("more", ["", "&cluster=yes", "&sentinel=kv"])
+async def test_a_tls_client_at_a_plain_port(bench, server, more):
+    with pytest.raises(TierUnavailableError) as caught:
+        await bench.open(f"rediss://127.0.0.1:{server.port}?connect_timeout=500ms{more}")
+    assert str(caught.value) == (
+        f"127.0.0.1:{server.port} speaks no TLS; "
+        "write 'redis:' for 'rediss:', or set option 'tls' to false"
+    )
+    assert not caught.value.retryable
 
 
 async def test_a_file_that_is_no_certificate(bench, tmp_path):
@@ -417,6 +441,61 @@ async def test_a_cluster_of_which_no_node_is_left(bench, start_cluster):
             assert {type(verdict) for verdict in verdicts} == {TierUnavailableError}
     with pytest.raises(TierUnavailableError):
         await bench.open(f"{servers[0].url}?cluster=yes")
+
+
+@pytest.fixture
+def broken_cluster(bench, start_cluster):
+    """A Cluster that goes on without one of its three nodes, and the keys of the others."""
+    servers = start_cluster(3)
+    for server in servers:
+        server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    dead, *alive = servers
+    slots = {key: dead.ask("CLUSTER", "KEYSLOT", bench.name(key)) for key in KEYS}
+    (first, last), *_ = [
+        (piece[0], piece[1]) for piece in dead.ask("CLUSTER", "SLOTS") if piece[2][1] == dead.port
+    ]
+    lost = [key for key in KEYS if first <= slots[key] <= last]
+    return SimpleNamespace(
+        dead=dead, alive=alive, lost=lost, kept=[key for key in KEYS if key not in lost]
+    )
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new):
+    cluster = broken_cluster
+    url = f"redis://127.0.0.1:1?cluster=yes&hosts=127.0.0.1:{cluster.alive[0].port}"
+    tier = await bench.open(url, ttl="1h")
+    assert await bench.put(tier, *KEYS) == [None] * 120
+    cluster.dead.kill()
+    if is_new:
+        # The manifest and the node that is asked for settings may be at the dead one.
+        tier = await bench.open(url, ttl="1h")
+    there = [key in cluster.kept for key in KEYS]
+    for _ in range(3):
+        assert await bench.has(tier, *KEYS) == there
+        batch = [bench.empty(key) for key in KEYS]
+        loaded = await tier.load(batch)
+        assert [verdict is None for verdict in loaded] == there
+        stored = await bench.put(tier, *KEYS)
+        assert [verdict is None for verdict in stored] == there
+        for verdict in filter(None, [*loaded, *stored]):
+            assert type(verdict) is TierUnavailableError
+            assert verdict.retryable
+        await tier.touch(KEYS)
+    assert (await tier.usage()).chunks in (len(cluster.kept), len(cluster.kept) + 1)
+    for server in cluster.alive:
+        server.ask("FLUSHDB")
+    assert await bench.put(tier, *cluster.kept) == [None] * len(cluster.kept)
+    # Who deletes has to know what is left; all that can be deleted is.
+    with pytest.raises(TierUnavailableError):
+        await tier.delete(KEYS)
+    assert [server.ask("DBSIZE") for server in cluster.alive] == [0, 0]
+    # Where none answers, nothing is known.
+    for call in (lambda: bench.has(tier, *cluster.lost), lambda: tier.touch(cluster.lost)):
+        with pytest.raises(TierUnavailableError):
+            await call()
+    with pytest.raises(TierUnavailableError):
+        _ = [entry async for entry in tier.scan()]
 
 
 async def test_connections_that_broke_meanwhile_are_an_outage(bench, start_cluster):

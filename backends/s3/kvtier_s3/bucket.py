@@ -13,8 +13,15 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore.exceptions import InvalidRegionError
 from botocore.loaders import create_loader
+from botocore.utils import get_environ_proxies
 
-from kvtier_s3.config import NAMES_A_USER, NEEDS_TLS, S3TierConfig
+from kvtier_s3.config import (
+    NAMES_A_USER,
+    NEEDS_TLS,
+    NOT_IN_HEADER,
+    S3TierConfig,
+    fits_in_header,
+)
 from kvtier_s3.faults import NO_OBJECT, Faults, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import ConfigError, TierAuthError
@@ -72,6 +79,9 @@ class Place:
 
 class Bucket:
     """A bucket, through aiobotocore's client.
+
+    No request to the bucket goes through a proxy of the environment. Requests for credentials do,
+    as those of all AWS tools: other hosts hand them out.
 
     Args:
         config: the options.
@@ -146,6 +156,13 @@ class Bucket:
         """Close the client."""
         await self._opened.aclose()
 
+    @property
+    def unused_proxy(self) -> str | None:
+        """The variable of the environment whose proxy other tools would use for the bucket."""
+        scheme = "https" if self.place.is_tls else "http"
+        proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
+        return f"{scheme.upper()}_PROXY" if scheme in proxies else None
+
     async def credentials(self) -> Credentials:
         """The current credentials; temporary ones are renewed when that is due.
 
@@ -154,6 +171,9 @@ class Bucket:
         """
         with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
+        for name in ("access_key", "secret_key", "token"):
+            if not fits_in_header(getattr(found, name) or ""):
+                raise TierAuthError(f"the {name} that was found {NOT_IN_HEADER}")
         return Credentials(found.access_key, found.secret_key, found.token)
 
     async def listing(self, start: str) -> AsyncIterator[tuple[str, int]]:
@@ -215,6 +235,8 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         s3={"addressing_style": config.addressing},
         connect_timeout=config.connect_timeout_s,
         read_timeout=max(config.read_timeout_s, _LISTING_TIMEOUT_S),
+        # Chunks go straight to the bucket, and so does all else; None would be the environment's.
+        proxies={},
         # Retries are the runner's, and so is integrity.
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",

@@ -27,6 +27,20 @@ NAMES_A_USER = (
 )
 
 
+#: What requests are signed with, or say in their headers.
+_IN_HEADERS = ("access_key_id", "secret_access_key", "session_token", "region", "sse_kms_key_id")
+#: Said of an option or of credentials that were found elsewhere.
+NOT_IN_HEADER = (
+    "holds a character that no header can: a line break, a control character or one outside of "
+    "ASCII; a file's last line break is often copied with a key"
+)
+
+
+def fits_in_header(text: str) -> bool:
+    """Return true if a text can be in a header, and cannot end it."""
+    return text.isascii() and text.isprintable()
+
+
 def _bucket(value: object) -> str:
     if isinstance(value, str) and _BUCKET.fullmatch(value):
         return value
@@ -79,8 +93,9 @@ class S3TierConfig(TierConfig):
             can (``If-None-Match``).
         sign_payload: whether the signature covers the payload too, which costs a SHA-256 of it;
             for servers that want it.
-        connections: the most connections that look chunks up and carry them, one chunk at a time
-            each. Stores use half of them at most; a single one serves everything.
+        connections: the most connections that carry chunks, one at a time each. Stores use half
+            of them at most; a single one serves both directions.
+        lookup_connections: the most connections that look chunks up, one at a time each.
         connect_timeout_s: the limit for making a connection.
         read_timeout_s: the longest that a request may move no byte.
         tls_ca: file with the certificates to trust; the system's if absent.
@@ -102,6 +117,7 @@ class S3TierConfig(TierConfig):
     conditional_put: Flag = True
     sign_payload: Flag = False
     connections: Count = Field(8, ge=1, le=1024)
+    lookup_connections: Count = Field(32, ge=1, le=1024)
     connect_timeout_s: Seconds = Field(2.0, alias="connect_timeout", gt=0)
     read_timeout_s: Seconds = Field(3.0, alias="read_timeout", gt=0)
     tls_ca: str | None = None
@@ -116,6 +132,15 @@ class S3TierConfig(TierConfig):
         ("profile", "access_key_id"),
         ("sse", "sse_secret_key"),
     )
+
+    @model_validator(mode="after")
+    def _check_headers(self) -> Self:
+        for name in _IN_HEADERS:
+            value = getattr(self, name)
+            text = value.get_secret_value() if isinstance(value, SecretStr) else value
+            if text is not None and not fits_in_header(text):
+                raise ValueError(f"option {name!r} {NOT_IN_HEADER}")
+        return self
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from botocore import exceptions as theirs
+from botocore.parsers import ResponseParserError
 
 from kvtier_s3.http import Response
 from kvtier_sdk import (
+    ChunkError,
     ConfigError,
     TierAuthError,
     TierCapacityError,
@@ -114,7 +116,8 @@ _KINDS: dict[str, type[TierError]] = {
         ),
         SettingError,
     ),
-    "InvalidObjectState": TierError,
+    # Archived.
+    "InvalidObjectState": ChunkError,
 }
 _STATUSES: dict[int, type[TierError]] = {
     401: TierAuthError,
@@ -175,7 +178,14 @@ _OF_CREDENTIALS = (
     ValueError,
 )
 # botocore raises these for a malformed response.
-_OF_RESPONSES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_OF_RESPONSES = (
+    AttributeError,
+    LookupError,
+    ResponseParserError,  # which is no BotoCoreError
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def refusal_of(response: Response) -> Refusal:

@@ -14,8 +14,9 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The longest body that is read unless it is a chunk.
-_BODY_LIMIT_BYTES = 256 * 1024
+# The longest body that is read unless it is a chunk, as it is sent: what a server can make its
+# client do for an error is bounded, in however small pieces the error comes.
+_BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18
 
@@ -126,23 +127,34 @@ async def _receive_body(connection: Connection, length_bytes: int | None) -> byt
 
 async def _receive_chunked(connection: Connection) -> bytes | None:
     """Receive a body in pieces, each after its length; ``None`` if it is too long."""
-    body = b""
-    while piece_bytes := await _receive_piece_length(connection):
-        if len(body) + piece_bytes > _BODY_LIMIT_BYTES:
+    pieces: list[bytearray] = []
+    left_bytes = _BODY_LIMIT_BYTES
+    while True:
+        line = await _receive_line(connection)
+        piece_bytes = _piece_length(line)
+        left_bytes -= len(line) + piece_bytes + len(_LINE_END)
+        if left_bytes < 0:
             return None
+        if not piece_bytes:
+            break
         piece = bytearray(piece_bytes + len(_LINE_END))
         await connection.receive([memoryview(piece)])
         if not piece.endswith(_LINE_END):
             raise _nonsense("a piece that does not end where it should")
-        body += piece.removesuffix(_LINE_END)
+        pieces.append(piece[:piece_bytes])
     # Further headers may follow, then an empty line.
-    while await connection.receive_until(_LINE_END, most_bytes=_LINE_LIMIT_BYTES) != _LINE_END:
-        pass
-    return body
+    while (line := await _receive_line(connection)) != _LINE_END:
+        left_bytes -= len(line)
+        if left_bytes < 0:
+            return None
+    return b"".join(pieces)
 
 
-async def _receive_piece_length(connection: Connection) -> int:
-    line = await connection.receive_until(_LINE_END, most_bytes=_LINE_LIMIT_BYTES)
+async def _receive_line(connection: Connection) -> bytes:
+    return await connection.receive_until(_LINE_END, most_bytes=_LINE_LIMIT_BYTES)
+
+
+def _piece_length(line: bytes) -> int:
     try:
         length_bytes = int(line.partition(b";")[0].strip(), 16)
     except ValueError:

@@ -48,9 +48,10 @@ class Objects:
         self._logger = logger
         self._path = place.path
         self._signer = Signer(place.authority, place.region)
-        self._connections = ConnectionPool(
-            Connector(place.host, place.port, tls, config, clock).connect, config.connections
-        )
+        connect = Connector(place.host, place.port, tls, config, clock).connect
+        self._connections = ConnectionPool(connect, config.connections)
+        # A lookup is one request for each chunk. It waits for no payload, and for few of its own.
+        self._lookups = ConnectionPool(connect, config.lookup_connections)
         self._read_headers = config.read_headers
         self._write_headers = config.write_headers
         self._signs_payload = config.sign_payload
@@ -59,6 +60,7 @@ class Objects:
     def close(self) -> None:
         """Close all connections."""
         self._connections.close()
+        self._lookups.close()
 
     async def check(self, start: str) -> None:
         """Check that the bucket is there and can be read.
@@ -172,7 +174,8 @@ class Objects:
         target: Sequence[memoryview] = (),
     ) -> Response:
         credentials = await self._bucket.credentials()
-        async with self._connections.borrow(for_store=method == "PUT") as connection:
+        pool = self._lookups if method == "HEAD" else self._connections
+        async with pool.borrow(for_store=method == "PUT") as connection:
             signed = self._signer.headers(
                 method, path, query, headers, hashed, credentials, self._clock.wall_s()
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import ClassVar
 
 from kvtier_s3.bucket import Bucket
@@ -19,9 +20,12 @@ from kvtier_sdk import (
     Locality,
     Medium,
     OffloadKey,
+    RequestContext,
     TierAuthError,
     TierCapacityError,
     TierContext,
+    TierTimeoutError,
+    TierUnavailableError,
     Transfer,
 )
 
@@ -58,7 +62,7 @@ class S3Tier(ChunkTierManager):
             context = self.context
             self._objects = Objects(self._bucket, self.config, context.clock, context.logger)
             self._opened.callback(self._objects.close)
-            await self._objects.check(self._names.start)
+            await self._check()
             await self._write_manifest()
         except SettingError as error:
             raise ConfigError(str(error)) from None
@@ -66,11 +70,16 @@ class S3Tier(ChunkTierManager):
     async def close(self) -> None:
         await self._opened.aclose()
 
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        calls = [partial(self.contains_chunk, key) for key in keys]
+        return await self.context.clock.gather_bounded(calls, limit=self.config.lookup_connections)
+
     async def contains_chunk(self, key: OffloadKey) -> bool:
         return await self._objects.has(self._names.of(key))
 
     async def store_chunk(self, transfer: Transfer) -> None:
-        await self._objects.add(self._names.of(transfer.key), transfer.buffers)
+        put = self._objects.write if transfer.replace else self._objects.add
+        await put(self._names.of(transfer.key), transfer.buffers)
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await self._objects.read(self._names.of(transfer.key), transfer.buffers)
@@ -83,6 +92,16 @@ class S3Tier(ChunkTierManager):
             key = self._names.key_in(name)
             if key is not None:
                 yield Entry(key, object_bytes)
+
+    async def _check(self) -> None:
+        try:
+            await self._objects.check(self._names.start)
+        except (TierUnavailableError, TierTimeoutError) as error:
+            proxy = self._bucket.unused_proxy
+            if proxy is None:
+                raise
+            text = f"{error}; a proxy is not used for the bucket: {proxy} of the environment"
+            raise type(error)(text, retryable=error.retryable) from error
 
     async def _write_manifest(self) -> None:
         manifest = self.context.namespace.manifest_json().encode()

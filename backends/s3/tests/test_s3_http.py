@@ -130,6 +130,28 @@ def test_a_body_in_pieces_without_an_end():
     assert (response.status, response.body, is_usable) == (500, b"", False)
 
 
+@pytest.mark.parametrize(
+    ("piece", "end"),
+    [
+        (b"1\r\nx\r\n", b"0\r\n\r\n"),
+        (b"1;" + b"e" * 1000 + b"\r\nx\r\n", b"0\r\n\r\n"),
+        (b"", b"0\r\n" + b"x: y\r\n" * 50_000 + b"\r\n"),
+    ],
+    ids=["pieces of a byte", "extensions", "trailers"],
+)
+def test_a_body_in_pieces_is_bounded_as_it_is_sent(piece, end):
+    # The body itself is short; it is what stands around its bytes that is long.
+    text = head(503, "Transfer-Encoding: chunked") + piece * 20_000 + end
+    response, is_usable = receive(text)
+    assert (response.status, response.body, is_usable) == (503, b"", False)
+
+
+def test_a_body_in_pieces_of_a_byte():
+    text = head(503, "Transfer-Encoding: chunked") + b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n"
+    response, is_usable = receive(text)
+    assert (response.status, response.body, is_usable) == (503, b"x" * 5000, True)
+
+
 def test_requests():
     assert request_head("GET", "/b/k?x=1", {"host": "h", "a": "b"}) == (
         b"GET /b/k?x=1 HTTP/1.1\r\nhost: h\r\na: b\r\n\r\n"

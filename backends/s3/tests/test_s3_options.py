@@ -142,3 +142,18 @@ def test_no_mistake_shows_a_secret():
         with pytest.raises(ConfigError, match="'access_key_id' and 'secret_access_key'") as caught:
             config("s3://kv", endpoint=endpoint)
         assert "hunter" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["access_key_id", "secret_access_key", "session_token", "region", "sse_kms_key_id"]
+)
+@pytest.mark.parametrize(
+    "value", ["hunter2\r\nx-evil: 1", "hunter2\n", "hunter2\0", "hunter\u20ac2"]
+)
+def test_what_cannot_be_in_a_header_is_refused(name, value):
+    given = {"access_key_id": "a", "secret_access_key": "b", "sse": "aws:kms", name: value}
+    with pytest.raises(ConfigError) as caught:
+        config("s3://kv", **given)
+    said = f"option '{name}' holds a character that no header can: a line break, a control "
+    assert said in str(caught.value)
+    assert "hunter" not in str(caught.value)

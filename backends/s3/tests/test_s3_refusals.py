@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from support.guarded import GuardedBuffers
 
 from kvtier_s3.faults import Faults, Refusal
 from kvtier_sdk import (
+    ChunkError,
     ChunkNotFoundError,
     ConfigError,
     CorruptChunkError,
@@ -68,7 +70,7 @@ async def test_credentials_that_lose_their_rights(bench, scripted, make_reply):
     with pytest.raises(TierAuthError):
         await bench.has(tier, KEYS[0])
     assert await bench.put(tier, KEYS[0]) == [None]
-    assert scripted.connections == 1
+    assert scripted.connections == 2  # one for chunks, one for lookups
 
 
 async def test_a_machine_whose_clock_is_wrong(bench, scripted, make_reply):
@@ -187,6 +189,9 @@ async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_rep
     assert await bench.put(tier, KEYS[0]) == [None]
     assert scripted.requests[-1].headers["if-none-match"] == "*"
     assert scripted.requests[-1].body == bench.content(KEYS[0])
+    # One that failed to load is written over.
+    assert await tier.store([replace(bench.full(KEYS[0]), replace=True)]) == [None]
+    assert "if-none-match" not in scripted.requests[-1].headers
     # The manifest is always overwritten.
     assert "if-none-match" not in scripted.requests[1].headers
 
@@ -343,7 +348,7 @@ async def test_malformed_responses_are_no_fault_of_the_credentials(
         (507, "InsufficientStorage", TierCapacityError, False),
         (403, "QuotaExceeded", TierCapacityError, False),
         (400, "EntityTooLarge", TierCapacityError, False),
-        (403, "InvalidObjectState", TierError, False),
+        (403, "InvalidObjectState", ChunkError, False),
         (400, "ThrottlingException", TierUnavailableError, True),
         (400, "KMS.ThrottlingException", TierUnavailableError, True),
         (400, "RequestThrottled", TierUnavailableError, True),

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 from support.live import CHUNK_BYTES, live
 from support.runners import RUNNERS
+from support.s3_front import S3Front
 from support.s3_server import S3Server
 
-from kvtier_sdk import make_offload_key
+from kvtier_sdk import ResetScope, make_offload_key
 
 KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(40)]
 
@@ -58,6 +59,33 @@ def test_damaged_and_misplaced_objects_are_misses_and_make_room_for_better_ones(
         request = engine.begin("third")
         assert engine.settle(request, *KEYS[:5]) == ["HIT"] * 5
         engine.load(request, *KEYS[:5])
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_damaged_object_that_must_not_be_deleted_is_written_over(server, bench, runner):
+    bench.prefix = f"guarded-{runner}"
+    bench.facts = {"model": "m"}
+    with S3Front(server.port, guarded=server.buckets) as front:
+        options = {"endpoint": front.endpoint, "runner": runner, "probe_interval": "50ms"}
+        url = server.tier_url(f"kv/{bench.prefix}", **options)
+        with live([url]) as engine:
+            engine.store(engine.begin("first"), *KEYS[:2])
+
+        async def damage() -> None:
+            whole = await bench.stored(bench.name(KEYS[0]))
+            await bench.overwrite(KEYS[0], whole[:-1] + b"?")
+
+        asyncio.run(damage())
+        with live([url]) as engine:
+            for number in range(3):  # nothing is stored: the damage stays
+                request = engine.begin(f"round {number}")
+                assert engine.settle(request, *KEYS[:2]) == ["MISS", "HIT"]
+                engine.manager.reset_cache(ResetScope.PRIMARY)
+            assert engine.manager.stats[1].failures["load.corrupt"] == 3
+            engine.store(request, *KEYS[:2])
+            engine.manager.reset_cache(ResetScope.PRIMARY)
+            assert engine.settle(request, *KEYS[:2]) == ["HIT", "HIT"]
+            engine.load(request, *KEYS[:2])
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

@@ -41,13 +41,14 @@ async def test_no_payload_is_copied(bench, monkeypatch, operation):
 
 
 async def test_connections_are_kept_and_bounded(bench, proxy):
-    tier = await bench.open(bench.url_of(endpoint=await proxy.start()), connections=3)
-    others = proxy.connections - 1  # one made when it was opened is one of the three
+    url = bench.url_of(endpoint=await proxy.start())
+    tier = await bench.open(url, connections=3, lookup_connections=2)
+    others = proxy.connections - 1  # one made when it was opened is one of the five
     for _ in range(3):
         assert await bench.put(tier, *KEYS) == [None] * 20
         assert await bench.loads(tier, *KEYS)
         assert await bench.has(tier, *KEYS) == [True] * 20
-    assert proxy.connections - others == 3
+    assert proxy.connections - others == 3 + 2
 
 
 async def test_stores_that_hang_leave_connections_to_reads(bench, scripted, make_reply):
@@ -63,7 +64,21 @@ async def test_stores_that_hang_leave_connections_to_reads(bench, scripted, make
     assert not store.done()
     scripted.answers_puts.set()
     assert await store == [None] * 20
-    assert scripted.connections - others <= tier.config.connections
+    config = tier.config
+    assert scripted.connections - others <= config.connections + config.lookup_connections
+
+
+async def test_lookups_wait_for_no_chunk(bench, scripted):
+    tier = await bench.open(scripted.url(read_timeout="20s"), connections=1)
+    scripted.answers_puts.clear()
+    store = asyncio.create_task(bench.put(tier, KEYS[0]))
+    while not any("if-none-match" in request.headers for request in scripted.requests):
+        await asyncio.sleep(0)
+    # The only connection that carries chunks is taken.
+    assert await bench.has(tier, *KEYS) == [True] * 20
+    assert not store.done()
+    scripted.answers_puts.set()
+    assert await store == [None]
 
 
 async def test_no_server(bench, tmp_path):

@@ -14,7 +14,7 @@ from support.papers import make_papers
 from support.s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 from kvtier_s3.bucket import Bucket
-from kvtier_sdk import ConfigError, TierAuthError, TierSpec, TierUnavailableError
+from kvtier_sdk import ConfigError, TierAuthError, TierError, TierSpec, TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 
@@ -32,6 +32,17 @@ async def test_credentials_of_the_environment(bench, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
     monkeypatch.setenv("AWS_ENDPOINT_URL", bench.server.endpoint)
     assert await works(bench, await bench.open(f"s3://kv/{bench.prefix}"))
+
+
+async def test_credentials_of_the_environment_cannot_add_a_header(bench, scripted, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "hunter2\r\nx-evil: 1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{scripted.port}")
+    with pytest.raises(TierAuthError, match="the token that was found holds a character") as caught:
+        await bench.open("s3://kv")
+    assert "hunter2" not in str(caught.value)
+    assert scripted.requests == []
 
 
 async def test_an_endpoint_of_the_environment_is_held_to_the_rules(bench, scripted, monkeypatch):
@@ -171,6 +182,39 @@ async def test_a_host_that_is_named_after_its_bucket(bench, tmp_path):
         assert await bench.loads(tier, *KEYS)
         assert (tmp_path / "buckets" / "127" / bench.name(KEYS[0])).exists()
         await bench.close()
+
+
+@pytest.fixture
+def through_proxy(scripted, monkeypatch):
+    """The environment names a proxy; what it is asked for."""
+    for name in ("http_proxy", "https_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{scripted.port}")
+    return scripted.requests
+
+
+async def test_no_request_to_a_bucket_goes_through_a_proxy(bench, through_proxy):
+    tier = await bench.open(bench.url)
+    assert await works(bench, tier)
+    await tier.delete(KEYS)
+    assert await bench.has(tier, *KEYS) == [False] * 20
+    assert through_proxy == []
+    with pytest.raises(TierUnavailableError, match="a proxy is not used for the bucket: HTTPS"):
+        await bench.open(bench.server.tier_url("kv", endpoint="https://127.0.0.1:1"))
+
+
+async def test_requests_for_credentials_go_through_a_proxy(monkeypatch, tmp_path, through_proxy):
+    # As those of all AWS tools do: who hands them out is another host.
+    (tmp_path / "token").write_text("token")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/kv")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://sts.invalid")
+    bucket = Bucket(TierSpec.from_url("s3://kv?endpoint=http://127.0.0.1:1").config)
+    with pytest.raises(TierError, match="makes no sense"):  # what is scripted is no answer of STS
+        await bucket.open()
+    await bucket.close()
+    assert through_proxy[0].target.startswith("http://sts.invalid/")
 
 
 @pytest.mark.parametrize("signs", ["yes", "no"])

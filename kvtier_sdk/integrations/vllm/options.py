@@ -76,7 +76,7 @@ class SecondaryTierEntry:
             ConfigError: an option is wrong, a backend cannot be found or loaded, or two entries
                 have one name or conflict otherwise.
         """
-        ours = _ours(entries)
+        ours = {place: place.table(entry) for place, entry in _ours(entries).items()}
         options = {
             place: validate_options(GuestOptions, GuestOptions.take_from(entry), place)
             for place, entry in ours.items()

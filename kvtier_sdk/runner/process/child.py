@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.errors import TierContractError
-from kvtier_sdk.options.secrets import MaskingFormatter
+from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.secrets import MaskingFormatter, Secrets
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Report
 from kvtier_sdk.runner.log import TierLog
@@ -134,8 +135,12 @@ class Child:
             self._opening = self._spawn(self._open(self._tier_loop), "open")
 
     def _build(self, bootstrap: Mapping[str, Any]) -> TierLoop:
-        _send_logs(self._log.logger.name, bootstrap["log_level"], self._send)
+        sender = _LogSender(self._log.logger.name, self._send)
+        logging.getLogger().addHandler(sender)
+        self._log.logger.setLevel(bootstrap["log_level"])
         spec, namespace, layout = read_bootstrap(bootstrap)
+        # Other loggers' lines may show them too: a client's, asyncio's.
+        sender.hide(secrets_of(spec.config))
         # Its pages are there already; mapping them takes long for a large pool.
         pool = HostPool.attach(bootstrap["pool_fd"], layout, prefault=False)
         os.close(bootstrap["pool_fd"])
@@ -257,6 +262,10 @@ class _LogSender(logging.Handler):
         self._own = own
         self._send_message = send
 
+    def hide(self, secrets: Secrets) -> None:
+        """Mask these secrets from now on."""
+        self.setFormatter(MaskingFormatter(secrets=secrets))
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
@@ -265,11 +274,6 @@ class _LogSender(logging.Handler):
             self._send_message(plain_message(Kind.LOG, [record.levelno, text]))
         except Exception:
             self.handleError(record)
-
-
-def _send_logs(own: str, level: int, send: Callable[[bytes], None]) -> None:
-    logging.getLogger().addHandler(_LogSender(own, send))
-    logging.getLogger(own).setLevel(level)
 
 
 def _watch_parent(control: socket.socket) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.errors import TierUnavailableError
+from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import read_error
 from kvtier_sdk.runner.process.channel import Channel
@@ -51,12 +52,14 @@ class ChildProcess:
         name: the tier's.
         clock: time.
         log: the tier's.
+        secrets: the tier's.
     """
 
-    def __init__(self, name: str, clock: Clock, log: TierLog) -> None:
+    def __init__(self, name: str, clock: Clock, log: TierLog, secrets: Secrets) -> None:
         self._name = name
         self._clock = clock
         self._log = log
+        self._secrets = secrets
         self._event_loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
@@ -241,7 +244,7 @@ class ChildProcess:
             process_group=0,
         )
         assert self._process.stderr is not None
-        self._stderr = StderrLog(self._process.stderr, self._log)
+        self._stderr = StderrLog(self._process.stderr, self._log, self._secrets)
         self._reaper = threading.Thread(
             target=self._reap, args=(self._process,), name=f"kvtier-{self._name}-wait", daemon=True
         )

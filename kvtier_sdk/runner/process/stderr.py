@@ -7,7 +7,7 @@ import os
 from collections import deque
 from typing import IO
 
-from kvtier_sdk.options.secrets import without_password
+from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.log import TierLog
 
 _READ_BYTES = 1 << 16
@@ -26,12 +26,14 @@ class StderrLog:
     Args:
         pipe: the reading end; it belongs to the log from now on.
         log: the tier's.
+        secrets: the tier's, hidden in every line.
     """
 
-    def __init__(self, pipe: IO[bytes], log: TierLog) -> None:
+    def __init__(self, pipe: IO[bytes], log: TierLog, secrets: Secrets) -> None:
         os.set_blocking(pipe.fileno(), False)
         self._pipe = pipe
         self._log = log
+        self._secrets = secrets
         self._rest = b""
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._in_stack = False
@@ -69,7 +71,7 @@ class StderrLog:
 
     def _take(self, lines: list[bytes]) -> None:
         texts = [line[:_MAX_LINE_BYTES].decode(errors="replace").rstrip() for line in lines]
-        texts = [without_password(text) for text in texts if text]
+        texts = [self._secrets.mask(text) for text in texts if text]
         for text in texts:
             self._in_stack = self._in_stack or text.startswith(_STACK_STARTS)
             if not self._in_stack:

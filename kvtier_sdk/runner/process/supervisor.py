@@ -10,6 +10,7 @@ from typing import Any
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
@@ -141,7 +142,8 @@ class Supervisor:
             pool_fd=pool_fd,
             verify=self._verify,
         )
-        child = ChildProcess(self._spec.name, self._clock, self._log)
+        secrets = secrets_of(self._spec.config)
+        child = ChildProcess(self._spec.name, self._clock, self._log, secrets)
         try:
             await child.start(bootstrap, pool_fd)
         except BaseException:

@@ -21,6 +21,7 @@ class LentBuffers:
         header_bytes: length of the header.
         payload_bytes: length of the payload.
         shift_bytes: offset of each from the start of a page.
+        replace: of the transfer.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class LentBuffers:
         header_bytes: int,
         payload_bytes: int,
         shift_bytes: int = 0,
+        replace: bool = False,
     ) -> None:
         self.key = key
         self._header_at = _GUARD_BYTES + shift_bytes
@@ -46,6 +48,7 @@ class LentBuffers:
             request,
             view[self._header_at : end],
             view[self._payload_at : self._payload_at + payload_bytes],
+            replace,
         )
 
     @property

@@ -61,6 +61,19 @@ async def check_storing_twice_is_harmless(subject: TierSubject) -> None:
         await probe.expect(key, 0, 1)
 
 
+@check(says="The last one stays if its transfer's replace is true.")
+async def check_a_store_replaces_on_demand(subject: TierSubject) -> None:
+    """A store whose transfer says so writes over what is under its key."""
+    async with subject.opened() as probe:
+        key = await probe.put_one()
+        if key is None:
+            return
+        (verdict,) = await probe.store([probe.full(key, version=1, replace=True)])
+        if verdict is not None:
+            raise Breach(f"replacing a chunk gave {describe(verdict)}")
+        await probe.expect(key, 1)
+
+
 @check(says="the chunks to write; their buffers must not be modified.")
 async def check_store_leaves_its_buffers_alone(subject: TierSubject) -> None:
     """A store does not modify the buffers that it reads."""

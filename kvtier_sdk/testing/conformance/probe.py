@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvtier_sdk.aio.clock import wait_out
@@ -17,6 +17,7 @@ from kvtier_sdk.errors import (
     TierCapacityError,
     TierError,
 )
+from kvtier_sdk.runner.answers import NonsenseError, found_in, verdicts_in
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.rules import Breach
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext
@@ -80,8 +81,7 @@ class Probe:
     async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Call the tier's ``lookup``."""
         answers = await self.bounded(self.tier.lookup(keys, REQUEST), "lookup")
-        self._count(answers, len(keys), "lookup")
-        return [bool(answer) for answer in answers]
+        return self._read(found_in, answers, len(keys), "lookup")
 
     async def store(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
         """Call the tier's ``store``."""
@@ -99,7 +99,7 @@ class Probe:
 
         return await self.bounded(listed(), "scan")
 
-    def empty(self, key: OffloadKey, *, shift_bytes: int = 0) -> LentBuffers:
+    def empty(self, key: OffloadKey, *, shift_bytes: int = 0, replace: bool = False) -> LentBuffers:
         """Make buffers to load into."""
         context = self.tier.context
         return LentBuffers(
@@ -108,11 +108,12 @@ class Probe:
             header_bytes=context.header_bytes,
             payload_bytes=context.payload_bytes,
             shift_bytes=shift_bytes,
+            replace=replace,
         )
 
-    def full(self, key: OffloadKey, version: int = 0, *, shift_bytes: int = 0) -> LentBuffers:
-        """Make buffers that hold a version of a chunk."""
-        lent = self.empty(key, shift_bytes=shift_bytes)
+    def full(self, key: OffloadKey, version: int = 0, **lent_as: Any) -> LentBuffers:
+        """Make buffers that hold a version of a chunk; the rest is as for :meth:`empty`."""
+        lent = self.empty(key, **lent_as)
         lent.fill(self.content(key, version))
         return lent
 
@@ -226,22 +227,15 @@ class Probe:
             verdicts = await self.bounded(method([lent.transfer for lent in batch]), operation)
         except TierError as error:
             return [error] * len(batch)
-        self._count(verdicts, len(batch), operation)
-        for verdict in verdicts:
-            if verdict is not None and not isinstance(verdict, TierError):
-                raise Breach(
-                    f"{operation} returned a {type(verdict).__name__} as a verdict, which must be "
-                    "None or a TierError"
-                )
-        return list(verdicts)
+        return self._read(verdicts_in, verdicts, len(batch), operation)
 
-    def _count(self, results: Any, count: int, operation: str) -> None:
+    def _read(
+        self, read: Callable[[Any, int], list[T]], answer: Any, count: int, operation: str
+    ) -> list[T]:
         try:
-            returned = f"{len(results)} results"
-        except TypeError:
-            returned = f"a {type(results).__name__}"
-        if returned != f"{count} results":
-            raise Breach(f"{operation} returned {returned} for a batch of {count}")
+            return read(answer, count)
+        except NonsenseError as nonsense:
+            raise Breach(f"{operation} returned {nonsense}") from None
 
     def _mismatch(self, found: bytes, key: OffloadKey, versions: Iterable[int]) -> str:
         """Describe how bytes differ from every version of a chunk."""

@@ -18,6 +18,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import RunnerOptions
+from kvtier_sdk.registry import load_codec
 from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Hook
 from kvtier_sdk.types import OffloadKey, make_offload_key
@@ -151,11 +152,12 @@ class TierSubject:
         spec = spec or self.spec
         alignment = spec.tier_class.alignment
         chunk_bytes = chunk_bytes or self.chunk_bytes
+        codec = load_codec(spec.runner.codec) if spec.runner.codec is not None else None
         return TierContext(
             name=spec.name,
             namespace=namespace or self.namespace,
             chunk_bytes=chunk_bytes,
-            header_bytes=header_bytes(alignment),
+            header_bytes=header_bytes(alignment, codec.envelope_bytes if codec else 0),
             payload_bytes=round_up(chunk_bytes, alignment),
             clock=self.clock,
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),

@@ -45,6 +45,11 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
+def computing() -> torch.cuda.Stream | None:
+    """The stream on which this thread computes, for a job to wait for; none without a device."""
+    return torch.cuda.current_stream() if has_device() else None
+
+
 def need_device(why: str) -> None:
     """End the check if there is no device.
 

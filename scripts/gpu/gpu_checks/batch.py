@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_checks.accelerator import MIB, need_device
+from gpu_checks.accelerator import MIB, computing, need_device
 from gpu_checks.copies import Bytes, finish, open_worker, random_blocks, registered, same
 from gpu_checks.findings import Findings
 from gpu_checks.memory import pools
@@ -23,13 +23,13 @@ def _there_and_back(findings: Findings, kind: str, host: Bytes) -> None:
     what = f"{kind}, {block_bytes:,} bytes"
     with open_worker(blocks, host) as worker:
         findings.figure(f"{what}: registered", registered(worker))
-        worker.submit_store(1, [2], [5])
+        worker.submit_store(1, [2], [5], after=computing())
         stored = finish(worker, 1)[1]
         findings.expect(stored.success, f"{what}: the store failed: {stored.error}")
         findings.expect(same(blocks, [2], host, [5]), f"{what}: stored bytes differ")
         others = [slot for slot in range(slots) if slot != 5]
         findings.expect(not host[others].any(), f"{what}: another slot was written")
-        worker.submit_load(2, [6], [5])
+        worker.submit_load(2, [6], [5], after=computing())
         loaded = finish(worker, 2)[2]
         findings.expect(loaded.success, f"{what}: the load failed: {loaded.error}")
         findings.expect(same(blocks, [2, 6], host, [5, 5]), f"{what}: loaded bytes differ")

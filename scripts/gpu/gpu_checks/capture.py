@@ -15,6 +15,7 @@ from gpu_checks.accelerator import (
     CAPTURE_MODES,
     MIB,
     Runtime,
+    computing,
     need_device,
     sleep_on_stream,
     synchronize,
@@ -47,7 +48,7 @@ def _poll(
     runtime = Runtime()
     side = torch.cuda.Stream()
     sleep_on_stream(_ASLEEP_S)
-    worker.submit_store(1, [0], [0])
+    worker.submit_store(1, [0], [0], after=computing())
     seen: list[CopyResult] = []
 
     def poll() -> None:

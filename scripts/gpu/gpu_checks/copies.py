@@ -57,5 +57,5 @@ def registered(worker: OffloadWorker) -> str:
     """Describe the registration of the worker's host memory."""
     if not has_device():
         return "no device"
-    pieces = len(getattr(worker._device, "_registered", ()))
-    return f"yes, pieces: {pieces}" if pieces else "no"
+    registration = getattr(worker._device, "_registration", None)
+    return "no" if registration is None else f"yes, pieces: {registration.pieces}"

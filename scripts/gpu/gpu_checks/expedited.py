@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from gpu_checks.accelerator import MIB, device, has_device, need_device
+from gpu_checks.accelerator import MIB, computing, device, has_device, need_device
 from gpu_checks.copies import finish, open_worker, same
 from gpu_checks.findings import Findings
 from kvtier_sdk.worker import OffloadWorker
@@ -48,9 +48,9 @@ def _time(
     for job in jobs:
         submit = worker.submit_store if job % 2 else worker.submit_load
         ids = range(job * each, (job + 1) * each)
-        submit(job, ids, ids)
+        submit(job, ids, ids, after=computing())
     began_s = time.perf_counter()
-    worker.submit_load(_EXPEDITED, [last], [last], expedited=expedited)
+    worker.submit_load(_EXPEDITED, [last], [last], expedited=expedited, after=computing())
     ended = finish(worker, _EXPEDITED)
     findings.figure(f"1 MiB {name}", (time.perf_counter() - began_s) * 1e3, "ms")
     left = len(jobs) + 1 - len(ended)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from gpu_checks.accelerator import KIB, MIB, has_device, need_device
+from gpu_checks.accelerator import KIB, MIB, computing, has_device, need_device
 from gpu_checks.copies import finish, open_worker, random_blocks
 from gpu_checks.findings import Findings
 from kvtier_sdk import (
@@ -115,7 +115,7 @@ def _load(
 
 
 def _copy(
-    submit: Callable[[OffloadWorker, int, np.ndarray, Sequence[int]], None],
+    submit: Callable[..., None],
     blocks: torch.Tensor,
     ids: np.ndarray,
     pool: HostPool,
@@ -123,7 +123,7 @@ def _copy(
 ) -> None:
     """Copy blocks to slots or back, to the end."""
     with open_worker(blocks, pool.part(0)) as worker:
-        submit(worker, 1, ids, slots)
+        submit(worker, 1, ids, slots, after=computing())
         ended = finish(worker, 1)[1]
     if not ended.success:
         raise RuntimeError(f"{submit.__name__} failed: {ended.error}")

@@ -10,7 +10,7 @@ import contextlib
 
 import numpy as np
 
-from gpu_checks.accelerator import MIB, need_device
+from gpu_checks.accelerator import MIB, computing, need_device
 from gpu_checks.copies import (
     Bytes,
     finish,
@@ -22,7 +22,7 @@ from gpu_checks.copies import (
 )
 from gpu_checks.findings import Findings
 from kvtier_sdk import HostPool
-from kvtier_sdk.worker import cuda
+from kvtier_sdk.worker import registration
 
 _SLOTS = 15
 _PIECE_BYTES = 4 * MIB
@@ -32,7 +32,7 @@ _OFFSETS_BYTES = (0, 100)
 
 def check(findings: Findings) -> None:
     """Copy 15 MiB at once over memory that is registered by 4 MiB."""
-    cuda.MAX_REGISTER_BYTES = _PIECE_BYTES
+    registration.MAX_REGISTER_BYTES = _PIECE_BYTES
     with contextlib.closing(HostPool(_SLOTS + 1, MIB)) as pool:
         for offset_bytes in _OFFSETS_BYTES:
             _copy_all(findings, _slots(pool, offset_bytes), f"{offset_bytes} bytes into a page")
@@ -52,14 +52,14 @@ def _copy_all(findings: Findings, host: Bytes, where: str) -> None:
         for way, how in (("batch", contextlib.nullcontext()), ("run by run", run_by_run(worker))):
             with how:
                 host[:] = 0
-                worker.submit_store(1, slots, slots)
+                worker.submit_store(1, slots, slots, after=computing())
                 stored = finish(worker, 1)[1]
                 right = same(blocks, slots, host, slots)
                 findings.figure(f"{where}, {way}: store", _words(stored.error, right))
                 findings.expect(stored.success and right, f"{where}, {way}: the store is wrong")
                 # In another order, so that the old content of the blocks is not the expected one.
                 host[:] = host[::-1].copy()
-                worker.submit_load(2, slots + _SLOTS, slots)
+                worker.submit_load(2, slots + _SLOTS, slots, after=computing())
                 loaded = finish(worker, 2)[2]
                 right = same(blocks, slots + _SLOTS, host, slots)
                 findings.figure(f"{where}, {way}: load", _words(loaded.error, right))

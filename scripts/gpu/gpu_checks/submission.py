@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from gpu_checks.accelerator import has_device, need_device, sleep_on_stream
+from gpu_checks.accelerator import computing, has_device, need_device, sleep_on_stream
 from gpu_checks.copies import finish, open_worker, random_blocks, run_by_run, same
 from gpu_checks.findings import Findings
 from kvtier_sdk.worker import OffloadWorker
@@ -53,7 +53,7 @@ def _submit(
         awake.record()
     submit = worker.submit_store if operation == "store" else worker.submit_load
     began_s = time.perf_counter()
-    submit(1, ids, slots)
+    submit(1, ids, slots, after=computing())
     findings.figure(f"{name}: submitted in", (time.perf_counter() - began_s) * 1e3, "ms")
     asleep = awake is None or not awake.query()
     findings.figure(f"{name}: back before the stream woke", "yes" if asleep else "no")

@@ -72,6 +72,31 @@ def test_a_cache_that_cannot_be_described_gives_the_slots_back() -> None:
     assert given_back == [True]
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_copies_wait_for_the_stream_on_which_vllm_computes(
+    monkeypatch: pytest.MonkeyPatch, on_gpu: bool
+) -> None:
+    platform = type(compat.current_platform)
+    stream = object()
+    monkeypatch.setattr(platform, "is_cpu", lambda self: not on_gpu)
+    monkeypatch.setattr(platform, "current_stream", lambda self: stream, raising=False)
+    cache = torch.zeros(4, 64, dtype=torch.int8)
+    caches = base.CanonicalKVCaches(
+        [base.CanonicalKVCacheTensor(cache, 64)], [[base.CanonicalKVCacheRef(0, 64)]]
+    )
+    worker = KVTierOffloadingWorker(caches, np.zeros((4, 64), np.uint8), 1, lambda: None)
+    found: list[object] = []
+    for submit in ("submit_store", "submit_load"):
+        note = lambda *_, after, **__: found.append(after)  # noqa: E731
+        monkeypatch.setattr(worker._worker, submit, note)
+    blocks = base.GPULoadStoreSpec([1], group_sizes=[1], block_indices=[0])
+    slots = base.BlockIDsLoadStoreSpec([2])
+    assert worker.submit_store(1, blocks, slots)
+    assert worker.submit_load(2, slots, blocks, expedited=True)
+    worker.shutdown()
+    assert found == [stream if on_gpu else None] * 2
+
+
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     # vLLM looks for the device in the metadata of its own package, which is not installed here.

@@ -176,13 +176,24 @@ class AbsentIsSuccess(BrokenTier):
         return verdicts
 
 
+class NeverReplaces(BrokenTier):
+    """Takes a chunk that is there for stored, even if it failed to load."""
+
+    fails = "check_a_store_replaces_on_demand"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        if self.name_of(transfer.key) not in self.shelf.objects:
+            await super().store_chunk(transfer)
+
+
 class StoringTwiceIsAnError(BrokenTier):
     """Inserts where it should insert or replace."""
 
     fails = "check_storing_twice_is_harmless"
 
     async def store_chunk(self, transfer: Transfer) -> None:
-        if self.name_of(transfer.key) in self.shelf.objects:
+        if not transfer.replace and self.name_of(transfer.key) in self.shelf.objects:
             raise TierError("duplicate key value violates unique constraint")
         await super().store_chunk(transfer)
 

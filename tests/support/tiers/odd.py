@@ -104,11 +104,13 @@ class Forgetful(OddTier):
 
 
 class FirstComeFirstKept(OddTier):
-    """Keeps the old object when a key is stored again."""
+    """Keeps the old object when a key is stored again, unless it is told to replace it."""
 
-    def put(self, key: OffloadKey, stored: bytes) -> None:
-        if self.name_of(key) not in self.shelf.objects:
-            super().put(key, stored)
+    async def store_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        content = b"".join(transfer.buffers)
+        if transfer.replace or self.name_of(transfer.key) not in self.shelf.objects:
+            self.put(transfer.key, content)
 
 
 class AllOrNothing(OddTier):

@@ -10,14 +10,26 @@ from kvtier_sdk import BackendError, ConfigError, TieringConfig, TierSpec
 
 TOP = "chunk_bytes, namespace, policy, pool_bytes, recompute, shutdown_timeout, slots, "
 TOP += "store_reserve, tiers, verify"
-MEMORY = "backend, bandwidth, breaker_failures, breaker_window, capacity, concurrency, latency, "
-MEMORY += "load_deadline, lookup_deadline, max_batch, max_probe_interval, max_queue, name, "
+MEMORY = "backend, bandwidth, breaker_failures, breaker_window, capacity, codec, concurrency, "
+MEMORY += (
+    "latency, load_deadline, lookup_deadline, max_batch, max_probe_interval, max_queue, name, "
+)
 MEMORY += "offload_policy, probe_interval, retries, retry_delay, runner, store_deadline, "
 MEMORY += "store_policy, type, url"
 COMMON = MEMORY.replace("bandwidth, ", "").replace("capacity, ", "").replace("latency, ", "")
 UNITS = "B, KiB, MiB, GiB, TiB, PiB, EiB, KB, MB, GB, TB, PB, EB"
 NO_POOL = "option 'slots' or 'pool_bytes' is missing; it says how big the host pool is, for "
 NO_POOL += "example pool_bytes '4GiB' or '5%'"
+
+#: A list that stands for 2 ** 25 numbers, and one that holds itself.
+BOMB: list[Any] = [1]
+for _ in range(25):
+    BOMB = [BOMB, BOMB]
+SELF: list[Any] = []
+SELF.append(SELF)
+PARTS = ".".join("a" * 50_000)
+DIGITS = 10**5000
+IS_LONG = "is a number of more than 40 digits"
 
 #: Lists of backends depend on the installed ones, so messages are compared up to there.
 MISTAKES: list[tuple[str, Any, str]] = [
@@ -175,11 +187,110 @@ MISTAKES: list[tuple[str, Any, str]] = [
         "1: 'after_hits:2'",
     ),
     (
+        "codec",
+        {"tiers": [{"type": "memory", "codec": "aes_gcm:/k"}]},
+        "option 'tiers[0].codec': no codec 'aes_gcm'; did you mean 'aes-gcm'? installed: aes-gcm",
+    ),
+    (
+        "codec without its key file",
+        {"tiers": [{"type": "memory", "codec": "aes-gcm"}]},
+        "option 'tiers[0].codec': codec 'aes-gcm': needs a key file: "
+        "'aes-gcm:/etc/kvtier/chunk.keys'",
+    ),
+    (
+        "a key file that is not there",
+        {"tiers": [{"type": "memory", "codec": "aes-gcm:/nowhere/chunk.keys"}]},
+        "option 'tiers[0].codec': codec 'aes-gcm:/nowhere/chunk.keys': cannot read the key file: "
+        "No such file or directory",
+    ),
+    (
         "two options",
         {"tiers": [{"type": "memory", "probe_interval": "60s"}]},
         "option 'tiers[0].max_probe_interval' is 30 s but should be at least 'probe_interval', "
         "which is 60 s",
     ),
+    ("a bomb", {"namespace": {"x": BOMB}}, "holds more than 10,000 values"),
+    (
+        "a bomb in a tier",
+        {"tiers": [{"type": "memory", "capacity": BOMB}]},
+        "holds more than 10,000 values",
+    ),
+    (
+        "what holds itself",
+        {"namespace": {"x": SELF}},
+        f"option 'namespace.x{'[0]' * 31}' is nested more than 32 deep",
+    ),
+    ("many parts", {PARTS: 1}, "has 99,999 characters in a name; at most 200 are allowed"),
+    (
+        "many parts in a tier",
+        {"tiers": [{"type": "memory", PARTS: 1}]},
+        "option 'tiers[0]' has 99,999 characters in a name; at most 200 are allowed",
+    ),
+    (
+        "many parts in a URL",
+        {"tiers": [f"memory:?{PARTS[:1000]}=1"]},
+        "option 'tiers[0]' has 1,000 characters in a name; at most 200 are allowed",
+    ),
+    (
+        "a long URL",
+        {"tiers": [f"memory:?{PARTS}=1"]},
+        "option 'tiers[0]' has 100,009 characters; at most 16,384 are allowed",
+    ),
+    ("other digits", {"slots": "\uff18"}, "option 'slots': '\uff18' is not a whole number"),
+    (
+        "other digits of a size",
+        {"chunk_bytes": "\uff14KiB"},
+        "option 'chunk_bytes': '\uff14KiB' is not a quantity; write for example '64KiB'",
+    ),
+    (
+        "other digits in a URL",
+        {"tiers": ["memory:?retries=\uff12"]},
+        "option 'tiers[0].retries': '\uff12' is not a whole number",
+    ),
+    (
+        "half a pair",
+        {"policy": "\ud800"},
+        "option 'policy' holds half of a surrogate pair, which is no text",
+    ),
+    (
+        "half a pair in a name",
+        {"\ud800": 1},
+        "holds half of a surrogate pair in a name, which is no text",
+    ),
+    (
+        "half a pair in a URL",
+        {"tiers": ["memory:?name=\udfff"]},
+        "option 'tiers[0]' holds half of a surrogate pair, which is no text",
+    ),
+    *(
+        (f"digits of {name}", {name: DIGITS}, f"option '{name}' {IS_LONG}")
+        for name in TOP.split(", ")
+    ),
+    ("negative digits", {"slots": -DIGITS}, f"option 'slots' {IS_LONG}"),
+    ("digits in a fact", {"namespace": {"x": DIGITS}}, f"option 'namespace.x' {IS_LONG}"),
+    (
+        "digits in a tier",
+        {"tiers": [{"type": "memory", "load_deadline": DIGITS}]},
+        f"option 'tiers[0].load_deadline' {IS_LONG}",
+    ),
+    ("digits as text", {"slots": "9" * 5000}, f"option 'slots': '{'9' * 199}... has more than 40"),
+    (
+        "digits with a unit",
+        {"chunk_bytes": "9" * 5000 + "B"},
+        f"option 'chunk_bytes': '{'9' * 199}... has more than 40 digits",
+    ),
+    (
+        "digits in a URL",
+        {"tiers": [f"memory:?retries={'9' * 5000}"]},
+        f"option 'tiers[0].retries': '{'9' * 199}... has more than 40 digits",
+    ),
+    ("forever", {"recompute": 1e30}, "option 'recompute': the duration is more than 100 years"),
+    (
+        "forever with a unit",
+        {"tiers": [{"type": "memory", "load_deadline": "36501d"}]},
+        "option 'tiers[0].load_deadline': the duration is more than 100 years",
+    ),
+    ("too big", {"pool_bytes": "8EiB", "slots": None}, "option 'pool_bytes': the size is 8 EiB"),
     (
         "YAML's trap",
         {"tiers": [{"memory": None}]},

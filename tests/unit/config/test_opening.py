@@ -146,3 +146,19 @@ def test_only_tiers_are_a_configuration_too() -> None:
     ):
         raise AssertionError("there is no such manager")
     pool.close()
+
+
+def test_a_queue_that_no_chunk_fits_into_is_told() -> None:
+    pool = HostPool(1, 4096)
+    try:
+        with (
+            pytest.raises(ConfigError) as caught,
+            open_manager(pool, ["memory:?max_queue=1KiB"], Namespace({})),
+        ):
+            pass
+    finally:
+        pool.close()
+    assert str(caught.value) == (
+        "tier 'memory': option 'max_queue' is 1 KiB, less than one chunk of 4 KiB; give it at "
+        "least that, or leave it out"
+    )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_sdk import (
+    ChunkError,
     ChunkNotFoundError,
     CorruptChunkError,
     TierAuthError,
@@ -21,7 +22,10 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.runner.breaker import Breaker, BreakerState, Direction, Outcome, outcome_of
 
-ANSWERED, LATE, FAILED, BLOCKED = Outcome
+ANSWERED, LATE, FAILED, FAULTY, BLOCKED = Outcome
+
+
+OBJECTS = [b"%d" % index for index in range(8)]
 
 
 def make(**options: Any) -> Breaker:
@@ -46,6 +50,7 @@ def outcomes(breaker: Breaker, *given: Outcome) -> list[bool]:
         (None, ANSWERED),
         (ChunkNotFoundError("gone"), ANSWERED),
         (CorruptChunkError("flipped"), ANSWERED),
+        (ChunkError("a bad sector"), FAULTY),
         (TierUnavailableError("refused"), FAILED),
         (TierTimeoutError("slow"), FAILED),
         (TierAuthError("denied"), FAILED),
@@ -70,6 +75,28 @@ def test_a_batch_in_which_one_chunk_was_answered_is_no_failure() -> None:
     for answer in (None, ChunkNotFoundError("gone")):
         assert outcome_of(Direction.READ, [down, answer, down]) is ANSWERED
     assert outcome_of(Direction.READ, [down, down]) is FAILED
+
+
+def test_a_batch_of_faulty_objects_is_a_failure_if_the_tier_was_at_fault_too() -> None:
+    fault, down = ChunkError("a bad sector"), TierUnavailableError("one node is down")
+    assert outcome_of(Direction.READ, [fault, down]) is FAILED
+    assert outcome_of(Direction.READ, [fault, fault]) is FAULTY
+    assert outcome_of(Direction.READ, [fault, down, None]) is ANSWERED
+
+
+def test_one_faulty_object_opens_nothing_and_five_do() -> None:
+    breaker = make()
+    assert not any(breaker.note(FAULTY, 0.0, OBJECTS[:1]) for _ in range(100))
+    assert not breaker.note(FAULTY, 0.0, OBJECTS[1:4])
+    assert not breaker.note(ANSWERED, 0.0), "a lookup reads no object"
+    assert breaker.note(FAULTY, 0.0, OBJECTS[4:5])
+
+
+def test_a_transfer_that_goes_well_ends_a_row_of_faulty_objects() -> None:
+    breaker = make()
+    for _ in range(20):
+        assert not breaker.note(FAULTY, 0.0, OBJECTS[:4])
+        assert not breaker.note(ANSWERED, 0.0, OBJECTS[4:5])
 
 
 def test_five_failures_in_a_row_open_it() -> None:
@@ -99,31 +126,42 @@ def test_late_calls_make_no_row_but_count_among_the_last() -> None:
 
 
 @given(
-    st.lists(st.sampled_from(Outcome), max_size=80),
+    st.lists(
+        st.tuples(st.sampled_from(Outcome), st.lists(st.sampled_from(OBJECTS), max_size=3)),
+        max_size=80,
+    ),
     st.integers(1, 7),
     st.integers(1, 25),
 )
 def test_it_opens_exactly_when_the_rules_say(
-    given: list[Outcome], failures: int, window: int
+    given: list[tuple[Outcome, list[bytes]]], failures: int, window: int
 ) -> None:
     breaker = make(failures=failures, window=window)
     past: list[Outcome] = []
-    for outcome in given:
-        past.append(outcome)
-        row = 0
-        for earlier in reversed(past):
-            if earlier is ANSWERED:
-                break
-            row += earlier is FAILED
-        bad = sum(earlier is not ANSWERED for earlier in past[-window:])
-        opens = row >= failures or bad >= window / 2 or outcome is BLOCKED
-        assert breaker.note(outcome, 0.0) is opens
+    faulty: set[bytes] = set()
+    for outcome, objects in given:
+        if outcome is FAULTY:
+            faulty.update(objects)
+            opens = len(faulty) >= failures
+        else:
+            past.append(outcome)
+            row = 0
+            for earlier in reversed(past):
+                if earlier is ANSWERED:
+                    break
+                row += earlier is FAILED
+            bad = sum(earlier is not ANSWERED for earlier in past[-window:])
+            opens = row >= failures or bad >= window / 2 or outcome is BLOCKED
+            if outcome is ANSWERED and objects:
+                faulty.clear()
+        assert breaker.note(outcome, 0.0, objects) is opens
         assert breaker.is_closed is not opens
         if opens:
             # A breaker that a probe has closed remembers nothing.
             breaker.begin_probe()
             breaker.end_probe(True, 0.0)
             past.clear()
+            faulty.clear()
 
 
 def test_calls_that_end_while_it_is_open_change_nothing() -> None:

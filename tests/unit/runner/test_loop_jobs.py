@@ -64,7 +64,8 @@ def test_an_error_inside_the_sdk_fails_its_batch_and_no_other(
         ("cancels itself", "not_found"),
         ("too few", "contract"),
         ("nonsense", "contract"),
-        *[(kind, kind.replace(" ", "_")) for kind in ERRORS if kind != "try again"],
+        ("faulty", "failed"),
+        *[(kind, kind.replace(" ", "_")) for kind in ERRORS if kind not in ("faulty", "try again")],
     ],
 )
 def test_what_a_tier_does_has_its_verdict(make: Make, kind: str, verdict: str) -> None:
@@ -168,7 +169,7 @@ def test_headers_come_back_whatever_becomes_of_a_call(make: Make) -> None:
     for _ in range(40):
         rig.ask(LOAD, within_s=0.1, run_s=0.2)
     # Headers of one mapping were enough: each was lent again.
-    assert len(rig.loop._mover._headers._free) == rig.loop._mover._headers._PER_MAPPING
+    assert len(rig.loop._mover._headers._free) == rig.loop._mover._headers._per_mapping
 
 
 def test_closing_without_draining_cancels_everything(make: Make) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.fake_cuda import FakeCUDA, fake_cuda
 from support.gated_copies import Gate
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
@@ -34,3 +35,11 @@ def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
     gate.open()
     for worker in workers:
         worker.shutdown()
+
+
+@pytest.fixture(params=["cuda", "hip"])
+def runtime(request: pytest.FixtureRequest) -> Iterator[FakeCUDA]:
+    """A fake of either vendor's libraries, which ends with no error left for the engine."""
+    with fake_cuda(request.param) as runtime:
+        yield runtime
+        assert runtime.error == 0, "the engine is told of an error that is not its own"

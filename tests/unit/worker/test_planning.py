@@ -115,6 +115,21 @@ def test_a_plan_copies_the_same_bytes_as_the_oracle_in_the_fewest_runs(share) ->
     assert all(offset % host.row_bytes < host.part_bytes for offset in in_parts)
 
 
+@given(shares(), st.sets(st.integers(0, 80), max_size=6))
+def test_a_plan_that_is_cut_copies_the_same_bytes_and_crosses_no_cut(share, cuts) -> None:
+    layout, host, blocks, first, slots = share
+    plan = plan_group(layout, host, int64s(blocks), first, int64s(slots))
+    addresses = int64s([host.address + cut for cut in sorted(cuts)])
+    cut = plan.cut_at(addresses)
+    assert bytes_of(cut) == bytes_of(plan)
+    ends = cut.host + cut.lengths_bytes
+    assert not ((cut.host[:, None] < addresses) & (addresses < ends[:, None])).any()
+    crossed = (plan.host[:, None] < addresses) & (
+        addresses < (plan.host + plan.lengths_bytes)[:, None]
+    )
+    assert len(cut.lengths_bytes) == len(plan.lengths_bytes) + crossed.sum()
+
+
 @given(shares(), st.integers(1, 9))
 def test_the_parts_of_a_plan_are_the_plan(share, parts: int) -> None:
     layout, host, blocks, first, slots = share

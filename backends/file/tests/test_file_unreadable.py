@@ -1,0 +1,126 @@
+"""A file that cannot be read is one chunk's trouble: not its neighbours', and not for ever."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.runners import RUNNERS
+
+from kvtier_sdk import ChunkError, Usage
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "tests")}
+KEYS = [index.to_bytes(20, "big") for index in range(6)]
+#: What makes the superuser subject to permissions.
+_AS_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_one_unreadable_file_under_an_engine(tmp_path, runner):
+    command = [sys.executable, HERE / "unreadable_file.py", tmp_path / "kv", runner]
+    ended = subprocess.run(
+        [*(_AS_USER if os.geteuid() == 0 else []), *command],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    # A load for each round, none tried twice, and none refused.
+    assert json.loads(ended.stdout) == {
+        "hits": {"bad": 0, "good": 38},
+        "failures": {"load.failed": 38},
+        "again": ["HIT"] * 4,
+    }
+
+
+@pytest.fixture
+def spoil(bench, monkeypatch):
+    """Lets a call of the system fail for the files of some chunks."""
+
+    def spoil(call, code, *keys):
+        real = getattr(os, call)
+        names = {bench.file(key).name for key in keys}
+
+        def failing(*args, **kwargs):
+            if names & set(args[:2]):
+                raise OSError(code, os.strerror(code))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, call, failing)
+
+    return spoil
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.EBADMSG])
+async def test_a_file_that_cannot_be_opened_fails_alone(bench, spoil, code):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:3])
+    spoil("open", code, KEYS[1])
+    first, bad, last = await tier.load([bench.empty(key) for key in KEYS[:3]])
+    assert first is last is None
+    assert type(bad) is ChunkError
+    assert str(bench.root) in str(bad)
+    assert os.strerror(code) in str(bad)
+    assert not bad.retryable
+
+
+async def test_a_file_that_cannot_be_examined_is_a_miss_among_others_that_can(bench, spoil):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:3])
+    spoil("stat", errno.EIO, KEYS[1])
+    assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
+    with pytest.raises(ChunkError):
+        await bench.has(tier, KEYS[1])
+
+
+async def test_a_file_that_cannot_be_removed_ends_no_lookup(bench, spoil):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:2])
+    os.truncate(bench.file(KEYS[0]), 10)
+    spoil("unlink", errno.EPERM, KEYS[0])
+    assert await bench.has(tier, *KEYS[:2]) == [False, True]
+
+
+async def test_a_file_that_cannot_be_touched_is_written_over(bench, spoil):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:3])
+    spoil("utime", errno.EPERM, KEYS[0])
+    await tier.touch(KEYS[:3])
+    assert await tier.store([bench.full(key, 1) for key in KEYS[:2]]) == [None, None]
+    batch = [bench.empty(key) for key in KEYS[:2]]
+    assert await tier.load(batch) == [None, None]
+    assert [bench.holds(batch[0], 1), bench.holds(batch[1], 0)] == [True, True]
+    assert await tier.usage() == Usage(3, 3 * bench.object_bytes, None)
+
+
+async def test_a_file_that_cannot_be_replaced_fails_alone_and_leaves_nothing(bench, spoil):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:2])
+    spoil("rename", errno.EPERM, KEYS[0])
+    batch = [replace(bench.full(key, 1), replace=True) for key in KEYS[:2]]
+    bad, good = await tier.store(batch)
+    assert type(bad) is ChunkError
+    assert good is None
+    assert bench.temporaries() == []
+    assert await tier.usage() == Usage(2, 2 * bench.object_bytes, None)
+    assert await bench.loads(tier, KEYS[0])
+
+
+async def test_a_chunk_is_replaced_on_demand_only(bench):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    for wanted, held in ((False, 0), (True, 1)):
+        stored = replace(bench.full(KEYS[0], 1), replace=wanted)
+        assert await tier.store([stored]) == [None]
+        target = bench.empty(KEYS[0])
+        assert await tier.load([target]) == [None]
+        assert bench.holds(target, held)
+    assert await tier.usage() == Usage(1, bench.object_bytes, None)

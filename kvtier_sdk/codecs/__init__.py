@@ -1,0 +1,1 @@
+"""The SDK's codecs. Each needs the extra ``seal``."""

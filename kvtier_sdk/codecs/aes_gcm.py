@@ -1,0 +1,96 @@
+"""Chunks sealed with AES-256-GCM.
+
+The envelope, 48 bytes::
+
+    offset  length  field
+    0       8       id of the key, derived from it
+    8       24      salt, random for each chunk
+    32      16      GCM's tag
+
+Each chunk is encrypted with a key of its own: HKDF-Expand (RFC 5869, SHA-256) of the file's key and
+the salt. So the nonce can be constant, and no number of chunks wears a key out: with random nonces
+of 96 bits under one key it would be 2^32 chunks of all engines together.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+
+from kvtier_sdk.codecs.key_file import read_keys
+from kvtier_sdk.contract import ChunkCodec
+from kvtier_sdk.errors import ChunkAuthError, ConfigError
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import AES
+    from cryptography.hazmat.primitives.ciphers.modes import GCM
+except ImportError as error:
+    raise ConfigError(
+        "codec 'aes-gcm' needs cryptography: pip install 'kvtier-sdk[seal]'"
+    ) from error
+
+_ID_BYTES = 8
+_SALT_BYTES = 24
+_TAG_BYTES = 16
+_SALT_AT = _ID_BYTES
+_TAG_AT = _SALT_AT + _SALT_BYTES
+_ID_INFO = b"kvtier aes-gcm key id"
+_CHUNK_INFO = b"kvtier aes-gcm chunk"
+_NONCE = bytes(12)
+
+
+class AESGCMCodec(ChunkCodec):
+    """Seals with the first key of a file, and opens with any: ``aes-gcm:/etc/kvtier/chunk.keys``.
+
+    The file is read once. The id of a key says nothing about the key.
+    """
+
+    envelope_bytes = _TAG_AT + _TAG_BYTES
+
+    def __init__(self, argument: str | None) -> None:
+        if not argument:
+            raise ValueError("needs a key file: 'aes-gcm:/etc/kvtier/chunk.keys'")
+        super().__init__(None)
+        keys = read_keys(argument)
+        self._writer_id = _key_id(keys[0])
+        self._keys = {_key_id(key): key for key in keys}
+
+    def seal(
+        self, associated: bytes, payload: memoryview, sealed: memoryview, envelope: memoryview
+    ) -> None:
+        salt = os.urandom(_SALT_BYTES)
+        chunk_key = _expand(self._keys[self._writer_id], _CHUNK_INFO + salt)
+        cipher = Cipher(AES(chunk_key), GCM(_NONCE)).encryptor()
+        cipher.authenticate_additional_data(associated)
+        cipher.update_into(payload, sealed)
+        cipher.finalize()
+        envelope[:] = self._writer_id + salt + cipher.tag
+
+    def open(
+        self, associated: bytes, envelope: memoryview, sealed: memoryview, payload: memoryview
+    ) -> None:
+        key_id = bytes(envelope[:_SALT_AT])
+        key = self._keys.get(key_id)
+        if key is None:
+            raise ChunkAuthError(
+                f"sealed with key {key_id.hex()}, which is not in the key file", unknown_key=True
+            )
+        chunk_key = _expand(key, _CHUNK_INFO + bytes(envelope[_SALT_AT:_TAG_AT]))
+        cipher = Cipher(AES(chunk_key), GCM(_NONCE, bytes(envelope[_TAG_AT:]))).decryptor()
+        cipher.authenticate_additional_data(associated)
+        cipher.update_into(sealed, payload)
+        try:
+            cipher.finalize()
+        except InvalidTag:
+            raise ChunkAuthError("not what was sealed under this key and namespace") from None
+
+
+def _key_id(key: bytes) -> bytes:
+    return _expand(key, _ID_INFO)[:_ID_BYTES]
+
+
+def _expand(key: bytes, info: bytes) -> bytes:
+    """HKDF-Expand, for one block of 32 bytes."""
+    return hmac.digest(key, info + b"\x01", "sha256")

@@ -1,0 +1,63 @@
+"""The file that holds the keys of a codec."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+KEY_BYTES = 32
+_KEY = re.compile(rf"[0-9A-Fa-f]{{{2 * KEY_BYTES}}}")
+_MAX_FILE_BYTES = 1 << 16
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def read_keys(path: str) -> list[bytes]:
+    """Read keys of 256 bits, one a line in hexadecimal; empty lines and ``#`` are skipped.
+
+    Args:
+        path: a regular file that only its owner can read and write.
+
+    Returns:
+        The keys, at least one, in the order of the file.
+
+    Raises:
+        ValueError: the file cannot be used; the message holds nothing of its content.
+    """
+    try:
+        text = _read_private(path)
+    except OSError as error:
+        raise ValueError(f"cannot read the key file: {error.strerror}") from None
+    keys = []
+    for number, line in enumerate(text.splitlines(), 1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        if _KEY.fullmatch(entry) is None:
+            raise ValueError(
+                f"line {number} of the key file is not a key of {2 * KEY_BYTES} hexadecimal digits"
+            )
+        keys.append(bytes.fromhex(entry))
+    if not keys:
+        raise ValueError(
+            f"the key file holds no key; make one with 'openssl rand -hex {KEY_BYTES}'"
+        )
+    return keys
+
+
+def _read_private(path: str) -> str:
+    # A pipe must not hold the start of an engine.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise ValueError("the key file is not a regular file")
+        if mode & _OTHERS:
+            raise ValueError(
+                f"the key file has mode {stat.S_IMODE(mode):04o}, so others than its owner can use "
+                f"it; run 'chmod 600 {path}', and make new keys if they were readable for long"
+            )
+        content = file.read(_MAX_FILE_BYTES + 1)
+    if len(content) > _MAX_FILE_BYTES:
+        raise ValueError(f"the key file is longer than {_MAX_FILE_BYTES} bytes")
+    return content.decode("ascii", errors="replace")

@@ -1,0 +1,73 @@
+"""The interface of a codec: a cipher between the slots and a tier."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+
+class ChunkCodec(ABC):
+    """A cipher that seals chunks on their way to a tier and opens them on their way back.
+
+    Installed under the entry point ``kvtier.codecs`` as ``my_cipher``, one is chosen by a tier's
+    option ``codec = "my_cipher:argument"``. The tier sees sealed chunks only, and knows nothing of
+    it.
+
+    Rules for every codec:
+
+    - *A sealed payload is as long as the payload.* What a reader needs besides the key, such as a
+      salt and a tag, goes into the envelope, a part of the chunk's header.
+    - *A payload is authenticated*, together with the associated data: the key of the chunk, its
+      namespace and its header. :meth:`open` returns only if not one bit of them differs from what
+      :meth:`seal` was given. The SDK computes no digest of a sealed chunk.
+    - *It is pure*: both methods are called in several threads at once, keep no buffer when they
+      return, and do no I/O.
+    - *It shows no secret* in its ``repr`` or its errors.
+    - *A name stands for one encoding.* The name is a fact of the namespace that the tier sees, so
+      chunks of different codecs never meet. An encoding that older releases cannot read gets
+      another name.
+
+    Attributes:
+        envelope_bytes: length of the envelope.
+
+    Args:
+        argument: the text after the codec's name and a colon; ``None`` if there is none.
+
+    Raises:
+        ValueError: the argument is missing, or means nothing to this codec.
+    """
+
+    envelope_bytes: ClassVar[int]
+
+    def __init__(self, argument: str | None) -> None:
+        if argument is not None:
+            raise ValueError(f"takes no argument, not {argument!r}")
+
+    @abstractmethod
+    def seal(
+        self, associated: bytes, payload: memoryview, sealed: memoryview, envelope: memoryview
+    ) -> None:
+        """Seal a payload.
+
+        Args:
+            associated: the associated data, which is stored elsewhere or known to the reader.
+            payload: the content; it must not be modified.
+            sealed: the memory for the sealed payload, of the same length.
+            envelope: the memory for the envelope.
+        """
+
+    @abstractmethod
+    def open(
+        self, associated: bytes, envelope: memoryview, sealed: memoryview, payload: memoryview
+    ) -> None:
+        """Open a sealed payload.
+
+        Args:
+            associated: the associated data, as :meth:`seal` should have been given it.
+            envelope: the envelope as read.
+            sealed: the sealed payload as read.
+            payload: the memory for the content. If this raises, anything may be left in it.
+
+        Raises:
+            ChunkAuthError: these parts do not belong together, or the key is not known.
+        """

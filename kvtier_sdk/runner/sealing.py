@@ -1,0 +1,139 @@
+"""Seals chunks on their way to a tier, and opens them on their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvtier_sdk.aio.blocking import run_blocking
+from kvtier_sdk.chunk_header import ChunkHeader
+from kvtier_sdk.contract import ChunkCodec, TierContext
+from kvtier_sdk.errors import ChunkAuthError, CorruptChunkError, TierError
+from kvtier_sdk.runner.buffers import BufferPool
+from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.foreign_chunks import ForeignChunks
+from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.types import Transfer
+
+
+class ChunkSealer:
+    """Stands before a tier, which reads and writes sealed payloads in scratch memory.
+
+    The codec runs in blocking threads, so the tier's loop goes on meanwhile. The scratch memory is
+    that of the batches under way: at most ``concurrency`` times ``max_batch``.
+
+    Args:
+        call: the tier.
+        codec: the cipher.
+        context: the tier's.
+        header: of sealed chunks.
+    """
+
+    def __init__(
+        self,
+        call: TierCaller,
+        codec: ChunkCodec,
+        context: TierContext,
+        header: ChunkHeader,
+    ) -> None:
+        self._call = call
+        self._codec = codec
+        self._name = context.name
+        self._header = header
+        self._scratch = BufferPool(context.payload_bytes, per_mapping=1)
+        self._foreign = ForeignChunks()
+
+    async def transfer(
+        self, operation: Operation, batch: Sequence[Transfer]
+    ) -> list[TierError | None]:
+        """Call ``load`` or ``store`` with sealed chunks.
+
+        A loaded chunk is checked. Its slot is written only by :meth:`ChunkCodec.open`; where that
+        fails, the slot holds anything, and the verdict says so.
+
+        Args:
+            operation: load or store.
+            batch: slots, and headers, which are filled where it is a store.
+
+        Returns:
+            A verdict for each.
+        """
+        scratch = self._scratch.take(len(batch))
+        try:
+            sealed = [
+                replace(transfer, payload=buffer)
+                for transfer, buffer in zip(batch, scratch, strict=True)
+            ]
+            if operation is Operation.STORE:
+                return await self._store(batch, sealed)
+            return await self._load(batch, sealed)
+        finally:
+            self._scratch.give_back(scratch)
+
+    async def _store(
+        self, batch: Sequence[Transfer], sealed: Sequence[Transfer]
+    ) -> list[TierError | None]:
+        results: list[TierError | None] = [
+            self._left() if self._foreign.is_left(transfer.key) else None for transfer in batch
+        ]
+        sent = [index for index, error in enumerate(results) if error is None]
+        if not sent:
+            return results
+        pairs = [(batch[index], sealed[index]) for index in sent]
+        await run_blocking(self._seal, pairs)
+        stored = await self._call.transfer(Operation.STORE, [into for _, into in pairs])
+        for index, error in zip(sent, stored, strict=True):
+            results[index] = error
+            key = batch[index].key
+            if error is None and self._foreign.is_to_replace(key):
+                self._foreign.note_replaced(key)
+        return results
+
+    async def _load(
+        self, batch: Sequence[Transfer], sealed: Sequence[Transfer]
+    ) -> list[TierError | None]:
+        results = list(await self._call.transfer(Operation.LOAD, sealed))
+        arrived = [index for index, error in enumerate(results) if error is None]
+        if not arrived:
+            return results
+        opened = await run_blocking(
+            self._open, [(sealed[index], batch[index]) for index in arrived]
+        )
+        for index, error in zip(arrived, opened, strict=True):
+            results[index] = error
+            if isinstance(error, ChunkAuthError) and error.unknown_key:
+                self._foreign.note_found(batch[index].key)
+        return results
+
+    def _seal(self, pairs: Sequence[tuple[Transfer, Transfer]]) -> None:
+        for transfer, into in pairs:
+            self._codec.seal(
+                self._header.associated_data(transfer.key, transfer.header),
+                transfer.payload,
+                into.payload,
+                self._header.envelope(transfer.header, self._codec.envelope_bytes),
+            )
+
+    def _open(self, pairs: Sequence[tuple[Transfer, Transfer]]) -> list[CorruptChunkError | None]:
+        return [self._damage(sealed, into) for sealed, into in pairs]
+
+    def _damage(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
+        try:
+            # First of all: of garbage nobody can say which key it was sealed with.
+            self._header.check(sealed.key, sealed.header, sealed.payload)
+            self._codec.open(
+                self._header.associated_data(sealed.key, sealed.header),
+                self._header.envelope(sealed.header, self._codec.envelope_bytes),
+                sealed.payload,
+                into.payload,
+            )
+        except CorruptChunkError as damage:
+            damage.tier, damage.operation = self._name, Operation.LOAD.value
+            # The traceback leads to frames that hold the buffers.
+            return damage.with_traceback(None)
+        return None
+
+    def _left(self) -> ChunkAuthError:
+        left = ChunkAuthError("another engine keeps this chunk sealed with another key")
+        left.tier, left.operation = self._name, Operation.STORE.value
+        return left

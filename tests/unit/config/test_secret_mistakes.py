@@ -1,0 +1,96 @@
+"""A mistake in a configuration shows no secret, wherever the secret was written by mistake."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier_sdk import ConfigError, TieringConfig
+
+URL = "redis://u:hunter2@h"
+PIECES = "memory:?password=hun&ter2=x"
+
+
+def complaint(options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        TieringConfig.from_dict({"slots": 8, **options}, where="kv.toml")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "hunter2" not in shown
+    assert "ter2" not in shown
+    cause: BaseException | None = caught.value
+    while cause is not None:
+        assert "ter2" not in f"{cause} {cause!r}"
+        cause = cause.__cause__ or cause.__context__
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"type": URL}, "option 'tiers[0].type' is a URL; write it as option 'tiers[0].url'"),
+        (
+            {"type": "kvtier", "backend": URL},
+            "option 'tiers[0].backend' is a URL; write it as option 'tiers[0].url'",
+        ),
+        (
+            {"type": "memory", "backend": URL},
+            "option 'tiers[0].backend' is a URL; write it as option 'tiers[0].url'",
+        ),
+        ({"type": "memory", "name": URL}, "option 'tiers[0].name' is a URL; write it as option"),
+        ({"type": "u:hunter2@h"}, "option 'tiers[0].type': no backend 'u:***@h'"),
+        (
+            {"type": "memory", "store_policy": URL},
+            "option 'tiers[0].store_policy': no store policy",
+        ),
+        ({"type": "memory", "runner": URL}, "option 'tiers[0].runner' is 'redis://u:***@h' but"),
+        ({"type": [URL]}, "option 'tiers[0].type' is ['redis://u:***@h'] but should be text"),
+        (PIECES, "option 'tiers[0].url' cannot be used: it is not clear where its password ends"),
+        ({"url": PIECES}, "option 'tiers[0].url' cannot be used: it is not clear where its"),
+        (
+            "memory:?password=hunter2&capacity=1X",
+            "option 'tiers[0].capacity': '1X': unit 'X' is none of",
+        ),
+        (
+            "memory:?capcity=1&password=hunter2",
+            "unknown option 'tiers[0].capcity'; did you mean 'capacity'?",
+        ),
+    ],
+)
+def test_no_secret_is_in_what_is_said_of_a_tier(entry: Any, message: str) -> None:
+    assert f"kv.toml: {message}" in complaint({"tiers": [entry]})
+
+
+@pytest.mark.parametrize("option", ["policy", "chunk_bytes", "slots", "namespace", "polcy"])
+def test_no_secret_is_in_what_is_said_of_the_rest(option: str) -> None:
+    assert f"option '{option}'" in complaint({option: URL})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("password: !hunter2", "could not determine a constructor for the tag"),
+        ("password: *hunter2", "found undefined alias"),
+        ("password: !hunter2!x", "found undefined tag handle"),
+        ("a: &hunter2 1\nb: &hunter2 2", "an anchor is given twice"),
+        ("password: !!int hunter2", "a value cannot be read as int (at line 2, column 11)"),
+        ("password: !!bool hunter2", "a value cannot be read as bool"),
+        ("password: !!timestamp hunter2", "a value cannot be read as timestamp"),
+        ("password: %hunter2", "found character '%' that cannot start any token"),
+        ("password: 'hunter2", "found unexpected end of stream"),
+        ("password: [hunter2", "expected ',' or ']', but got '<stream end>'"),
+    ],
+)
+def test_no_secret_is_in_what_is_said_of_yaml(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "kv.yaml"
+    file.write_text(f"slots: 8\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        TieringConfig.from_file(file)
+    told = str(caught.value)
+    assert message in told
+    assert "hunter2" not in told
+    assert "\n" not in told
+    if "tag" in message or "alias" in message or "anchor" in message:
+        assert "put a value that begins with '!', '&' or '*' in quotes" in told

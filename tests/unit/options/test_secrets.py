@@ -1,0 +1,196 @@
+"""What is hidden of a text, of an exception and of all that caused it."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretBytes, SecretStr
+
+from kvtier_sdk import TierAuthError, TierConfig, TierError, TierURL
+from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.secrets import Secrets
+
+SECRET = "hunter2 & 'sons'=\u00e9"
+HIDING = Secrets([SECRET])
+
+
+class Account(TierConfig):
+    """Secrets by name, by type, in tables and in URLs."""
+
+    user: str = "ada"
+    password: str = ""
+    pin: SecretStr | None = None
+    key: SecretBytes = SecretBytes(b"")
+    more: dict[str, Any] | None = None
+    nodes: tuple[str, ...] = ()
+    use_token: bool = True
+
+
+def test_every_secret_of_a_tier_is_known() -> None:
+    account = Account(
+        password="first-1",
+        pin=SecretStr("second-2"),
+        key=SecretBytes(b"third-3"),
+        more={"list": [{"auth_token": "fourth-4"}], "plain": "fifth-5"},
+        nodes=("redis://ada:si%2Fxth@h/0", "mine:?password=seventh-7&x=y"),
+    )
+    text = "first-1 second-2 third-3 fourth-4 fifth-5 si/xth seventh-7 ada True"
+    assert secrets_of(account).mask(text) == "*** *** *** *** fifth-5 *** *** ada True"
+    assert secrets_of(Account()).mask("all of it") == "all of it"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        SECRET,
+        repr(SECRET)[1:-1],
+        json.dumps(SECRET)[1:-1],
+        repr(SECRET.encode())[2:-1],
+        quote(SECRET),
+        quote(SECRET, safe=""),
+        SECRET.encode("unicode_escape").decode(),
+    ],
+)
+def test_a_secret_is_hidden_however_it_is_written(shown: str) -> None:
+    assert HIDING.mask(f"ERR AUTH <{shown}> called") == "ERR AUTH <***> called"
+
+
+def test_a_short_secret_is_hidden_where_it_stands_alone() -> None:
+    assert Secrets(["e"]).mask("AUTH e, or 'e', never") == "AUTH ***, or '***', never"
+
+
+def test_a_long_secret_is_hidden_where_it_is_cut_short() -> None:
+    """As Redis does after 128 characters of a command that it does not know."""
+    secret = "abcdefgh" * 40
+    assert Secrets([secret]).mask(f"args: '{secret[:100]}") == "args: '***"
+
+
+@given(st.text(min_size=2), st.text(), st.text())
+def test_no_secret_is_in_a_masked_text(secret: str, before: str, after: str) -> None:
+    secret = f"<{secret}>"
+    assert secret not in Secrets([secret]).mask(f"{before}{secret}{after}")
+
+
+class ProfileError(TierAuthError):
+    """Its text comes out of what it keeps."""
+
+    def __init__(self, profile: str) -> None:
+        super().__init__("refused", retryable=True)
+        self.profile = profile
+
+
+class WrappedError(Exception):
+    """Shows an object of its own."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner = [inner]
+
+    def __str__(self) -> str:
+        return f"wrapped {self.inner}"
+
+
+class BrokenError(Exception):
+    """Cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def raised(*errors: BaseException) -> BaseException:
+    """The last, raised while the ones before it were handled."""
+    try:
+        if len(errors) > 1:
+            try:
+                raise raised(*errors[:-1])
+            except BaseException as error:
+                raise errors[-1] from error
+        raise errors[-1]
+    except BaseException as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TierAuthError(f"ERR AUTH {SECRET}"),
+        ProfileError(SECRET),
+        ValueError(SECRET, 5),
+        KeyError(SECRET),
+        OSError(2, SECRET, SECRET),
+        WrappedError(SECRET),
+        RuntimeError([SECRET], SECRET.encode()),
+        UnicodeDecodeError("ascii", SECRET.encode(), 0, 1, "no"),
+        ExceptionGroup(SECRET, [ValueError(SECRET), WrappedError(SECRET)]),
+        ExceptionGroup("two", [ValueError(SECRET), ExceptionGroup("x", [WrappedError(SECRET)])]),
+        BrokenError(SECRET),
+        SystemExit(SECRET),
+    ],
+    ids=repr,
+)
+def test_no_secret_is_in_what_leaves_of_an_exception(error: BaseException) -> None:
+    error.add_note(f"with {SECRET}")
+    for chain in ([error], [error, TierError("outer")], [TierError(SECRET), error, KeyError(1)]):
+        shown = masked_error(raised(*chain), HIDING)
+        told = "".join(traceback.format_exception(shown))
+        for each in (told, *map(repr, causes(shown)), str([vars(one) for one in causes(shown)])):
+            assert "hunter2" not in each
+            assert "sons" not in each
+        assert "in raised" in told, "the frames are still there"
+
+
+def causes(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and all(one is not other for other in found):
+            found.append(one)
+            waiting += [one.__cause__, one.__context__]
+            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else []
+    return found
+
+
+def test_what_shows_no_secret_stays_the_same_object() -> None:
+    for error in (KeyError(5), OSError(2, "no"), WrappedError("x"), ProfileError("x")):
+        shown = masked_error(error, HIDING)
+        assert shown is error
+    kept = ProfileError(SECRET)
+    assert masked_error(kept, HIDING) is kept
+    assert (kept.profile, kept.retryable, str(kept)) == ("***", True, "refused")
+
+
+def test_what_cannot_be_changed_is_replaced_by_one_of_the_same_meaning() -> None:
+    class OddError(TierAuthError):
+        def __str__(self) -> str:
+            return f"odd {SECRET}"
+
+    odd = OddError("x", retryable=True)
+    shown = masked_error(odd, HIDING)
+    assert type(shown) is TierAuthError
+    assert (str(shown), shown.retryable) == ("odd ***", True)
+    stranger = masked_error(WrappedError(SECRET), HIDING)
+    assert (type(stranger).__name__, str(stranger)) == ("WrappedError", 'wrapped ["***"]')
+    assert not isinstance(stranger, TierError)
+
+
+def test_a_chain_that_leads_back_to_itself_ends() -> None:
+    first, second = ValueError(SECRET), WrappedError(SECRET)
+    first.__cause__, second.__context__ = second, first
+    shown = masked_error(first, HIDING)
+    assert str(shown.__cause__) == 'wrapped ["***"]'
+    assert shown.__cause__ is not None
+    assert shown.__cause__.__context__ is shown
+
+
+def test_a_url_shows_no_secret_when_it_is_written_out() -> None:
+    url = TierURL.parse("redis://u:hunter2@h/0?auth_token=hunter3&ttl=1h")
+    assert (url.password, url.options["auth_token"]) == ("hunter2", "hunter3")
+    assert "hunter" not in repr(url)
+    assert "'ttl': '1h'" in repr(url)

@@ -1,0 +1,363 @@
+"""A tier's loop with a codec: what the tier is given, and what becomes of what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.keys import NEXT, OURS, THEIRS, write_keys
+from xxhash import xxh3_64_intdigest
+
+from kvtier_sdk import (
+    Capability,
+    Job,
+    JobResult,
+    MemoryTier,
+    Namespace,
+    OffloadKey,
+    Operation,
+    RequestContext,
+    SystemClock,
+    TierError,
+    TierSpec,
+    Transfer,
+)
+from kvtier_sdk.chunk_header import ChunkHeader
+from kvtier_sdk.runner import TierLoop
+from kvtier_sdk.runner.jobs import IoEnded, Report
+
+CHUNK_BYTES = 200
+ENVELOPE_BYTES = 48
+LOAD, STORE = Operation.LOAD, Operation.STORE
+A, B = b"a" * 36, b"b" * 36
+
+
+class SharedStore(MemoryTier):
+    """A memory tier whose chunks are those of all loops of a test."""
+
+    alignment = 16
+    objects: dict[str, dict[OffloadKey, bytearray]]
+    deleted: list[OffloadKey]
+    # What the tier does before a load returns.
+    on_load: Callable[[Sequence[Transfer]], None] = staticmethod(lambda batch: None)
+    capabilities = Capability.DELETE
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        # The first one stays, unless the SDK wants it replaced.
+        for transfer in batch:
+            if transfer.replace or transfer.key not in self._own():
+                self._own()[transfer.key] = bytearray(b"".join(transfer.buffers))
+        return [None] * len(batch)
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        for transfer in batch:
+            split = len(transfer.header)
+            stored = self._own()[transfer.key]
+            transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
+        self.on_load(batch)
+        return [None] * len(batch)
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        for key in keys:
+            del self._own()[key]
+            self.deleted.append(key)
+
+    def _own(self) -> dict[OffloadKey, bytearray]:
+        return self.objects.setdefault(self.context.namespace.fingerprint, {})
+
+
+class Slots:
+    """Slots of ordinary memory, padded to rows."""
+
+    chunk_bytes = CHUNK_BYTES
+
+    def __init__(self) -> None:
+        self.rows = [bytearray(256) for _ in range(8)]
+
+    def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
+        return memoryview(self.rows[slot])[: -(-CHUNK_BYTES // alignment) * alignment]
+
+    def fill(self, slot: int, content: bytes) -> None:
+        self.rows[slot][:CHUNK_BYTES] = content
+
+    def content(self, slot: int) -> bytes:
+        return bytes(self.rows[slot][:CHUNK_BYTES])
+
+
+class Engine:
+    """A tier's loop, and jobs of it one at a time."""
+
+    def __init__(self, codec: str, objects: dict[str, dict[OffloadKey, bytearray]]) -> None:
+        self.clock = SystemClock()
+        self.slots = Slots()
+        self.reports: list[Report] = []
+        self.codec = codec
+        self._objects = objects
+        self._jobs = 0
+
+    async def open(self, model: str = "m") -> TierLoop:
+        # A chunk goes in a batch of its own.
+        spec = TierSpec.from_url(f"memory:?codec={self.codec}&max_batch=1")
+        self.namespace = Namespace({"model": model})
+        loop = TierLoop(
+            replace(spec, tier_class=SharedStore),
+            namespace=self.namespace,
+            memory=self.slots,
+            clock=self.clock,
+            report=self.reports.append,
+        )
+        assert isinstance(loop._tier, SharedStore)
+        self.tier, self.loop = loop._tier, loop
+        self.tier.objects, self.tier.deleted = self._objects, []
+        await loop.open()
+        return loop
+
+    def job(self, operation: Operation, key: OffloadKey, slot: int) -> Job:
+        self._jobs += 1
+        deadline_s = self.clock.now_s() + 30
+        return Job(self._jobs, operation, [key], [slot], RequestContext("r"), deadline_s)
+
+    async def do(self, operation: Operation, key: OffloadKey, slot: int = 0) -> str:
+        """Do a job, and return its verdict."""
+        job = self.job(operation, key, slot)
+        self.loop.submit([job])
+        while not (found := [r for r in self.reports if isinstance(r, JobResult)]) or (
+            found[-1].job_id != job.job_id
+        ):
+            await asyncio.sleep(0.001)
+        return found[-1].verdicts[0].value
+
+    @property
+    def objects(self) -> dict[OffloadKey, bytearray]:
+        return self._objects[self.tier.context.namespace.fingerprint]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Engine]:
+    """Make engines of these keys over one store."""
+    objects: dict[str, dict[OffloadKey, bytearray]] = {}
+
+    def build(*keys: bytes) -> Engine:
+        path = tmp_path / f"{b''.join(keys)[::32].hex()}.keys"
+        return Engine(write_keys(path, *keys), objects)
+
+    return build
+
+
+Make = Callable[..., Engine]
+CONTENT = bytes(range(200))
+
+
+async def stored(engine: Engine, *keys: OffloadKey) -> None:
+    await engine.open()
+    for key in keys or (A,):
+        engine.slots.fill(0, CONTENT)
+        assert await engine.do(STORE, key) == "ok"
+
+
+async def test_the_tier_sees_a_sealed_chunk_of_the_announced_length(make: Make) -> None:
+    engine = make(OURS)
+    await stored(engine)
+    (found,) = engine.objects.values()
+    context = engine.tier.context
+    assert context.header_bytes == 64 + ENVELOPE_BYTES
+    assert len(found) == context.object_bytes == 112 + 208
+    assert CONTENT[:16] not in found
+    assert found[40:56] == bytes(16), "a digest would tell two equal chunks apart from others"
+    assert context.namespace.differences(engine.namespace.manifest) == {"codec": ("aes-gcm", None)}
+    assert engine.slots.content(0) == CONTENT
+    assert await engine.do(LOAD, A, 1) == "ok"
+    assert engine.slots.content(1) == CONTENT
+    await engine.loop.close()
+
+
+async def test_an_engine_with_the_same_keys_is_served(make: Make) -> None:
+    await stored(make(OURS))
+    other = make(THEIRS, OURS)
+    await other.open()
+    assert await other.do(LOAD, A) == "ok"
+    assert other.slots.content(0) == CONTENT
+
+
+async def test_every_byte_of_a_stored_chunk_is_guarded(make: Make) -> None:
+    """All but the zeros that pad a header are either read and compared, or authenticated."""
+    engine = make(OURS)
+    await stored(engine)
+    whole = bytes(engine.objects[A])
+    verdicts = []
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x10
+        engine.objects[A] = damaged
+        engine.slots.fill(1, bytes(CHUNK_BYTES))
+        verdicts.append(await engine.do(LOAD, A, 1))
+        assert (A in engine.objects) == (64 <= at < 72), "only an unknown key's chunk stays"
+    assert verdicts[:64] == ["corrupt"] * 64
+    assert set(verdicts[64:]) == {"auth"}
+
+
+@pytest.mark.parametrize("rebinds", [False, True])
+async def test_a_chunk_moved_to_another_key_is_refused(make: Make, rebinds: bool) -> None:
+    engine = make(OURS)
+    await stored(engine, A, B)
+    moved = bytearray(engine.objects[A])
+    if rebinds:  # as one who has read this module's source would
+        moved[:64] = engine.objects[B][:64]
+    engine.objects[B] = moved
+    assert await engine.do(LOAD, B) == ("auth" if rebinds else "corrupt")
+    assert await engine.do(LOAD, A) == "ok"
+    assert engine.tier.deleted == [B]
+
+
+async def test_a_chunk_moved_to_another_model_is_refused(make: Make) -> None:
+    engine, other = make(OURS), make(OURS)
+    await stored(engine)
+    await other.open("another model")
+    moved = bytearray(engine.objects[A])
+    for rebinds in (False, True):
+        if rebinds:
+            header = memoryview(moved)[:112]
+            ChunkHeader(other.tier.context.namespace.fingerprint, CHUNK_BYTES, sealed=True).seal(
+                A, memoryview(kept := bytearray(112)), memoryview(b"")
+            )
+            header[:64] = kept[:64]
+        other.tier._own()[A] = bytearray(moved)
+        assert await other.do(LOAD, A) == ("auth" if rebinds else "corrupt")
+
+
+async def test_a_planted_plain_chunk_is_refused(make: Make) -> None:
+    engine = make(OURS)
+    await stored(engine)
+    planted = bytearray(len(engine.objects[A]))
+    fingerprint = engine.tier.context.namespace.fingerprint
+    header, payload = memoryview(planted)[:112], memoryview(planted)[112:]
+    ChunkHeader(fingerprint, CHUNK_BYTES).seal(A, header, payload)
+    engine.objects[A] = planted
+    assert await engine.do(LOAD, A) == "auth"
+    assert engine.tier.deleted == [A]
+
+
+async def test_what_cannot_be_opened_moves_no_breaker(make: Make) -> None:
+    engine = make(OURS)
+    await stored(engine)
+    engine.objects[A][-1] ^= 1
+    damaged = bytes(engine.objects[A])
+    for _ in range(40):
+        engine.objects[A] = bytearray(damaged)
+        assert await engine.do(LOAD, A) == "auth"
+    engine.slots.fill(0, CONTENT)
+    assert await engine.do(STORE, B) == "ok"
+    assert await engine.do(LOAD, B) == "ok"
+
+
+async def test_engines_with_different_keys_do_not_fight(make: Make) -> None:
+    """Each replaces the other's chunk once; then the one that comes last leaves it alone."""
+    ours, theirs = make(OURS), make(THEIRS)
+    await stored(ours)
+    await theirs.open()
+    for engine in (ours, theirs):
+        engine.slots.fill(0, CONTENT)
+    history = [
+        (await engine.do(LOAD, A, 1), await engine.do(STORE, A)) for engine in 3 * [theirs, ours]
+    ]
+    replaced, served, left = ("auth", "ok"), ("ok", "ok"), ("auth", "auth")
+    assert history == [replaced, replaced, left, served, left, served]
+    assert (ours.tier.deleted, theirs.tier.deleted) == ([A], [A])
+
+
+async def test_a_chunk_of_a_key_that_was_taken_out_is_replaced(make: Make) -> None:
+    await stored(make(OURS))
+    turned = make(NEXT)
+    await turned.open()
+    turned.slots.fill(0, CONTENT)
+    assert await turned.do(LOAD, A, 1) == "auth"
+    assert await turned.do(STORE, A) == "ok"
+    assert await turned.do(LOAD, A, 1) == "ok"
+
+
+async def test_a_cancelled_job_ends_after_its_thread(make: Make) -> None:
+    """The slot may be written until the codec has returned, and no longer."""
+    engine = make(OURS)
+    await stored(engine)
+    opening, go_on = threading.Event(), threading.Event()
+    sealer = engine.loop._mover._sealer
+    assert sealer is not None
+    real = sealer._codec.open
+
+    def slow(*arguments: object) -> None:
+        opening.set()
+        go_on.wait(30)
+        real(*arguments)  # type: ignore[arg-type]
+
+    sealer._codec.open = slow  # type: ignore[method-assign, assignment]
+    job = engine.job(LOAD, A, 1)
+    engine.loop.submit([job])
+    while not opening.is_set():
+        await asyncio.sleep(0.001)
+    engine.loop.abandon()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    result = engine.reports[-1]
+    assert isinstance(result, JobResult)
+    assert (result.verdicts[0].value, result.released) == ("cancelled", False)
+    go_on.set()
+    while not isinstance(engine.reports[-1], IoEnded):
+        await asyncio.sleep(0.001)
+    assert len(sealer._scratch._free) == 1, "the buffer came back"
+
+
+async def test_the_loop_goes_on_while_a_chunk_is_sealed(make: Make) -> None:
+    engine = make(OURS)
+    await engine.open()
+    sealer = engine.loop._mover._sealer
+    assert sealer is not None
+    went_on = threading.Event()
+
+    def waits(*arguments: object) -> None:
+        assert went_on.wait(30)
+
+    sealer._codec.seal = waits  # type: ignore[method-assign, assignment]
+    job = asyncio.ensure_future(engine.do(STORE, A))
+    await asyncio.sleep(0.01)
+    went_on.set()
+    assert await job == "ok"
+
+
+@given(
+    base=st.booleans(),
+    envelope=st.binary(min_size=48, max_size=48),
+    payload=st.binary(min_size=208, max_size=208),
+    cuts=st.lists(st.tuples(st.integers(0, 63), st.integers(0, 255)), max_size=6),
+    checks=st.booleans(),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_any_object_is_a_miss(
+    make: Make,
+    base: bool,
+    envelope: bytes,
+    payload: bytes,
+    cuts: list[tuple[int, int]],
+    checks: bool,
+) -> None:
+    """Headers that are nearly right, with right checks, around what somebody made up."""
+
+    async def play() -> None:
+        engine = make(OURS)
+        await stored(engine)
+        header = bytearray(engine.objects[A][:64] if base else bytes(64))
+        for at, value in cuts:
+            header[at] = value
+        if checks:
+            header[56:64] = struct.pack("<Q", xxh3_64_intdigest(bytes(header[:56])))
+        engine.objects[A] = header + envelope + payload
+        assert await engine.do(LOAD, A, 1) in ("auth", "corrupt")
+        engine.objects.clear()
+
+    asyncio.run(play())
