@@ -17,13 +17,16 @@ VLLM_VENV := .venv-vllm
 WORKERS ?= $(shell expr $$(nproc) + 1)
 SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 12
 
+# The site is built from the sources: nothing of kvtier is installed or imported.
+DOCS_VENV := .venv-docs
+
 SEEDS ?= 1000
 SEED ?=
 
 REQUESTS ?= 4000
 
 .PHONY: help setup redis-server test search test-trace test-wheels check format demo bench bench-backends \
-	bench-interference bench-worker gpu-bundle soak clean setup-vllm test-vllm test-vllm-next demo-vllm
+	bench-interference bench-worker gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
@@ -32,6 +35,7 @@ help:
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
+	@echo "make docs                     docs/ and the API reference as a site, in site/"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
 	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
@@ -125,5 +129,14 @@ demo-vllm: setup-vllm
 soak: setup
 	PYTHONPATH=tests $(BIN)/python -m support.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
+$(DOCS_VENV)/.setup: requirements-docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
+
+# A broken link, an unresolved reference or a page without its place in the navigation is an error.
+docs: $(DOCS_VENV)/.setup
+	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(DOCS_VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -21,8 +21,8 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-#: Caches of tools, and environments: they may appear while tests run.
-_CACHES = re.compile(r"\.git$|\.venv|\.\w+_cache$|\.hypothesis$|__pycache__$")
+#: Caches of tools, environments and the built site: they may appear while tests run.
+_CACHES = re.compile(r"\.git$|\.venv|\.\w+_cache$|\.hypothesis$|__pycache__$|site$")
 _BEFORE = pytest.StashKey[set[str]]()
 _LEFT = pytest.StashKey[list[str]]()
 

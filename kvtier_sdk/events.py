@@ -14,7 +14,7 @@ class OffloadingEvent:
 
     Attributes:
         keys: the chunks.
-        tier: the tier's name; the primary tier's is :data:`PRIMARY`.
+        tier: the tier's name; the primary tier's is ``"host"``.
         medium: the medium on which the tier keeps chunks.
         locality: the place of the tier.
         removed: True if they were removed, False if they were stored.

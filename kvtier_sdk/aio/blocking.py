@@ -112,8 +112,8 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
         data = await run_blocking(path.read_bytes)
 
     Args:
-        function: called in a daemon thread that belongs to the running event loop. At most
-            :data:`THREAD_LIMIT` of a loop's calls run at once; the rest wait in order.
+        function: called in a daemon thread that belongs to the running event loop. At most 16
+            of a loop's calls run at once; the rest wait in order.
         args: positional arguments of ``function``.
         kwargs: keyword arguments of ``function``.
 

@@ -122,7 +122,8 @@ class JobResult:
         moved_bytes: payload of the chunks that arrived.
         duration_s: time from the hand-over to the conclusion.
         error: the first error in words, for the log; an absent chunk is no error.
-        released: true if the job's I/O has ended too; otherwise an :class:`IoEnded` follows.
+        released: true if the job's I/O has ended too; otherwise
+            :meth:`kvtier_sdk.TierListener.released` follows.
         retries: number of calls of the tier that repeated a failed one.
     """
 

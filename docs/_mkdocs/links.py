@@ -1,0 +1,63 @@
+"""Pages from outside of ``docs/`` in the site, and links to the repository: mkdocs hooks.
+
+Pages link as GitHub resolves it: by relative paths in the repository. A link to another page of the
+site is followed there; one to a file or directory that has no page becomes text with its path.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+#: Pages that lie outside of ``docs/``, to their names in the site.
+OUTSIDE = {
+    "README.md": "start.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    **{
+        f"backends/{readme.parent.name}/README.md": f"backends/{readme.parent.name}.md"
+        for readme in sorted(ROOT.glob("backends/*/README.md"))
+    },
+}
+_INSIDE = {page: path for path, page in OUTSIDE.items()}
+_LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)#\s]+)(#[^)\s]+)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for path, page in OUTSIDE.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    own = page.file.src_uri
+    folder = posixpath.dirname(_INSIDE.get(own, f"docs/{own}"))
+
+    def followed(link: re.Match[str]) -> str:
+        text, target, anchor = link[1], link[2], link[3] or ""
+        path = posixpath.normpath(posixpath.join(folder, target))
+        uri = page_at(path, files)
+        if uri is not None:
+            return f"[{text}]({posixpath.relpath(uri, posixpath.dirname(own) or '.')}{anchor})"
+        if not (ROOT / path).exists():
+            return link[0]  # broken: mkdocs says so
+        return f"`{path}`" if text.strip("`") == path else f"{text} (`{path}`)"
+
+    return _LINK.sub(followed, markdown)
+
+
+def page_at(path: str, files: Files) -> str | None:
+    """Return the page of the site that is made from a file of the repository, or its directory."""
+    for candidate in (path, f"{path}/README.md"):
+        uri = OUTSIDE.get(candidate)
+        if uri is None and candidate.startswith("docs/"):
+            uri = candidate.removeprefix("docs/")
+        if uri is not None and files.get_file_from_path(uri):
+            return uri
+    return None

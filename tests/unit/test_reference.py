@@ -1,0 +1,72 @@
+"""``docs/reference`` has each public name once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")]
+#: Public modules of the SDK; a name that the first exports too belongs to it alone.
+MODULES = [
+    "kvtier_sdk",
+    "kvtier_sdk.tiering",
+    "kvtier_sdk.testing",
+    "kvtier_sdk.worker",
+    "kvtier_sdk.replay",
+    "kvtier_sdk.integrations.vllm",
+]
+BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/kvtier_*/__init__.py"))
+
+
+def exported(package: Path) -> list[str]:
+    """Return a package's ``__all__``, without importing what the package needs."""
+    for node in ast.parse((package / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    raise AssertionError(f"{package} has no __all__")
+
+
+def public_names() -> set[str]:
+    """Return the paths of all public names, as mkdocstrings finds them."""
+    flat = exported(ROOT / "kvtier_sdk")
+    found = {f"kvtier_sdk.{name}" for name in flat}
+    for module in MODULES[1:]:
+        package = ROOT.joinpath(*module.split("."))
+        for name in set(exported(package)) - set(flat):
+            # A module of the same name hides what the package exports.
+            hidden = (package / f"{name}.py").exists()
+            found.add(f"{module}.{name}.{name}" if hidden else f"{module}.{name}")
+    for package in BACKENDS:
+        found |= {f"{package.name}.{name}" for name in exported(package)}
+    return found
+
+
+def faults(pages: Iterable[str], public: set[str]) -> dict[str, set[str]]:
+    """Return the names that the pages lack, have twice, or have without their being public."""
+    said = Counter(
+        name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+    )
+    return {
+        "missing": public - set(said),
+        "twice": {name for name, times in said.items() if times > 1},
+        "not public": set(said) - public,
+    }
+
+
+def test_each_public_name_stands_once_in_the_reference() -> None:
+    found = faults(PAGES, public_names())
+    assert found == {"missing": set(), "twice": set(), "not public": set()}
+
+
+def test_a_missing_a_doubled_and_a_foreign_name_are_found() -> None:
+    pages = ["# One\n\n::: a.B\n\n::: a.C\n", "::: a.C\n\n::: a.D\n"]
+    assert faults(pages, {"a.B", "a.C", "a.E"}) == {
+        "missing": {"a.E"},
+        "twice": {"a.C"},
+        "not public": {"a.D"},
+    }
