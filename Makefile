@@ -9,6 +9,9 @@ TORCH ?= torch==2.13.0
 # The demonstration has an environment of its own, with no more than it runs: no torch, no tests.
 DEMO_VENV := .venv-demo
 
+# So does the fuzzer, whose releases lag behind Python's.
+FUZZ_VENV := .venv-fuzz
+
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
@@ -82,6 +85,15 @@ chaos: setup redis-server fuse
 reliability: setup redis-server fuse
 	PYTHONPATH=tests $(BIN)/python -m support.chaos --tries $(TRIES) docs/reliability.md
 
+$(FUZZ_VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml)
+	$(PYTHON) -m venv $(FUZZ_VENV)
+	$(FUZZ_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		atheris -e '.[yaml]' -e backends/file -e backends/redis -e backends/s3
+	@touch $@
+
+fuzz: $(FUZZ_VENV)/.setup
+	PYTHONPATH=tests nice -n 19 $(FUZZ_VENV)/bin/python -m support.fuzz --minutes $(MINUTES)
+
 endurance: setup redis-server
 	$(BIN)/python benchmarks/endurance.py --requests 200000 --faults
 
@@ -148,4 +160,4 @@ soak: setup
 	PYTHONPATH=tests $(BIN)/python -m support.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(FUZZ_VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mfusepy
+import mfusepy  # type: ignore[import-untyped]
 
 _WRITING = frozenset(
     {"chmod", "create", "mkdir", "rename", "rmdir", "truncate", "unlink", "utimens", "write"}
@@ -92,7 +92,7 @@ class Mirror(mfusepy.Operations):  # type: ignore[misc]
         os.chmod(path, mode)
 
     @_mirrored
-    def utimens(self, path: str, times: tuple[int, int] | None = None) -> None:
+    def utimens(self, path: str, times: tuple[int, int]) -> None:
         os.utime(path, ns=times)
 
     @_mirrored

@@ -102,6 +102,10 @@ class Place(ABC):
         self._ended.close()
 
     @contextmanager
+    def nothing(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
     def clock_behind(self) -> Iterator[None]:
         self._flag.touch()
         yield

@@ -40,6 +40,7 @@ _READ, _WRITE = frozenset({"read"}), frozenset({"write"})
 _NO_ANSWER = r"failures\.\w+\.(unavailable|timeout)"
 
 FAULTS = (
+    Fault("nothing", "none", "nothing happens; what is measured is the load", EVERY, _NONE, r""),
     Fault(
         "server_killed",
         "server killed",
