@@ -16,8 +16,6 @@ from kvtier_file.chunks import ChunkId, StoredChunk
 # Fingerprint, length of the chunk's file or -1 for a removal, time of use, length of the key.
 _RECORD = struct.Struct("<16sqqB")
 _REMOVED = -1
-# The length comes from another file, and does not decide how much memory a read takes.
-_MOST_READ_BYTES = 2**20
 
 
 class LedgerDamagedError(Exception):
@@ -54,7 +52,7 @@ class Ledger:
         """
         parts = []
         while start < end:
-            part = os.pread(self._fd, min(end - start, _MOST_READ_BYTES), start)
+            part = os.pread(self._fd, end - start, start)
             if not part:
                 raise LedgerDamagedError
             parts.append(part)

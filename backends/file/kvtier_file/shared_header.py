@@ -128,8 +128,6 @@ def _decode(content: bytes) -> SharedHeader | None:
         return None
     magic, clean, checksum, *counters, leases = _HEADER.unpack_from(content)
     end = _HEADER.size + leases * _LEASE.size
-    if end > len(content):
-        return None
     if magic != _MAGIC or checksum != zlib.crc32(content[_CHECKED_FROM:end]):
         return None
     reservations = {

@@ -9,7 +9,6 @@ import fcntl
 import os
 import shutil
 import threading
-import zlib
 from contextlib import contextmanager
 
 import pytest
@@ -49,30 +48,6 @@ def assert_clean(bench):
     files = list(bench.root.glob("*/??/*.kv"))
     assert (header.chunks, header.used_bytes) == (len(files), bench.stored_bytes())
     assert header.reserved_bytes == 0
-
-
-async def test_a_length_in_the_header_decides_no_memory(pair):
-    one, other = pair
-    await one.put(await one.open(), *KEYS[:3])
-    with header_file(one) as fd, HeaderFile(fd).locked():
-        header = HeaderFile(fd).read()
-        header.ledger_bytes = 2**62
-        HeaderFile(fd).write(header)
-    # Whoever comes next counts again.
-    assert await (await other.open()).usage() == Usage(3, 3 * one.object_bytes, None)
-    assert_clean(one)
-
-
-async def test_a_header_with_more_leases_than_it_holds_is_damaged(pair):
-    one, other = pair
-    await one.put(await one.open(), *KEYS[:3])
-    with header_file(one) as fd:
-        content = bytearray(os.pread(fd, 4096, 0))
-        content[56:60] = (2**32 - 1).to_bytes(4, "little")
-        content[12:16] = zlib.crc32(memoryview(content)[16:]).to_bytes(4, "little")
-        os.pwrite(fd, content, 0)
-        assert not HeaderFile(fd).read().clean
-    assert await (await other.open()).usage() == Usage(3, 3 * one.object_bytes, None)
 
 
 async def test_one_budget(pair):
