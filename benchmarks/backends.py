@@ -1,4 +1,4 @@
-"""What each backend moves, beside the obvious plain client and the limit.
+"""Throughput of each backend, beside the obvious plain client and the limit.
 
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
@@ -9,10 +9,9 @@ machine is noisy for all of them, and ratios are taken within a round. The limit
     file    preadv and pwritev of the same vectors into the same directory, from as many threads
     s3      the same server's objects over bare sockets, requests signed beforehand
 
-A tier is called as its runner calls it: as many batches as the others have
-connections, each of up to 8 MiB. MiB/s are of payload.
-CPU is what the client takes of the processor for a chunk, the system's share included; on a busy
-machine it means more than the time on the wall.
+A tier is called as its runner calls it: as many batches as the others have connections, each of up
+to 8 MiB. MiB/s count the payload. CPU is the client's processor time for a chunk, the system's
+share included; on a busy machine it says more than wall time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from kvtier_sdk.options.units import format_bytes, parse_bytes
 SUBJECTS: dict[str, Callable[[Path | None], Subject]] = {
     subject.name: subject for subject in (FileSubject, RedisSubject, S3Subject)
 }
-#: One way's figures, a dictionary of both operations for each round.
+#: The figures of one way: for each round, a dictionary of both operations.
 Rounds = list[dict[str, Figures]]
 
 
@@ -127,7 +126,7 @@ def _print_table(subject: Subject, work: Work, figures: dict[str, Rounds]) -> No
 
 
 def _ratio(above: Rounds, below: Rounds, operation: str, attribute: str) -> float:
-    """The median over the rounds of one way's figure by another's."""
+    """Return the median over the rounds of one way's figure divided by another's."""
     return statistics.median(
         getattr(one[operation], attribute) / getattr(other[operation], attribute)
         for one, other in zip(above, below, strict=True)

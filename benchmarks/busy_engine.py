@@ -1,4 +1,4 @@
-"""A thread that plays the engine: steps of Python and torch, back to back, and where they go."""
+"""A thread that plays the engine: steps of Python and torch, back to back, and where time goes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _WIDTH = 64
 
 @dataclass(frozen=True)
 class Steps:
-    """What was measured of consecutive steps; one value a step.
+    """Measurements of consecutive steps, one value a step.
 
     Attributes:
-        wall_s: from the step's begin to its end.
-        running_s: the thread ran.
-        queued_s: it could have run, and the kernel ran others.
+        wall_s: from the start of the step to its end.
+        running_s: time in which the thread ran.
+        queued_s: time in which it could have run while the kernel ran others.
     """
 
     wall_s: npt.NDArray[np.float64]
@@ -37,15 +37,15 @@ class Steps:
 
     @classmethod
     def joined(cls, parts: Sequence[Steps]) -> Steps:
-        """Several measurements as one."""
+        """Join several measurements."""
         names = ("wall_s", "running_s", "queued_s")
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def mean_s(self, *, slowest: bool = False) -> npt.NDArray[np.float64]:
-        """The means of :data:`PARTS`; the rest of a step, neither running nor queued, is asleep.
+        """Return the means of :data:`PARTS`; time neither running nor queued is asleep.
 
         Args:
-            slowest: of the slowest hundredth only.
+            slowest: take the slowest hundredth of the steps only.
         """
         asleep_s = np.maximum(0.0, self.wall_s - self.running_s - self.queued_s)
         chosen = self.wall_s >= np.quantile(self.wall_s, 0.99 if slowest else 0.0)
@@ -54,15 +54,15 @@ class Steps:
 
 
 class BusyEngine:
-    """Does the same work in each step.
+    """An engine that does the same work in each step.
 
-    Half of it is Python, as a scheduler's; half are small calls of torch, each of which lets go of
-    the interpreter lock and takes it again, as one that launches a kernel does.
+    Half of it is Python, as in a scheduler. The other half are small calls of torch, each of which
+    releases the interpreter lock and takes it again, as a kernel launch does.
 
     Args:
-        step_s: how long a step takes where nobody disturbs it.
-        alone: whether the steps have the first processor to themselves. What is started between
-            them, threads and programs, gets the others.
+        step_s: duration of an undisturbed step.
+        alone: give the steps the first processor to themselves. Threads and programs that are
+            started between them get the others.
     """
 
     def __init__(self, step_s: float, *, alone: bool = False) -> None:
@@ -79,11 +79,11 @@ class BusyEngine:
         """Play steps.
 
         Args:
-            seconds: for how long.
-            turn: called at the begin of each step, as part of it.
+            seconds: duration of the run.
+            turn: called at the start of each step, as part of it.
 
         Returns:
-            What was measured.
+            The measurements.
         """
         descriptor = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         try:
@@ -107,7 +107,7 @@ class BusyEngine:
 
     @contextmanager
     def _by_itself(self) -> Iterator[None]:
-        # As an engine does once it is up: what was imported is nothing to collect again and again.
+        # As an engine does after its start, so that imported modules are not collected every time.
         gc.collect()
         gc.freeze()
         if self._alone:
@@ -128,7 +128,7 @@ class BusyEngine:
             hidden = torch.relu(torch.mm(hidden, self._weights))
 
     def _piece_s(self) -> float:
-        """How long a piece takes where nobody disturbs it."""
+        """Measure the duration of an undisturbed piece."""
         spent_s = []
         for _ in range(1000):
             started_s = time.thread_time()
@@ -138,6 +138,6 @@ class BusyEngine:
 
 
 def _mark_ns(descriptor: int) -> tuple[int, int, int]:
-    """The time, what this thread has run, and how long it was kept from running."""
+    """Return the time, this thread's running time and its time in the kernel's queue."""
     queued_ns = int(os.pread(descriptor, 100, 0).split()[1])
     return time.perf_counter_ns(), time.thread_time_ns(), queued_ns

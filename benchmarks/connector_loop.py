@@ -8,8 +8,8 @@ In each step, with the calls and in the order of the connector:
     3. ``prepare_store`` of what a request has computed; ``on_request_finished``
     4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
 
-What the manager's calls take is sampled; what happens while the model runs is not: there the bytes
-in the slots are written and compared, and the tiers finish, or go on, as the side says.
+The manager's calls are sampled. The model's run is not: in it the bytes in the slots are written
+and compared, and the tiers finish or go on, as the side says.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from kvtier_sdk.replay import ReplayRequest
 from kvtier_sdk.replay.content import ChunkContent
 from kvtier_sdk.types import OffloadKey
 
-#: Of a single call, which percentiles are shown.
+#: Percentiles of a single call that are shown.
 PERCENTILES = (50.0, 99.0, 99.9)
 _FINISHED = object()
 
 
 class Side(Protocol):
-    """A manager, and what differs between managers.
+    """A manager, and the differences between managers.
 
     Attributes:
-        hit: what ``lookup`` returns for a chunk that is readable.
-        miss: what it returns for one that is not there.
-        manager: whose calls are sampled.
+        hit: the answer of ``lookup`` for a readable chunk.
+        miss: its answer for an absent chunk.
+        manager: the manager whose calls are sampled.
     """
 
     hit: Any
@@ -46,32 +46,32 @@ class Side(Protocol):
     manager: Any
 
     def context(self, request: ReplayRequest) -> Any:
-        """The request, as the manager knows it."""
+        """Return the request in the manager's own type."""
 
     def load_slots(self, spec: Any) -> list[int]:
-        """The slots of a prepared load."""
+        """Return the slots of a prepared load."""
 
     def store_slots(self, output: Any) -> tuple[Sequence[OffloadKey], Sequence[int]]:
-        """The keys and slots of a prepared store."""
+        """Return the keys and slots of a prepared store."""
 
     def view(self, slot: int) -> memoryview:
-        """A slot's payload."""
+        """Return a view of a slot's payload."""
 
     def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[Any, ...]:
-        """What ``on_schedule_end`` takes."""
+        """Return the arguments of ``on_schedule_end``."""
 
     def run_model(self) -> None:
-        """The model runs: return when the next step begins."""
+        """Run the model: return when the next step begins."""
 
     def close(self) -> None:
-        """End what runs and give the memory back."""
+        """Stop the tiers and release the memory."""
 
 
 class Meter:
     """Samples the time of each call, by kind.
 
     Args:
-        clock_ns: the time: of the calling thread's CPU, or on the wall.
+        clock_ns: a clock of the calling thread's CPU time, or of wall time.
     """
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
@@ -89,7 +89,7 @@ class Meter:
         return result
 
     def samples_us(self) -> dict[str, np.ndarray]:
-        """The samples, less what the clock itself costs."""
+        """Return the samples, less the cost of the clock itself."""
         return {
             kind: np.maximum(np.array(samples) - self._own_ns, 0) / 1e3
             for kind, samples in self._samples_ns.items()
@@ -98,12 +98,12 @@ class Meter:
 
 @dataclass(frozen=True)
 class Figures:
-    """One playing of the workload.
+    """The result of one run of the workload.
 
     Attributes:
-        work: what was done, to be compared between the sides.
-        us_per_chunk: by kind of call, and in ``all``.
-        percentiles_us: of a single call, by kind of call, and in ``all``.
+        work: counts of the work done, to be compared between the sides.
+        us_per_chunk: by kind of call, and in total as ``all``.
+        percentiles_us: of a single call, by kind of call, and in total as ``all``.
     """
 
     work: dict[str, float]
@@ -115,11 +115,11 @@ class ConnectorLoop:
     """Plays requests against a manager, step by step.
 
     Args:
-        side: whose manager is called.
+        side: the side whose manager is called.
         chunk_bytes: of a chunk.
-        clock_ns: what the samples are of.
-        each_lookup: sample each ``lookup`` by itself, rather than a request's scan as a whole;
-            the sum is then distorted by the clock.
+        clock_ns: the clock of the samples.
+        each_lookup: sample each ``lookup``, not a request's whole scan; the clock then distorts
+            the sum.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ConnectorLoop:
         return self._figures(sum(len(request.keys) for request in workload))
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
-        """One request; yields at the end of each of the three parts of a step."""
+        """Serve one request; yields at the end of each of the three parts of a step."""
         keys = request.keys
         context = self._side.context(request)
         self._call("on_new_request", self._manager.on_new_request, context)

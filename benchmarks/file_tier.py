@@ -1,17 +1,17 @@
-"""What one, two and four processes store and load through the file tier below one root.
+"""Throughput of one, two and four processes that use the file tier below one root.
 
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
-All processes of a measurement together move the same bytes, however many they are, so that the
-ratio to one process is the price, or the gain, of sharing. Each round measures every way and every
-number of processes in turn, so that a noisy machine is noisy for all of them; the tables show
-medians over the rounds. The ways:
+The processes of a measurement together move the same number of bytes for any number of processes,
+so that the ratio to one process is the price, or the gain, of sharing. Each round measures every
+way and every number of processes in turn, so that a noisy machine is noisy for all of them. The
+tables show medians over the rounds. The ways:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of what is written: most stores evict
     plain   the limit: files of the same length written, renamed and read with nothing else done
 
-MiB/s are of payload and header together; a ratio is to one process of the same way.
+MiB/s count payload and header; a ratio is to one process of the same way.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(
     way: str, processes: int, place: Path, arguments: argparse.Namespace
 ) -> tuple[float, float]:
-    """MiB/s stored and loaded, by all processes together."""
+    """Return the MiB/s stored and loaded by all processes together."""
     chunks = arguments.total // arguments.chunk // processes
     object_bytes = arguments.chunk + FileSubject.header_bytes
     capacity_bytes = processes * chunks * object_bytes // 2 if way == "evict" else None
@@ -135,7 +135,7 @@ def _measure(
 
 
 def _phase(workers: Sequence[subprocess.Popen[str]]) -> float:
-    """Seconds from the first start to the last end of one phase."""
+    """Return the seconds from the first start to the last end of one phase."""
     for worker in workers:
         if worker.stdout is None or worker.stdout.readline() != "ready\n":
             raise SystemExit("a worker did not start")

@@ -1,10 +1,10 @@
-"""What handing jobs to a tier's client and polling it costs the engine's thread.
+"""Cost of handing jobs to a tier's client and of polling it, on the engine's thread.
 
 Usage: python benchmarks/handover.py [--steps N] [--submits N ...]
 
-Each step hands over a few lookups, each in a hop of its own, polls once, and then leaves the
-processor, as an engine does that waits for its device; CPU time of the calling thread only. To
-compare two versions, run the script in turns with PYTHONPATH at one and at the other.
+Each step hands over a few lookups, each in its own hop, polls once, and then sleeps, as an engine
+does that waits for its device. Only CPU time of the calling thread counts. To compare two versions,
+run the script in turns with PYTHONPATH at one and at the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(submits: int, steps: int) -> list[float]:
-    """CPU microseconds of each step."""
+    """Return the CPU microseconds of each step."""
     pool = HostPool(1, 4096)
     spent_us = []
     try:

@@ -1,18 +1,18 @@
-"""What a tier at work costs the engine: the length of its steps, beside an engine without tiers.
+"""Cost of a working tier for the engine: the length of its steps, beside an engine without tiers.
 
-A thread plays the engine (``busy_engine.py``): steps of Python and torch, back to back, each of
-which hands the tier as many chunks of 2 MiB as are due, stores and loads in turns. The ways:
+A thread plays the engine (``busy_engine.py``): steps of Python and torch, back to back. Each step
+hands the tier as many chunks of 2 MiB as are due, stores and loads in turns. The ways:
 
     idle      nothing is offered: a quarter of a second of it before each quarter of the others,
               which are compared with it
     thread    the tier in a thread of the engine's process
     process   the tier in a process of its own
-    apart     the same load from another program, of which the engine's process knows nothing: what
-              moving these bytes takes from any engine on this machine, the limit
+    apart     the same load from another program, unknown to the engine's process: the cost of
+              moving these bytes for any engine on this machine, the limit
 
-A star marks what ``runner=auto`` chooses. A step is running, or queued (it could run, and the
-kernel runs others: too few processors), or asleep: without I/O of its own that is waiting for the
-interpreter lock. All figures are medians over the rounds.
+A star marks the choice of ``runner=auto``. A step is running, or queued (it could run, but the
+kernel runs others: too few processors), or asleep: it does no I/O, so it waits for the interpreter
+lock. All figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _compare(
 ) -> None:
     rows: dict[str, list[npt.NDArray[np.float64]]] = {"idle": []}
     for number in range(arguments.rounds):
-        # There and back, so that a machine that slows down does so for all of them.
+        # Forth and back, so that a machine that slows down does so for all of them.
         for way in arguments.way[:: -1 if number % 2 else 1]:
             with _open(way, url, mbps) as load:
                 idle, busy, mb_per_s = _measure(engine, load, arguments.seconds)
@@ -105,7 +105,7 @@ def _open(way: str, url: str, mbps: float) -> AbstractContextManager[Load]:
 def _measure(
     engine: BusyEngine, load: Load, seconds: float
 ) -> tuple[list[Steps], list[Steps], float]:
-    """Steps without and with the load, by turns, and MB/s moved."""
+    """Measure steps without and with the load, in turns, and the MB/s moved."""
     idle, busy, moved = [], [], []
     turns = max(1, round(seconds / _TURN_S))
     for _ in range(turns):
@@ -120,7 +120,7 @@ def _measure(
 def _row(
     busy_turns: Sequence[Steps], idle_turns: Sequence[Steps], mb_per_s: float
 ) -> npt.NDArray[np.float64]:
-    """The figures of a line of the table."""
+    """Return the figures of a line of the table."""
     busy, idle = Steps.joined(busy_turns), Steps.joined(idle_turns)
     here_s, there_s = (np.quantile(steps.wall_s, [0.5, 0.99]) for steps in (busy, idle))
     # A machine whose own speed changes from second to second has it in a turn and in its neighbour.
@@ -155,7 +155,7 @@ def _file(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def _redis(directory: Path) -> Iterator[str]:
-    # What is over that goes without a word, as where a server is used as a cache.
+    # Chunks beyond that are evicted silently, as in a server that is used as a cache.
     server = Server(directory, "--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
     try:
         yield server.start().url

@@ -30,7 +30,7 @@ class KVTierSide:
         slots: of the host pool.
         chunk_bytes: of a chunk.
         url: of the tier.
-        step_s: how long the model runs; ``None`` for as long as the tier has something to do.
+        step_s: duration of the model's run; ``None`` for as long as the tier has something to do.
     """
 
     hit = LookupResult.HIT
@@ -62,27 +62,27 @@ class KVTierSide:
         self.manager.add_tier(spec, self._runner)
 
     def context(self, request: ReplayRequest) -> RequestContext:
-        """The request, as the manager knows it."""
+        """Return the request in the manager's own type."""
         return RequestContext(request.request_id)
 
     def load_slots(self, spec: Any) -> list[int]:
-        """The slots of a prepared load."""
+        """Return the slots of a prepared load."""
         return list(spec.slots)
 
     def store_slots(self, output: Any) -> tuple[Sequence[OffloadKey], Sequence[int]]:
-        """The keys and slots of a prepared store."""
+        """Return the keys and slots of a prepared store."""
         return output.keys_to_store, output.slots
 
     def view(self, slot: int) -> memoryview:
-        """A slot's payload."""
+        """Return a view of a slot's payload."""
         return self._pool.view(slot)
 
     def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[()]:
-        """What ``on_schedule_end`` takes."""
+        """Return the arguments of ``on_schedule_end``."""
         return ()
 
     def run_model(self) -> None:
-        """Sleep a step's time, or until the tier has reported all that it was given."""
+        """Sleep for a step, or until the tier has reported all its jobs."""
         if self._step_s is not None:
             time.sleep(self._step_s)
         elif self._runner is not None:
@@ -90,13 +90,13 @@ class KVTierSide:
                 time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """Close the tier and give the memory back."""
+        """Close the tier and release the memory."""
         self.manager.shutdown(timeout_s=60.0)
         self._pool.close()
 
 
 class _CountingRunner(ThreadRunner):
-    """Knows whether every job has been reported, which only a benchmark needs to wait for."""
+    """A runner that knows if every job was reported; only a benchmark needs to wait for that."""
 
     def __init__(
         self, name: str, make_loop: Callable[[Callable[[Report], None]], TierLoop], clock: Clock

@@ -1,6 +1,6 @@
-"""Stores and loads that are offered to a tier at a steady rate, whatever becomes of them.
+"""Stores and loads that are offered to a tier at a steady rate, even if it does not take them.
 
-Run as a program it offers them from a process of its own, for ``interference.py``:
+Run as a program, it offers them from a process of its own, for ``interference.py``:
 
 Usage: python benchmarks/offered_load.py URL MB_PER_S
 """
@@ -41,26 +41,26 @@ _REQUEST = RequestContext("bench")
 
 
 class Load(Protocol):
-    """What is offered to a tier, now and then."""
+    """A load that is offered to a tier at times."""
 
     def begin(self) -> None:
-        """Offer from now on."""
+        """Start to offer."""
 
     def turn(self) -> None:
-        """What the engine's thread has to do with it in each step. Waits for nothing."""
+        """Do the work of the engine's thread for one step, without waiting."""
 
     def rest(self) -> tuple[int, float]:
-        """Offer no more, and wait until nothing is under way.
+        """Stop offering, and wait until nothing is in flight.
 
         Returns:
-            Bytes that were moved since it began, and in how many seconds.
+            Bytes moved since :meth:`begin`, and the seconds that it took.
         """
 
 
 class OfferedLoad(TierListener):
-    """Hands over as many chunks at each turn as the rate says, stores and loads in turns.
+    """A load that hands over as many chunks at each turn as are due, stores and loads in turns.
 
-    A chunk that finds no free slot is not made up for: the tier moves less than it is offered.
+    A chunk without a free slot is skipped for good: the tier moves less than it is offered.
 
     Args:
         url: the tier.
@@ -83,7 +83,7 @@ class OfferedLoad(TierListener):
         self._tier = self._opening.__enter__()
 
     def fill(self) -> None:
-        """Store what is loaded first."""
+        """Store the chunks that are loaded first."""
         for _ in range(_FIRST_CHUNKS):
             self._offer(Operation.STORE)
         self._tier.flush()
@@ -128,7 +128,7 @@ class OfferedLoad(TierListener):
         if operation is Operation.STORE:
             job = self._tier.store([next(self._new_keys)], slot, _REQUEST)
         else:
-            # Loads of one request in one turn would be one job; each chunk is one here.
+            # Loads of one request in one turn would be one job; here each chunk is a job.
             job = self._tier.load([self._stored[0]], slot, _REQUEST, tag=slot)
             self._stored.rotate(-1)
         if job is None:
@@ -148,7 +148,7 @@ def _numbers(start: int) -> Iterator[bytes]:
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[Load]:
-    """Open a tier with a pool of its own, and close both at the end.
+    """Open a tier with its own pool, and close both at the end.
 
     Args:
         url: the tier.
@@ -216,7 +216,7 @@ class _Apart:
 
 
 def main() -> None:
-    """Offer from each line of the standard input to the next; say what was moved."""
+    """Offer from each line of the standard input to the next, and print the bytes moved."""
     url, mb_per_s = sys.argv[1:]
     with offered_here(url, float(mb_per_s), "thread") as load:
         print("ready", flush=True)

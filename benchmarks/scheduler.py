@@ -1,16 +1,16 @@
-"""What the manager costs the scheduler's thread, beside vLLM's own and beside no tiers.
+"""Cost of the manager for the scheduler's thread, beside vLLM's own manager and beside no tiers.
 
 Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 
-First the cost: CPU microseconds of the scheduler's thread per chunk, on the calls of vLLM's
-connector (see ``connector_loop.py``). No tier, the memory tier and, where vllm is installed, vLLM's
-tiering manager with a tier in memory, once behind threads, as its tiers for files and objects work,
-and once answering at once, the best case that no real store offers. Between two steps the tiers
-finish all that they were given, so that all sides do the same work.
+First the cost: CPU microseconds of the scheduler's thread per chunk, in the calls of vLLM's
+connector (see ``connector_loop.py``). The sides are no tier, the memory tier and, where vllm is
+installed, vLLM's tiering manager with a tier in memory: once behind threads, as its tiers for files
+and objects work, and once answering at once, the best case, which no real store offers. Between two
+steps the tiers finish all their jobs, so that all sides do the same work.
 
-Then the interference: microseconds on the wall of a single call, while the file tier writes all
-that it can, beside the same loop without tiers. There the steps have a fixed length and nobody
-waits for the tier, so that its queue is full.
+Then the interference: wall microseconds of a single call while the file tier writes as fast as it
+can, beside the same loop without tiers. Here the steps have a fixed length and do not wait for the
+tier, so that its queue is full.
 
 Sides take turns within a round; shown are medians over the rounds.
 """
@@ -144,7 +144,7 @@ def _vllm_sides(slots: int) -> dict[str, Callable[[], Side]]:
 
 
 def _ratio(theirs: Sequence[Figures], ours: Sequence[Figures]) -> str:
-    """Of the time per chunk, in the same round: the median, and the range."""
+    """Format the ratio of times per chunk within a round: the median, and the range."""
     ratios = sorted(
         them.us_per_chunk["all"] / us.us_per_chunk["all"]
         for them, us in zip(theirs, ours, strict=True)
@@ -210,7 +210,7 @@ def _measure_interference(
 def _take_turns(
     sides: dict[str, Callable[[], Side]], rounds: int, play: Callable[[Callable[[], Side]], Figures]
 ) -> dict[str, list[Figures]]:
-    """Play every side in each round, there and back, so that a slow machine is slow for all."""
+    """Play every side in each round, forth and back, so that a slow machine is slow for all."""
     figures: dict[str, list[Figures]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides)[:: -1 if number % 2 else 1]:
@@ -225,7 +225,7 @@ def _play(
     concurrency: int,
 ) -> Figures:
     side = make()
-    # As vLLM's engine does once it is up: what was imported is nothing to collect again and again.
+    # As vLLM's engine does after its start: imported modules need not be collected every time.
     gc.collect()
     gc.freeze()
     try:
@@ -239,7 +239,7 @@ def _play(
 
 
 def _median(figures: Sequence[Figures]) -> Figures:
-    """The median of each figure over the rounds."""
+    """Return the median of each figure over the rounds."""
 
     def middle(pick: Callable[[Figures], dict[str, Any]]) -> dict[str, Any]:
         names = dict.fromkeys(name for each in figures for name in pick(each))

@@ -62,44 +62,44 @@ class VLLMSide:
         self.manager = TieringOffloadingManager(primary, [self._tier])
 
     def context(self, request: ReplayRequest) -> ReqContext:
-        """What the connector knows of a request: its id, and where each key ends."""
+        """Return what the connector knows of a request: its id, and the end of each key."""
         context = ReqContext(request.request_id)
         for position, key in enumerate(request.keys, 1):
             context.set_offload_key_position(OffloadKey(key), position)
         return context
 
     def load_slots(self, spec: Any) -> list[int]:
-        """The slots of a prepared load."""
+        """Return the slots of a prepared load."""
         return spec.chunk_ids.tolist()
 
     def store_slots(self, output: Any) -> tuple[list[bytes], list[int]]:
-        """The keys and slots of a prepared store; ``None`` says that there is no room."""
+        """Return the keys and slots of a prepared store; ``None`` means that there is no room."""
         if output is None:
             return [], []
         return output.keys_to_store, output.store_spec.chunk_ids.tolist()
 
     def view(self, slot: int) -> memoryview:
-        """A slot's payload."""
+        """Return a view of a slot's payload."""
         return self._flat[slot * self._chunk_bytes :][: self._chunk_bytes]
 
     def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[ScheduleEndContext]:
-        """What ``on_schedule_end`` takes."""
+        """Return the arguments of ``on_schedule_end``."""
         return (ScheduleEndContext(new_req_ids=scheduled, preempted_req_ids=()),)
 
     def run_model(self) -> None:
-        """Wait until the tier has finished; then the engine takes statistics."""
+        """Wait until the tier has finished, then take statistics as the engine does."""
         while not self._tier.is_settled():
             time.sleep(_POLL_S)
         self.manager.get_stats()
 
     def close(self) -> None:
-        """End the threads and give the memory back."""
+        """End the threads and release the memory."""
         self._flat.release()
         self.manager.shutdown()
 
 
 class _MemoryTier(SecondaryTierManager):
-    """Chunks in a dictionary without a limit; says when a job is done, and does it."""
+    """Chunks in a dictionary without a limit; subclasses choose when a job runs."""
 
     medium = Medium.CPU
 
@@ -107,7 +107,7 @@ class _MemoryTier(SecondaryTierManager):
         super().__init__(None, view, "memory")
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
-        # Reported and not yet taken; a deque is safe for one end each.
+        # Reported and not yet taken. A deque is safe for one thread at each end.
         self._finished: deque[JobResult] = deque()
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -125,7 +125,7 @@ class _MemoryTier(SecondaryTierManager):
 
     @abstractmethod
     def is_settled(self) -> bool:
-        """Whether all questions are answered and every submitted job is reported."""
+        """Return true if all lookups are answered and all submitted jobs are reported."""
 
     def shutdown(self) -> None:
         del self._slots
@@ -141,7 +141,7 @@ class _MemoryTier(SecondaryTierManager):
 
 
 class SteppedTier(_MemoryTier):
-    """The best case: knows at once what it has, and copies between the steps."""
+    """The best case: answers lookups at once, and copies between the steps."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
         super().__init__(view, flat)
@@ -163,7 +163,7 @@ class SteppedTier(_MemoryTier):
 
 
 class ThreadedTier(_MemoryTier):
-    """As vLLM's own tiers for files and objects: its ``AsyncLookupManager``, and a thread."""
+    """The way of vLLM's tiers for files and objects: its ``AsyncLookupManager`` and a thread."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
         super().__init__(view, flat)
@@ -216,7 +216,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Whether the last flush is answered; its answers come as one item."""
+        """Return true if the last flush is answered; its answers come as one item."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

@@ -2,15 +2,15 @@
 
 Usage: python benchmarks/worker.py [--pages 16,256,4096] [--kib 16,128,2048] [--rounds N] ...
 
-A page is one block of one tensor, and a slot holds one. "scattered" names blocks and slots at
-random, so that nothing can be merged; "contiguous" names neighbours on both sides. Every round
-times all of them one after the other, so that a noisy machine is noisy for all; the table shows
-medians over the rounds, and each round's ratio to its own contiguous copy.
+A page is one block of one tensor, and a slot holds one. "scattered" names random blocks and slots,
+so that nothing can be merged; "contiguous" names neighbours on both sides. Every round times all of
+them one after the other, so that a noisy machine is noisy for all. The table shows medians over the
+rounds, and each round's ratio to its own contiguous copy.
 
-The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory; on a GPU where
-vLLM is installed its own copy (swap_blocks_batch) is timed as well. A worker's time is from submit
-to the end of wait. What a job costs besides its bytes is timed too, on a CPU: "unmoved" is a worker
-whose copier does nothing, planning and handing over as ever, and no worker is faster than that.
+The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory; on a GPU where vLLM
+is installed its own copy (swap_blocks_batch) is timed as well. A worker's time is from submit to
+the end of wait. A job's fixed cost is timed too, on a CPU: "unmoved" is a worker that plans and
+hands over as usual but copies nothing, and no worker is faster than that.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Setting:
         self.device = torch.device(device)
         self.size_bytes = pages * page_bytes
         cuda = self.device.type == "cuda"
+        self.computing = torch.cuda.current_stream(self.device) if cuda else None
         kv = torch.randint(0, 256, (pages * spread, page_bytes), dtype=torch.uint8, device=device)
         host = torch.zeros(pages * spread, page_bytes, dtype=torch.uint8)
         self.ours = (kv, host)
@@ -55,7 +56,7 @@ class Setting:
         self.unmoved = None if cuda else OffloadWorker([group], host, device=idle_mover(threads))
 
     def copies(self, operation: str) -> dict[str, Callable[[], None]]:
-        """What a round times, by name."""
+        """Return the copies that a round times, by name."""
         device_end, host_end = self.peer
         into, out_of = (host_end, device_end) if operation == "store" else (device_end, host_end)
         found = {"copy_": lambda: self._copy_one(into, out_of)}
@@ -84,7 +85,7 @@ class Setting:
         self, worker: OffloadWorker, operation: str, blocks: np.ndarray, slots: np.ndarray
     ) -> None:
         submit = worker.submit_store if operation == "store" else worker.submit_load
-        submit(1, blocks, slots)
+        submit(1, blocks, slots, after=self.computing)
         worker.wait([1])
         (result,) = worker.get_finished()
         if not result.success or result.size_bytes != self.size_bytes:
@@ -92,14 +93,14 @@ class Setting:
 
 
 def idle_mover(threads: int) -> CPUDevice:
-    """Does all that a device does, but for the bytes."""
+    """A device that does everything but move the bytes."""
     return CPUDevice(threads=threads or None, copy=lambda *_: None)
 
 
 def vllm_copy(
     kv: torch.Tensor, host: torch.Tensor, operation: str, blocks: np.ndarray, slots: np.ndarray
 ) -> Callable[[], None] | None:
-    """vLLM's batched copy of the same pages, where it is installed."""
+    """Return vLLM's batched copy of the same pages, where it is installed."""
     try:
         from vllm import _custom_ops as ops
     except ImportError:
@@ -124,11 +125,11 @@ def seconds(call: Callable[[], None]) -> float:
 
 
 def measure(setting: Setting, operation: str, rounds: int) -> dict[str, tuple[float, float]]:
-    """Median GB/s and median ratio to ``copy_`` of the same round, by name."""
+    """Measure the median GB/s and the median ratio to ``copy_`` of the same round, by name."""
     copies = setting.copies(operation)
     for copy in copies.values():
         copy()
-    # Small ones are over before a clock has seen them: repeat until a millisecond or so.
+    # Small copies are too short for a clock: repeat them for about a millisecond.
     repeats = max(1, 4 * MIB // setting.size_bytes)
     taken: dict[str, list[float]] = {name: [] for name in copies}
     for _ in range(rounds):

@@ -1,6 +1,6 @@
 """Play chats through a host pool and a file tier, then once more in a second process.
 
-The second process begins with an empty host pool: what it finds, the first one left on disk.
+The second process begins with an empty host pool: all its hits were left on disk by the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRACE_TOKENS = 512
 
 
 def main() -> int:
-    """Run ``kvtier replay`` twice over one directory; the status of the first that fails."""
+    """Run ``kvtier replay`` twice over one directory, and return the first bad exit status."""
     kvtier = os.path.relpath(Path(sys.executable).with_name("kvtier"))
     trace = sys.argv[1:]
     workload, chunk_tokens = ([*TRACE, *trace], TRACE_TOKENS) if trace else (CHATS, CHAT_TOKENS)
@@ -43,11 +43,11 @@ def main() -> int:
 
 
 def summary(second: dict[str, Any], chunk_tokens: int) -> str:
-    """What the two processes have shown, in a sentence.
+    """Describe the outcome of the two processes in a sentence.
 
     Args:
-        second: the second one's report, without a wrong byte.
-        chunk_tokens: how many tokens a chunk stands for.
+        second: the report of the second process, without a wrong byte.
+        chunk_tokens: number of tokens that a chunk stands for.
     """
     found, wanted = second["hit_blocks"], second["blocks"]
     share = f"all {wanted:,}" if found == wanted else f"{found:,} of {wanted:,}"

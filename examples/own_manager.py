@@ -102,7 +102,7 @@ def main(url: str) -> None:
     contents = {make_offload_key(bytes([n]) * 32): bytes([n]) * CHUNK_BYTES for n in range(8)}
     table, request = SlotTable(), RequestContext("r1")
     pool = HostPool.create(PoolLayout(SLOTS, CHUNK_BYTES))
-    namespace = Namespace({"model": "example", "chunk_bytes": CHUNK_BYTES})
+    namespace = Namespace({"model": "example"})
     with open_tier(url, pool, namespace, table) as tier:
         engine = Engine(tier, pool, table)
         for key, content in contents.items():

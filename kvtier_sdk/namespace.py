@@ -42,6 +42,17 @@ class Namespace:
         """32 hexadecimal digits: SHA-256 of the manifest as canonical JSON, cut to 128 bits."""
         return hashlib.sha256(_canonical(self.manifest).encode()).hexdigest()[:_FINGERPRINT_HEX]
 
+    def for_chunks(self, chunk_bytes: int) -> Namespace:
+        """Add the length of a chunk's payload to the facts; a tier's chunks all have the same.
+
+        Args:
+            chunk_bytes: the length.
+
+        Returns:
+            The namespace whose fact ``chunk_bytes`` is that.
+        """
+        return Namespace({**self.facts, "chunk_bytes": chunk_bytes})
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Namespace):
             return NotImplemented

@@ -1,4 +1,4 @@
-"""Make one folder that checks the worker on a machine with a GPU and without a network.
+"""Make one folder that checks the worker on a machine with a GPU but without a network.
 
     python scripts/gpu_bundle.py [--no-wheels] [FOLDER]
 
@@ -23,19 +23,19 @@ TESTS = ROOT / "tests/gpu"
 BENCHMARK = ROOT / "benchmarks/worker.py"
 PACKAGES = (ROOT, ROOT / "backends/file")
 PYTHON = "3.12"
-#: The oldest system that the wheels are for: glibc 2.17, on x86-64.
+#: The oldest system that the wheels support: glibc 2.17 on x86-64.
 PLATFORM = "manylinux2014_x86_64"
-#: The machine has one that fits its torch.
+#: Left out: the machine has one that fits its torch.
 LEFT_OUT = frozenset({"numpy"})
 MAX_BYTES = 60 * 1024 * 1024
 
 
 def make(folder: Path, *, wheels: bool) -> None:
-    """Make the folder, in the place of an older one.
+    """Make the folder; an older one is replaced.
 
     Args:
-        folder: where; one that is there is replaced if it is such a bundle, or empty.
-        wheels: whether to download what the packages and the tests need.
+        folder: its place; an existing folder must be a bundle or empty.
+        wheels: download the requirements of the packages and the tests.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / "run.py").exists():
         raise SystemExit(f"{folder} holds something else: name another folder, or remove it")
@@ -52,7 +52,7 @@ def make(folder: Path, *, wheels: bool) -> None:
 
 
 def requirements() -> list[str]:
-    """What the packages and the tests need, as they declare it, without what torch brings."""
+    """Return the declared requirements of the packages and the tests, without those of torch."""
     declared = (ROOT / "requirements-dev.txt").read_text().splitlines()
     found = [line for line in declared if re.match(r"pytest(-asyncio)?\b(?!-)", line)]
     for package in PACKAGES:
@@ -63,7 +63,7 @@ def requirements() -> list[str]:
 
 
 def size_bytes(folder: Path) -> int:
-    """What the files in a folder hold."""
+    """Return the total size of a folder's files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -3,8 +3,8 @@
     python3 scripts/vllm_environment.py .venv-vllm
 
 The CPU wheels of torchvision, torchaudio and torchcodec are not on PyPI, and a text model needs
-none of them, so vLLM's requirements are installed one by one without these. An environment that
-is up to date is left alone: stamps in it say what it was made from.
+none of them, so vLLM's requirements are installed one by one without these. An environment that is
+up to date is left alone: stamps in it record its sources.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024
 
 
 def requirements(wheel: Path) -> list[str]:
-    """The requirements of a wheel, without extras and without what is left out.
+    """Return the requirements of a wheel, without extras and without those left out.
 
     Args:
-        wheel: path of the wheel.
+        wheel: its path.
 
     Returns:
-        As its metadata has them; markers are left to pip.
+        The requirements as in its metadata; markers are left to pip.
     """
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
@@ -64,7 +64,7 @@ def requirements(wheel: Path) -> list[str]:
 
 
 def install_vllm(pip: Callable[..., None]) -> None:
-    """Install vLLM and what a text model on a CPU needs of its requirements."""
+    """Install vLLM, and those of its requirements that a text model on a CPU needs."""
     pip("install", TORCH)
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, VLLM)
@@ -85,7 +85,7 @@ def make(environment: Path) -> None:
     """Make the environment, or bring it up to date.
 
     Args:
-        environment: where.
+        environment: its path.
     """
     python = environment / "bin/python"
     if not python.exists():

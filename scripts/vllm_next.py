@@ -2,9 +2,10 @@
 
     python3 scripts/vllm_next.py .venv-vllm
 
-The release's Python files are unpacked beside the environment and come first on its path; what
-they depend on is the environment's. No engine can run so, but classes, signatures, registration
-and the scheduler's side can be looked at. The wheel is large, and kept below the environment.
+The release's Python files are unpacked beside the environment and come first on its path; their
+dependencies are the environment's. No engine can run like this, but classes, signatures,
+registration and the scheduler's side can be checked. The wheel is large, and kept below the
+environment.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import zipfile
 from pathlib import Path
 
 NEXT, RELEASE = "vllm==0.33.0", "0.33"
-#: Those that need no engine.
+#: The tests that need no engine.
 NAMES = ("plugin", "interface", "identity", "region", "secondary_tier", "transfer_config")
 TESTS = [f"tests/engines/vllm/test_{name}.py" for name in NAMES]
 
 
 def unpack(environment: Path) -> Path:
-    """The folder with the release's Python files, made where it is missing."""
+    """Return the folder with the release's Python files; make it if it is missing."""
     folder = environment / "next" / NEXT
     if folder.exists():
         return folder

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from support.engine import A, B, Engine
 
-# A shell's background job is deaf to Ctrl-C, and so is all that it starts; some tests send it.
+# A shell's background job and its children ignore Ctrl-C, which some tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Engine]]:
-    """Make an engine with the requests ``A`` and ``B`` alive; it is at an end with the test."""
+    """Make an engine with the requests ``A`` and ``B`` alive; the test's end shuts it down."""
     engines: list[Engine] = []
 
     def build(*args: Any, **kwargs: Any) -> Engine:
@@ -38,7 +38,7 @@ def make() -> Iterator[Callable[..., Engine]]:
 
 @pytest.fixture
 def shm_directory() -> Iterator[Path]:
-    """A directory of this test's own on the tmpfs of shared memory."""
+    """A directory for this test on the tmpfs of shared memory."""
     path = Path("/dev/shm") / f"test-{uuid.uuid4().hex}"
     path.mkdir(mode=0o700)
     yield path

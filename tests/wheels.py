@@ -2,9 +2,9 @@
 
 Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
 
-The tests run in an environment of their own, from a copy, where the source tree cannot be imported:
-what a wheel lacks, or does not declare that it needs, is missed. Run are the unit tests and those
-of the backends, but for the long random ones (those of Hypothesis), which packaging cannot break.
+The tests run in a new environment, from a copy, where the source tree cannot be imported, so that a
+missing file or an undeclared requirement of a wheel fails them. They are the unit tests and those
+of the backends, but not the long random ones (those of Hypothesis), which packaging cannot break.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 
 
 def main() -> int:
-    """Do it all; the status of the tests, or 1 where a wheel is not as it should be."""
+    """Build, check and test; return the tests' exit status, or 1 if a wheel has a fault."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -67,7 +67,7 @@ def build(packages: Sequence[Path], into: Path) -> list[Path]:
 
 
 def faults_of(wheel: Path) -> list[str]:
-    """Faults in a wheel's contents."""
+    """Return the faults of a wheel's contents."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     faults = []
@@ -89,13 +89,13 @@ def faults_of(wheel: Path) -> list[str]:
 def test(
     wheels: Sequence[Path], packages: Sequence[Path], work: Path, options: Sequence[str]
 ) -> int:
-    """Run the tests against the wheels, in an environment made for it."""
+    """Run the tests against the wheels, in a new environment."""
     environment = work / "env"
     venv.create(environment)
     python = str(environment / "bin" / "python")
     core, *backends = wheels
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    # The build of torch that is here: the newest one may be gigabytes for a GPU.
+    # The installed build of torch: the newest one may be gigabytes for a GPU.
     torch = f"torch=={version('torch').partition('+')[0]}"
     install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
     # Tests also need pytest-xdist, and rclone as an S3 server.
@@ -119,7 +119,7 @@ for name in {modules}:
 
 
 def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
-    """Copy the tests with what they read, and pytest's settings; where the tests lie."""
+    """Copy the tests, the files that they read and pytest's settings; return the tests' paths."""
     ignored = shutil.ignore_patterns("__pycache__")
     places = ["tests/unit"]
     for part in ("unit", "support"):
@@ -137,7 +137,7 @@ def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
 
 
 def _settings() -> str:
-    """pytest's settings, without the rest of pyproject.toml."""
+    """Return pytest's settings, without the rest of pyproject.toml."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lines = ["[pytest]"]
     for name, value in project["tool"]["pytest"]["ini_options"].items():
@@ -147,7 +147,7 @@ def _settings() -> str:
 
 
 def _run(command: Sequence[str], *, quiet: bool = False, **options: Any) -> None:
-    """Run a command that has to succeed; a quiet one is heard only where it fails."""
+    """Run a command that has to succeed; a quiet one prints only if it fails."""
     done = subprocess.run(command, capture_output=quiet, text=True, check=False, **options)
     if done.returncode:
         if quiet:

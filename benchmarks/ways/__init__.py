@@ -1,4 +1,4 @@
-"""Ways to store and load chunks, to be measured beside each other."""
+"""Ways to store and load chunks, measured beside each other."""
 
 import sys
 from pathlib import Path

@@ -45,13 +45,13 @@ class Aiofiles(Way):
 
 
 class PlainFiles(Way):
-    """The limit: ``pwritev`` and a rename, ``preadv``, past the page cache where that goes.
+    """The limit: ``pwritev`` and a rename, ``preadv``, past the page cache where that works.
 
     Args:
-        work: what to move.
-        root: where to.
+        work: the chunks to move.
+        root: directory of the files.
         direct_io: the tier's option.
-        start: what the files' names begin with.
+        start: prefix of the files' names.
     """
 
     name = "preadv/pwritev"
@@ -100,7 +100,7 @@ class FileSubject(Subject):
     """A directory.
 
     Args:
-        root: below which it is made; where temporary files are if it is ``None``.
+        root: its parent; the system's directory for temporary files if ``None``.
     """
 
     name = "file"

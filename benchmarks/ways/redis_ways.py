@@ -18,7 +18,7 @@ from ways.way import Subject, Way, Work
 
 
 class RedisPy(Way):
-    """asyncio ``get`` and ``set``, as many at a time as the tier has connections."""
+    """redis-py's asyncio ``get`` and ``set``, as many at a time as the tier has connections."""
 
     name = "redis-py"
 
@@ -41,7 +41,7 @@ class RedisPy(Way):
 
 
 class BareSockets(Way):
-    """The same commands on blocking sockets in threads: what Python can do with nothing else."""
+    """The same commands on blocking sockets in threads: the limit of Python."""
 
     name = "bare sockets"
 
@@ -92,7 +92,7 @@ class RedisBenchmark(Way):
         self._server = server
 
     async def open(self) -> None:
-        # It asks for keys at random, of which it may not have stored all.
+        # It asks for random keys, and may not have stored all of them.
         for number in range(self.work.keys):
             self._server.ask("SET", f"key:{number:012}", bytes(self.work.object_bytes))
 
@@ -112,7 +112,7 @@ class RedisBenchmark(Way):
 
 
 class RedisSubject(Subject):
-    """A redis-server of its own on the loopback."""
+    """A dedicated redis-server on the loopback."""
 
     name = "redis"
     keys = 16

@@ -32,9 +32,9 @@ class _Client(Way):
     """A client of the server.
 
     Args:
-        work: what to move.
+        work: the chunks to move.
         endpoint: the server's.
-        place: what the names of its objects begin with.
+        place: prefix of its objects' names.
     """
 
     def __init__(self, work: Work, endpoint: str, place: str) -> None:
@@ -95,7 +95,7 @@ class Obstore(_Client):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # As the tier: a payload's digest costs more than all else.
+            # As in the tier: a payload's digest costs more than all else.
             unsigned_payload=True,
             client_options={"allow_http": True},
         )
@@ -161,7 +161,7 @@ class BareSockets(_Client):
             with socket.create_connection(self._address) as sock:
                 for head, buffers in zip(heads, itertools.cycle(slots), strict=False):
                     send_all(sock, [head])
-                    # What came with the answer's head is of the object's.
+                    # What came with the response's head is the start of the object.
                     left_bytes = self.work.object_bytes - len(_answer(sock))
                     fill(sock, [buffers[1][:left_bytes]])
 
@@ -169,7 +169,7 @@ class BareSockets(_Client):
 
 
 def _answer(sock: socket.socket) -> bytes:
-    """Receive the head of an answer; returns what came behind it."""
+    """Receive the head of a response, and return the bytes behind it."""
     text = b""
     while _HEAD_END not in text:
         piece = sock.recv(_HEAD_BYTES)
@@ -180,7 +180,7 @@ def _answer(sock: socket.socket) -> bytes:
 
 
 class S3Subject(Subject):
-    """An S3 server of its own on the loopback, rclone's."""
+    """A dedicated S3 server on the loopback, rclone's."""
 
     name = "s3"
     limit = BareSockets.name
@@ -203,7 +203,7 @@ class S3Subject(Subject):
 
     @property
     def _place(self) -> str:
-        # The server remembers what a directory held; so each round has one of its own.
+        # The server caches a directory's content, so each round has its own directory.
         return f"round-{self._rounds}"
 
     def ways(self, work: Work) -> Sequence[Way]:

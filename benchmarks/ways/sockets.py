@@ -1,4 +1,4 @@
-"""Blocking calls in threads: what is left when a client does nothing else."""
+"""Blocking calls in threads: the cost that remains without a client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 def in_threads(
     lane: Callable[[list[list[memoryview]]], None], lanes: Sequence[list[list[memoryview]]]
 ) -> None:
-    """Call in as many threads as there are lanes, each with slots of its own."""
+    """Call in one thread for each lane, each with its own slots."""
     with ThreadPoolExecutor(len(lanes)) as threads:
         list(threads.map(lane, lanes))
 

@@ -24,10 +24,10 @@ class TierWay(Way):
     """A tier of any backend, given a few batches at a time.
 
     Args:
-        work: what to move.
+        work: the chunks to move.
         options: the tier's entry.
-        key_start: what its keys begin with, where others use the store at the same time.
-        may_evict: whether a chunk may be gone again, or find no room.
+        key_start: prefix of its keys, for a store that others use at the same time.
+        may_evict: allow chunks to be evicted again, or to find no room.
     """
 
     name = "kvtier"
@@ -58,7 +58,7 @@ class TierWay(Way):
         await self._tier.open()
 
     async def close(self) -> None:
-        # By the tier itself: what it made besides, such as directories, serves the next round too.
+        # Deleted by the tier itself, so that its directories and such serve the next round too.
         for keys in self._batches():
             await self._tier.delete(keys)
         await self._tier.close()

@@ -1,4 +1,4 @@
-"""What each way moves, and what it takes."""
+"""The work of a measurement, the ways to do it, and its figures."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from kvtier_sdk.aio.blocking import close_blocking_threads
 from kvtier_sdk.pool import PoolLayout
 
 OPERATIONS = ("store", "load")
-# What a tier is given in one call, at most.
+# The most payload of one call of a tier.
 _BATCH_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one measurement moves, each way once in each direction.
+    """The chunks of one measurement, which each way moves once in each direction.
 
     Attributes:
         chunk_bytes: length of a payload.
-        header_bytes: of what stands before it.
-        chunks: how many are moved.
-        keys: how many different ones are among them.
+        header_bytes: length of the header before it.
+        chunks: number of chunks to move.
+        keys: number of different chunks among them.
         at_a_time: connections of a client, or threads, and calls of a tier.
         slots: headers and payloads in slots of a host pool, as many as a tier has under way. All
             ways move them in turns: what stays in the processor's cache is sent in less time.
-        values: the same, for clients that take objects of their own.
+        values: the same, for clients that take their own objects.
     """
 
     chunk_bytes: int
@@ -46,12 +46,12 @@ class Work:
 
     @property
     def object_bytes(self) -> int:
-        """Length of a header with its payload."""
+        """Length of a header and its payload."""
         return self.header_bytes + self.chunk_bytes
 
     @property
     def batch_chunks(self) -> int:
-        """How many a tier is given in one call."""
+        """Number of chunks in one call of a tier."""
         return max(1, min(_BATCH_BYTES // self.chunk_bytes, self.chunks // self.at_a_time))
 
     def __post_init__(self) -> None:
@@ -65,15 +65,15 @@ class Work:
             self.values.append(b"".join(self.slots[-1]))
 
     def value(self, number: int) -> bytes:
-        """What a key's value is to be."""
+        """Return the value that belongs to a key."""
         return self.values[number % len(self.values)]
 
     def lanes(self) -> list[list[list[memoryview]]]:
-        """The slots, each lane's."""
+        """The slots of each lane."""
         return [self.slots[lane :: self.at_a_time] for lane in range(self.at_a_time)]
 
     async def each(self, move: Callable[[int], Awaitable[object]]) -> None:
-        """Call for each chunk, with its key's number, so many at a time."""
+        """Call a function for each chunk, with its key's number, ``at_a_time`` at once."""
         rest = iter(range(self.chunks))
 
         async def lane() -> None:
@@ -85,11 +85,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one direction of one measurement took.
+    """The cost of one direction of one measurement.
 
     Attributes:
-        seconds: on the wall.
-        cpu_s: of the processor, on the client's side.
+        seconds: wall time.
+        cpu_s: processor time of the client.
     """
 
     seconds: float
@@ -100,7 +100,7 @@ class Way(ABC):
     """One way to move chunks.
 
     Attributes:
-        name: what the table calls it.
+        name: its name in the table.
     """
 
     name: ClassVar[str]
@@ -113,22 +113,22 @@ class Way(ABC):
         return
 
     async def close(self) -> None:
-        """Let go of everything; not measured."""
+        """Release everything; not measured."""
         return
 
     @abstractmethod
     async def store(self) -> float | None:
-        """Store all chunks; returns seconds where it knows better than its caller's clock."""
+        """Store all chunks; return seconds if its own clock is better than the caller's."""
 
     @abstractmethod
     async def load(self) -> float | None:
-        """Load all chunks; returns as :meth:`store` does."""
+        """Load all chunks; return as :meth:`store` does."""
 
     def measure(self) -> dict[str, Figures]:
         """Store and load all chunks.
 
         Returns:
-            What either took.
+            The figures of each.
         """
         with asyncio.Runner(loop_factory=SystemClock().new_event_loop) as runner:
             try:
@@ -152,19 +152,19 @@ async def _timed(move: Callable[[], Awaitable[float | None]]) -> Figures:
 
 
 def _cpu_s() -> float:
-    """Of this process, and of the programs that it ran; a server is still running."""
+    """Return the CPU seconds of this process and of its ended programs, thus of no server."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 class Subject(ABC):
-    """A backend with all the ways to use it; a context manager, inside of which it runs.
+    """A backend with all the ways to use it; it runs while its context is open.
 
     Attributes:
-        name: the backend's.
-        keys: how many different ones to move; all are different where it is ``None``.
-        limit: the way that the others are compared with.
-        header_bytes: of each chunk's header.
+        name: the backend's name.
+        keys: number of different keys to move; all are different if ``None``.
+        limit: the way to compare the others with.
+        header_bytes: length of each chunk's header.
     """
 
     name: ClassVar[str]
@@ -174,11 +174,11 @@ class Subject(ABC):
 
     @abstractmethod
     def ways(self, work: Work) -> Sequence[Way]:
-        """Each way, kvtier's first."""
+        """Return all ways, kvtier's first."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Remove all that was stored."""
+        """Remove all stored chunks."""
 
     @abstractmethod
     def __enter__(self) -> Subject: ...

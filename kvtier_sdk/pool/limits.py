@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,27 @@ class MemoryLimit(NamedTuple):
     directory: Path
     limit_bytes: int
     used_bytes: int
+
+
+def file_system_of(directory: Path, proc: Path = PROC) -> str | None:
+    """Return the type of the file system that a directory is on: ``tmpfs``, ``ext4``.
+
+    Args:
+        directory: it must exist.
+        proc: the mount point of ``/proc``.
+
+    Returns:
+        The type, or ``None`` if the system does not say.
+    """
+    device = os.stat(directory).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError), open(proc / "self/mountinfo", encoding="utf-8") as file:
+        # proc_pid_mountinfo(5): the device is the third field, the type follows the separator.
+        for line in file:
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[2] == wanted:
+                return rest.split()[0]
+    return None
 
 
 def total_memory_bytes(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> int:

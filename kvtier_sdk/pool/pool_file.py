@@ -14,6 +14,7 @@ from pathlib import Path
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.pool import leases
 from kvtier_sdk.pool.layout import HEADER_BYTES, PoolLayout
+from kvtier_sdk.pool.limits import file_system_of
 
 _PREFIX = "kvtier-pool-"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -189,6 +190,14 @@ def _make_named(
         if os.path.lexists(path):
             return None
         raise
+    file_system = file_system_of(path.parent)
+    if file_system not in (None, "tmpfs", "ramfs"):
+        _log.warning(
+            "the host pool lies in %s, which is on %s: its chunks are written to that disk too; "
+            "use a directory on a tmpfs, such as /dev/shm",
+            path.parent,
+            file_system,
+        )
     try:
         fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:

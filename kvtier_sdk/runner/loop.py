@@ -105,7 +105,7 @@ class TierLoop:
 
     Args:
         spec: the tier.
-        namespace: of its chunks.
+        namespace: of its chunks; the length of a chunk is added to its facts.
         memory: the slots.
         clock: time and tasks.
         report: takes each report, in this loop or, for removed chunks, in any thread.
@@ -133,6 +133,7 @@ class TierLoop:
                 f"tier {spec.name!r}: alignment {alignment} is not a power of two up to "
                 f"{_MAX_ALIGNMENT}"
             )
+        namespace = namespace.for_chunks(memory.chunk_bytes)
         self._options = spec.runner
         self._chunk_bytes = memory.chunk_bytes
         self._clock = clock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
@@ -21,7 +22,8 @@ class LoopThread:
     """Opens and closes something asynchronous in a thread, which runs its loop in between.
 
     The thread is a daemon: a tier that is stuck in a system call cannot keep the interpreter from
-    exiting.
+    exiting. A forked copy of the process does not have it: there it counts as ended, and nothing
+    touches the loop, whose descriptors are the parent's too.
 
     Args:
         name: the tier's, for the thread's name.
@@ -37,6 +39,8 @@ class LoopThread:
         self._on_end = on_end
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        # The process that has the thread.
+        self._pid = -1
         self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._opening: asyncio.Task[None] | None = None
         self._stopped = threading.Event()
@@ -50,14 +54,19 @@ class LoopThread:
         return self._event_loop
 
     @property
+    def is_here(self) -> bool:
+        """True in the process that started the thread, false in its forked copies."""
+        return self._pid == os.getpid()
+
+    @property
     def is_running(self) -> bool:
         """True from the start until the loop has ended or is left behind."""
-        return self._thread is not None and not self._stopped.is_set()
+        return self.is_here and not self._stopped.is_set()
 
     @property
     def is_open(self) -> bool:
         """True once the opening has succeeded."""
-        return self._opened.done() and self._opened.exception() is None
+        return self.is_here and self._opened.done() and self._opened.exception() is None
 
     def start(self, opening: Call[None]) -> None:
         """Start the thread, run ``opening`` in it, and wait for that.
@@ -69,6 +78,7 @@ class LoopThread:
             BaseException: what the opening raised; a ``SystemExit`` or ``CancelledError`` of a tier
                 becomes a :class:`TierContractError`.
         """
+        self._pid = os.getpid()
         self._event_loop = self._clock.new_event_loop()
         self._thread = threading.Thread(
             target=self._run,
@@ -90,7 +100,7 @@ class LoopThread:
         Returns:
             The coroutine's result, or ``default``.
         """
-        if self._event_loop is None:
+        if self._event_loop is None or not self.is_here:
             coroutine.close()
             return default
         try:
@@ -106,7 +116,7 @@ class LoopThread:
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> None:
         """Run a callback in the thread, unless its loop has ended."""
-        if self._event_loop is None:
+        if self._event_loop is None or not self.is_here:
             return
         try:
             self._event_loop.call_soon_threadsafe(callback, *args)
@@ -124,7 +134,7 @@ class LoopThread:
         Returns:
             True if the closing has ended in time. A second call returns true at once.
         """
-        if self._thread is None or self._closing:
+        if self._thread is None or self._closing or not self.is_here:
             return True
         self._closing = True
         closed = self.call(self._close(closing), timeout_s, default=self._stopped.is_set())

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.worker.device import Copy, Device
+from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
 
 #: More threads do not help: memory bandwidth is the limit.
@@ -70,7 +70,15 @@ class CPUDevice(Device):
     def register(self, host: HostLayout) -> None:
         """Do nothing: any memory will do."""
 
-    def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
+    def start(
+        self,
+        plan: CopyPlan,
+        operation: Operation,
+        *,
+        expedited: bool,
+        after: StreamOrEvent | None = None,
+    ) -> Copy:
+        """See :meth:`Device.start`; ``after`` is not needed, since nothing computes later."""
         # One part for each thread, and none so long that it keeps a load waiting.
         size_bytes = plan.size_bytes
         threads = max(1, min(len(self._threads), size_bytes // MIN_PART_BYTES))

@@ -1,45 +1,39 @@
-"""CUDA and ROCm tensors: copies on separate streams, many runs in one call of the driver.
-
-The driver is called through ctypes, because torch has no batched copy, and a tensor for each run
-would cost more than the run. A queued copy consists of addresses alone; CUDA and HIP accept them
-for host and device memory alike.
-"""
+"""CUDA and ROCm tensors: copies on separate streams, many runs in one call of the driver."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import mmap
-from collections.abc import Callable
-from itertools import pairwise
+import threading
+from collections import deque
 
 import torch
 
-from kvtier_sdk.errors import ConfigError, KVTierError
+from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.worker.device import Copy, Device
-from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
+from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
+from kvtier_sdk.worker.driver import ORDER_ANY, ORDER_STREAM, CUDADriver, Driver, HIPDriver
+from kvtier_sdk.worker.planning import CopyPlan, HostLayout
+from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Drivers refuse much larger registrations.
-MAX_REGISTER_BYTES = 64 * 1024**3
-#: Valid in every context, not only in the registering one.
-_HOST_REGISTER_PORTABLE = 1
-#: The time at which a copy may read its sources: in stream order, or any time after the call.
-_ORDER_STREAM, _ORDER_ANY = 1, 3
-#: The driver derives the direction from the addresses.
-_HIP_MEMCPY_DEFAULT = 4
+#: Loads on the stream at a time, about; an expedited load waits for no more. A link moves them in
+#: about 5 ms, which is how long a busy interpreter may keep the thread waiting that queues more.
+LOAD_WINDOW_BYTES = 256 * 1024**2
+#: Loads are queued in pieces of at most this size.
+LOAD_PIECE_BYTES = 64 * 1024**2
+#: Pause before a question is asked again that the driver did not answer.
+_PAUSE_S = 0.001
 
 
 class CUDADevice(Device):
     """One accelerator.
 
     Stores have one stream, loads one of higher priority, and expedited loads another, so that none
-    queues behind the others. Each copy begins after the work that was queued on the engine's stream
-    when it was started. For a store, that work writes the blocks; for a load, it may still read or
-    clear them.
+    queues behind the others. Of loads that are not expedited, a few hundred MiB are on their stream
+    at a time, since a copy engine finishes what is queued; a thread queues the rest as they end. It
+    runs only while there is a rest.
 
     Args:
         device: the device of the tensors.
@@ -50,206 +44,236 @@ class CUDADevice(Device):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._driver = _HIPDriver() if torch.version.hip else _CUDADriver()
+        self._driver = HIPDriver() if torch.version.hip else CUDADriver()
         with torch.cuda.device(device):
             self._stores = torch.cuda.Stream(device, priority=0)
             self._loads = torch.cuda.Stream(device, priority=-1)
             self._expedited = torch.cuda.Stream(device, priority=-1)
-        self._registered: list[int] = []
-        self._pinned = False
+        self._registration: Registration | None = None
+        self._lock = threading.Lock()
+        #: Loads with pieces that are not on the stream yet, the oldest first.
+        self._waiting: deque[_StreamCopy] = deque()
+        #: Pieces of loads on the stream: the mark behind each, and its size in bytes.
+        self._in_flight: deque[tuple[_Mark, int]] = deque()
+        self._feeding = False
 
     def register(self, host: HostLayout) -> None:
-        runtime = torch.cuda.cudart()
         with torch.cuda.device(self._device):
-            for begin, end in pairwise(_cuts(host)):
-                size_bytes = end - begin
-                status = int(runtime.cudaHostRegister(begin, size_bytes, _HOST_REGISTER_PORTABLE))
-                if status:
-                    _forget_error()
-                    self._unregister()
-                    _log.warning(
-                        "the driver did not register %s of host memory (error %d), so copies wait "
-                        "for each other and for the engine; check `ulimit -l`",
-                        format_bytes(size_bytes),
-                        status,
-                    )
-                    return
-                self._registered.append(begin)
-        self._pinned = True
+            try:
+                self._registration = Registration(host, self._driver)
+            except RefusedError as refused:
+                _log.warning(
+                    "the driver did not register %s of host memory (error %d), so copies wait "
+                    "for each other and for the engine; check `ulimit -l`",
+                    format_bytes(refused.size_bytes),
+                    refused.status,
+                )
 
-    def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
+    def start(
+        self,
+        plan: CopyPlan,
+        operation: Operation,
+        *,
+        expedited: bool,
+        after: StreamOrEvent | None,
+    ) -> Copy:
+        if after is None:
+            raise ValueError(
+                "a job on an accelerator needs 'after': the stream that computes on its blocks, or "
+                "an event recorded there"
+            )
+        if self._registration is not None:
+            plan = self._registration.fit(plan)
         store = operation is Operation.STORE
         stream = self._stores if store else self._expedited if expedited else self._loads
-        ends = (plan.host, plan.device) if store else (plan.device, plan.host)
-        # A slot does not change during a load; a block changes until the stream reaches the store.
-        order = _ORDER_STREAM if store else _ORDER_ANY
-        enqueue = self._driver.copy_batch if self._pinned else self._driver.copy_each
-        began = torch.cuda.Event(enable_timing=True)
-        ended = torch.cuda.Event(enable_timing=True)
-        error: str | None = None
-        with torch.cuda.device(self._device):
-            stream.wait_stream(torch.cuda.current_stream(self._device))
-            began.record(stream)
-            try:
-                enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
-            except KVTierError as raised:
-                # Some runs may be queued: the copy is done when they have ended.
-                error = str(raised)
-            ended.record(stream)
-        return _StreamCopy(plan, began, ended, error)
+        with self._driver.during_captures(), torch.cuda.device(self._device):
+            # Of a stream, what is queued on it now counts, even if the copy is queued later.
+            event = after.record_event() if isinstance(after, torch.Stream) else after
+            copy = _StreamCopy(self, plan, operation, stream, event)
+            if stream is self._loads:
+                copy.split(-(-plan.size_bytes // LOAD_PIECE_BYTES))
+                with self._lock:
+                    self._waiting.append(copy)
+                    self._queue_loads()
+                    if self._waiting and not self._feeding:
+                        self._feeding = True
+                        threading.Thread(
+                            target=self._feed, name="kvtier-loads", daemon=True
+                        ).start()
+            else:
+                copy.queue_piece()
+        return copy
 
     def close(self) -> None:
-        with torch.cuda.device(self._device):
-            self._unregister()
+        if self._registration is not None:
+            with torch.cuda.device(self._device):
+                self._registration.release()
+            self._registration = None
 
-    def _unregister(self) -> None:
-        while self._registered:
-            if int(torch.cuda.cudart().cudaHostUnregister(self._registered.pop())):
-                _forget_error()
-        self._pinned = False
+    @property
+    def driver(self) -> Driver:
+        """The calls of this device."""
+        return self._driver
+
+    def enqueue(self, plan: CopyPlan, operation: Operation, stream: torch.cuda.Stream) -> None:
+        """Queue the runs of a plan on a stream."""
+        store = operation is Operation.STORE
+        ends = (plan.host, plan.device) if store else (plan.device, plan.host)
+        # A slot does not change during a load; a block changes until the stream reaches the store.
+        order = ORDER_STREAM if store else ORDER_ANY
+        pinned = self._registration is not None
+        enqueue = self._driver.copy_batch if pinned else self._driver.copy_each
+        enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
+
+    def is_lost(self) -> bool:
+        """Return true if the device's context has failed, with all that was queued in it."""
+        try:
+            torch.cuda.mem_get_info(self._device)
+        except RuntimeError:
+            return True
+        return False
+
+    def _queue_loads(self) -> None:
+        """Queue pieces of loads until as many are on the stream as may be; under the lock."""
+        while self._in_flight and self._in_flight[0][0].is_reached():
+            self._in_flight.popleft()
+        in_flight_bytes = sum(size_bytes for _, size_bytes in self._in_flight)
+        while self._waiting and in_flight_bytes < LOAD_WINDOW_BYTES:
+            copy = self._waiting[0]
+            piece = copy.queue_piece()
+            self._in_flight.append(piece)
+            in_flight_bytes += piece[1]
+            if copy.is_queued:
+                self._waiting.popleft()
+
+    def _feed(self) -> None:
+        with torch.cuda.device(self._device):
+            while True:
+                with self._lock, self._driver.during_captures():
+                    self._queue_loads()
+                    if not self._waiting:
+                        self._feeding = False
+                        return
+                    oldest, _ = self._in_flight[0]
+                oldest.wait()
+
+
+class _Mark:
+    """A place in a stream, behind some copies.
+
+    A question about it that the driver does not answer says nothing about the copies, unless the
+    context is lost: it is asked again.
+
+    Attributes:
+        error: the reason if the context was lost before the stream came here.
+    """
+
+    def __init__(self, device: CUDADevice) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.error: str | None = None
+        self._device = device
+
+    def is_reached(self) -> bool:
+        """Return true if nothing before the mark is running or will run. Never blocks."""
+        with self._device.driver.during_captures():
+            try:
+                return bool(self.event.query())
+            except RuntimeError as raised:
+                if not self._device.is_lost():
+                    return False
+                self.error = _first_line(raised)
+                return True
+
+    def wait(self) -> None:
+        """Block until the mark is reached, outside the interpreter lock."""
+        pause = threading.Event()
+        while not self.is_reached():
+            try:
+                with self._device.driver.during_captures():
+                    self.event.synchronize()
+            except RuntimeError:
+                pause.wait(_PAUSE_S)
 
 
 class _StreamCopy(Copy):
     def __init__(
-        self, plan: CopyPlan, began: torch.cuda.Event, ended: torch.cuda.Event, error: str | None
+        self,
+        device: CUDADevice,
+        plan: CopyPlan,
+        operation: Operation,
+        stream: torch.cuda.Stream,
+        after: torch.Event,
     ) -> None:
+        self._device = device
         self._plan = plan  # keeps the arrays alive that the driver reads
-        self._began = began
-        self._ended = ended
-        self._error = error
+        self._operation = operation
+        self._stream = stream
+        self._after = after
+        self._pieces = [plan]
+        self._began: torch.cuda.Event | None = None
+        self._ended: _Mark | None = None
+        self._queued = threading.Event()
+        self._error: str | None = None
+
+    def split(self, pieces: int) -> None:
+        """Cut the plan into pieces that are queued one by one; called before the first."""
+        if pieces > 1:
+            self._pieces = self._plan.split(pieces)[::-1]
+
+    @property
+    def is_queued(self) -> bool:
+        """True if no piece is left to queue."""
+        return self._queued.is_set()
+
+    def queue_piece(self) -> tuple[_Mark, int]:
+        """Queue the next piece; after a failure, none.
+
+        Returns:
+            The mark behind the piece, and its size in bytes.
+        """
+        piece = self._pieces.pop()
+        mark = _Mark(self._device)
+        try:
+            if self._began is None:
+                self._stream.wait_event(self._after)
+                self._began = torch.cuda.Event(enable_timing=True)
+                self._began.record(self._stream)
+            self._device.enqueue(piece, self._operation, self._stream)
+        except (KVTierError, RuntimeError) as raised:
+            # Some runs may be queued: the copy is done when they have ended.
+            self._error = _first_line(raised)
+            self._pieces.clear()
+        try:
+            mark.event.record(self._stream)
+        except RuntimeError as raised:
+            self._error = self._error or _first_line(raised)
+            self._pieces.clear()
+        self._ended = mark
+        if not self._pieces:
+            self._queued.set()
+        return mark, piece.size_bytes
 
     def done(self) -> bool:
-        return self._ask(self._ended.query) is not False
+        return self._queued.is_set() and self._ended is not None and self._ended.is_reached()
 
     def wait(self) -> None:
-        self._ask(self._ended.synchronize)
+        self._queued.wait()
+        if self._ended is not None:
+            self._ended.wait()
 
     def error(self) -> str | None:
-        return self._error
+        return self._error or (None if self._ended is None else self._ended.error)
 
     def duration_s(self) -> float:
-        milliseconds = self._ask(lambda: self._began.elapsed_time(self._ended))
-        return 0.0 if milliseconds is None else milliseconds / 1000
-
-    def _ask(self, question: Callable[[], float | None]) -> float | None:
+        if self._began is None or self._ended is None:
+            return 0.0
         try:
-            return question()
-        except RuntimeError as raised:
-            # The context is lost with all queued work, so nothing is running.
-            self._error = self._error or str(raised).partition("\n")[0]
-            return None
+            with self._device.driver.during_captures():
+                return float(self._began.elapsed_time(self._ended.event)) / 1000
+        except RuntimeError:
+            # The context is lost, or an event was never recorded.
+            return 0.0
 
 
-class _Attributes(ctypes.Structure):
-    """``CUmemcpyAttributes``; a location of type 0 gives no hint."""
-
-    _fields_ = (
-        ("order", ctypes.c_int),
-        ("source_type", ctypes.c_int),
-        ("source_id", ctypes.c_int),
-        ("destination_type", ctypes.c_int),
-        ("destination_id", ctypes.c_int),
-        ("flags", ctypes.c_uint),
-    )
-
-
-class _CUDADriver:
-    """``cuMemcpyBatchAsync`` from CUDA 12.8 on; before that, one ``cuMemcpyAsync`` for each run."""
-
-    def __init__(self) -> None:
-        library = _load_library("libcuda.so.1")
-        pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
-        self._copy_one = library.cuMemcpyAsync
-        self._copy_one.argtypes = [pointer, pointer, size_t, pointer]
-        # The first version has one more argument, which receives the run that it refused.
-        self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
-        name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
-        self._batch = getattr(library, name, None)
-        if self._batch is not None:
-            runs = [pointer, pointer, pointer, size_t]
-            attributes = [pointer, pointer, size_t]
-            self._batch.argtypes = [*runs, *attributes, *[pointer] * (1 + self._says_which)]
-
-    def copy_batch(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        """Queue all runs in one call. Both ends must be device memory or registered memory."""
-        if self._batch is None:
-            self.copy_each(into, out_of, lengths_bytes, order, stream)
-            return
-        attributes = _Attributes(order=order)
-        first_run = ctypes.c_size_t(0)
-        refused = [ctypes.byref(ctypes.c_size_t(0))] if self._says_which else []
-        status = self._batch(
-            *(array.ctypes.data for array in (into, out_of, lengths_bytes)),
-            len(lengths_bytes),
-            ctypes.byref(attributes),
-            ctypes.byref(first_run),
-            1,
-            *refused,
-            stream,
-        )
-        _check("cuMemcpyBatchAsync", status)
-
-    def copy_each(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        """Queue the runs one by one."""
-        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
-            _check("cuMemcpyAsync", self._copy_one(*run, stream))
-
-
-class _HIPDriver:
-    """``hipMemcpyAsync`` for each run: HIP's batch call is too new for the versions in use."""
-
-    def __init__(self) -> None:
-        self._copy_one = _load_library("libamdhip64.so").hipMemcpyAsync
-        pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
-        self._copy_one.argtypes = [pointer, pointer, size_t, ctypes.c_int, pointer]
-
-    def copy_each(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        """Queue the runs one by one."""
-        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
-            _check("hipMemcpyAsync", self._copy_one(*run, _HIP_MEMCPY_DEFAULT, stream))
-
-    copy_batch = copy_each
-
-
-def _cuts(host: HostLayout) -> list[int]:
-    """Return the addresses at which the memory is cut into pieces that can be registered.
-
-    The first address is where the slots begin, the last where they end. A page may be registered
-    only once, and a worker's part of a slot may begin inside a page: pieces meet at its beginning.
-    """
-    end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
-    piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
-    between = range(host.address + piece_bytes, end, piece_bytes)
-    return [host.address, *(at - at % mmap.PAGESIZE for at in between), end]
-
-
-def _forget_error() -> None:
-    """Clear the error that a refused call left behind in this thread.
-
-    The runtime reports it to the next caller that checks for errors: the engine, after a kernel of
-    its own. torch has no function to clear it, but the runtime can be reached through torch's
-    library, which is linked with it.
-    """
-    name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
-    last_error = getattr(ctypes.CDLL(torch._C.__file__), name, None)
-    # A torch with a built-in runtime may not export the function.
-    if last_error is not None:
-        last_error()
-
-
-def _load_library(name: str) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(name)
-    except OSError as error:
-        raise ConfigError(f"the driver of the accelerator cannot be loaded: {error}") from error
-
-
-def _check(call: str, status: int) -> None:
-    if status:
-        raise KVTierError(f"{call}: error {status}")
+def _first_line(raised: Exception) -> str:
+    return str(raised).partition("\n")[0]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TypeAlias
+
+import torch
 
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout
+
+StreamOrEvent: TypeAlias = torch.Stream | torch.Event
 
 
 class Copy(ABC):
@@ -48,17 +53,28 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
-        """Start a copy and return at once.
+    def start(
+        self,
+        plan: CopyPlan,
+        operation: Operation,
+        *,
+        expedited: bool,
+        after: StreamOrEvent | None,
+    ) -> Copy:
+        """Start a copy and return at once. Several threads may call it at the same time.
 
         Args:
             plan: at least one run. Its addresses are checked and its destinations are disjoint.
-            operation: ``STORE``, from the device to the host, or ``LOAD``. The copy begins after
-                the work that the engine has queued on the device so far. Loads overtake stores.
-            expedited: let this load overtake other loads.
+            operation: ``STORE``, from the device to the host, or ``LOAD``. Loads overtake stores.
+            expedited: let this load overtake other loads, also the rest of one that has begun.
+            after: the copy begins after the work that is queued on this stream so far, or after
+                this event.
 
         Returns:
             The copy. Its memory must stay allocated until it is done.
+
+        Raises:
+            ValueError: ``after`` is ``None``, and this device computes in the background.
         """
 
     @abstractmethod

@@ -97,6 +97,23 @@ class CopyPlan:
         cuts = [size_bytes * part // parts for part in range(parts + 1)]
         return [self._cut(ends, begin, end) for begin, end in pairwise(cuts)]
 
+    def cut_at(self, addresses: Int64s) -> CopyPlan:
+        """Cut the runs that cross one of these host addresses, which ascend."""
+        first = addresses.searchsorted(self.host, side="right")
+        cuts = addresses.searchsorted(self.host + self.lengths_bytes) - first
+        if not cuts.any():
+            return self
+        # Each run as many times as it has pieces; ``piece`` counts those of one run.
+        run = np.repeat(np.arange(len(cuts)), cuts + 1)
+        piece = np.arange(len(run)) - np.repeat(np.cumsum(cuts + 1) - cuts - 1, cuts + 1)
+        ends = (self.host + self.lengths_bytes)[run]
+        last = piece == cuts[run]
+        inner = addresses[np.minimum(first[run] + piece, len(addresses) - 1)]
+        ends = np.where(last, ends, inner)
+        begins = self.host[run]
+        begins[1:] = np.where(piece[1:] > 0, ends[:-1], begins[1:])
+        return CopyPlan(self.device[run] + begins - self.host[run], begins, ends - begins)
+
     def _cut(self, ends: Int64s, begin: int, end: int) -> CopyPlan:
         """Return bytes ``begin`` to ``end`` of the runs, whose last bytes are before ``ends``."""
         first = int(ends.searchsorted(begin, side="right"))

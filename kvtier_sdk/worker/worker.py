@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,11 +18,16 @@ from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.worker.device import Copy, Device
+from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.geometry import DeviceBlocks, Indices, KVGroup, host_layout
 from kvtier_sdk.worker.planning import CopyPlan, Int64s, join, overlaps, plan_group
 
 _log = logging.getLogger("kvtier.worker")
+
+#: Limit of the wait for dropped workers when the process ends.
+_EXIT_WAIT_S = 5.0
+#: The threads in which dropped workers end.
+_ends: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -45,17 +52,18 @@ class CopyResult:
     error: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Job:
     job_id: int
     operation: Operation
     size_bytes: int
-    #: ``None`` for a job without blocks, which ends at once.
-    copy: Copy | None
+    #: ``None`` before the start, and for a job without blocks, which ends at once.
+    copy: Copy | None = None
+    is_started: bool = False
 
     @property
     def done(self) -> bool:
-        return self.copy is None or self.copy.done()
+        return self.is_started and (self.copy is None or self.copy.done())
 
     def result(self) -> CopyResult:
         if self.copy is None:
@@ -114,10 +122,9 @@ class OffloadWorker:
                     "blocks_per_chunk or larger slots"
                 )
         self._layouts = [group.layout() for group in groups]
-        # Plans are bare addresses: the memory behind them must live as long as the worker.
-        self._memory = (tuple(groups), host)
         self._jobs: dict[int, _Job] = {}
         self._lock = threading.Lock()
+        self._started = threading.Condition(self._lock)
         self._closed = False
         self._device = device or open_device(_device_of(groups), clock or SystemClock())
         try:
@@ -125,13 +132,20 @@ class OffloadWorker:
         except BaseException:
             self._device.close()
             raise
+        # Plans are bare addresses: the memory behind them is kept here until the last copy's end.
+        self._drop = weakref.finalize(self, _end_dropped, self._device, self._jobs, (groups, host))
+        # A worker that is still there when the process ends is not waited for.
+        self._drop.atexit = False
 
     def submit_store(
-        self, job_id: int, device_blocks: DeviceBlocks | Indices, slots: Indices
+        self,
+        job_id: int,
+        device_blocks: DeviceBlocks | Indices,
+        slots: Indices,
+        *,
+        after: StreamOrEvent | None = None,
     ) -> None:
         """Start to copy blocks into slots; returns before they are copied.
-
-        The copy begins after the work that the engine has queued on the device so far.
 
         Args:
             job_id: an id that no unreported job has.
@@ -139,14 +153,19 @@ class OffloadWorker:
                 chunk.
             slots: the destinations, one for each chunk that the blocks touch, group after group,
                 none twice. A chunk that the job covers in part is written in part.
+            after: the stream that computes the blocks: the copy begins after the work that is
+                queued on it so far. Or an event recorded there, which must not be recorded again
+                before the job has ended. Needed on an accelerator, where any other stream would
+                copy blocks that are still being computed; of no effect on a CPU.
 
         Raises:
-            ValueError: ids, slots or counts do not fit the geometry; nothing was copied.
+            ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing;
+                nothing was copied.
             KVTierError: the worker is shut down, or its host memory is read-only.
         """
         if not self._host.writable:
             raise KVTierError("this worker cannot store: its host memory is read-only")
-        self._submit(job_id, Operation.STORE, device_blocks, slots, expedited=False)
+        self._submit(job_id, Operation.STORE, device_blocks, slots, False, after)
 
     def submit_load(
         self,
@@ -155,6 +174,7 @@ class OffloadWorker:
         slots: Indices,
         *,
         expedited: bool = False,
+        after: StreamOrEvent | None = None,
     ) -> None:
         """Start to copy slots into blocks; returns before they are copied.
 
@@ -162,13 +182,15 @@ class OffloadWorker:
             job_id: an id that no unreported job has.
             device_blocks: the destinations, as for :meth:`submit_store`; no block of a group twice.
             slots: the sources, one for each chunk that the blocks touch, group after group.
-            expedited: overtake the loads that have not begun.
+            expedited: overtake other loads, and the rest of a large one that has begun.
+            after: as for :meth:`submit_store`: the stream that may still read or clear the blocks.
 
         Raises:
-            ValueError: ids, slots or counts do not fit the geometry; nothing was copied.
+            ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing;
+                nothing was copied.
             KVTierError: the worker is shut down.
         """
-        self._submit(job_id, Operation.LOAD, device_blocks, slots, expedited=expedited)
+        self._submit(job_id, Operation.LOAD, device_blocks, slots, expedited, after)
 
     def get_finished(self) -> list[CopyResult]:
         """Return the jobs that have ended since the last call, each once. Never blocks."""
@@ -193,16 +215,19 @@ class OffloadWorker:
             job_ids: ids of jobs that were reported or never submitted are ignored, because no
                 record is kept of them.
         """
-        with self._lock:
+        with self._started:
             jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
+            # Another thread may be submitting some of them.
+            self._started.wait_for(lambda: all(job.is_started for job in jobs))
         for job in jobs:
             if job.copy is not None:
                 job.copy.wait()
 
     def shutdown(self) -> None:
-        """Wait for every job, and release threads, streams and pinned memory.
+        """Wait for every job, and release threads, streams, pinned memory, slots and KV tensors.
 
-        ``get_finished`` still reports the jobs that have ended. A second call does nothing.
+        ``get_finished`` still reports the jobs that have ended. A second call does nothing. A
+        worker that is dropped without this call ends in the same way, in the background.
         """
         with self._lock:
             if self._closed:
@@ -211,6 +236,8 @@ class OffloadWorker:
             jobs = list(self._jobs)
         self.wait(jobs)
         self._device.close()
+        # Lets go of the memory too.
+        self._drop.detach()
 
     def __enter__(self) -> OffloadWorker:
         return self
@@ -229,21 +256,31 @@ class OffloadWorker:
         operation: Operation,
         device_blocks: DeviceBlocks | Indices,
         slots: Indices,
-        *,
         expedited: bool,
+        after: StreamOrEvent | None,
     ) -> None:
         if not isinstance(device_blocks, DeviceBlocks):
             device_blocks = DeviceBlocks(device_blocks)
         plan = self._plan(operation, device_blocks, slots)
+        job = _Job(job_id, operation, plan.size_bytes)
         with self._lock:
             if self._closed:
                 raise KVTierError("the offload worker is shut down")
             if job_id in self._jobs:
                 raise ValueError(f"job {job_id} has not been reported yet")
-            copy = None
+            self._jobs[job_id] = job
+        # The driver may take long to start a copy: other threads do not wait for it.
+        try:
             if len(plan.lengths_bytes):
-                copy = self._device.start(plan, operation, expedited=expedited)
-            self._jobs[job_id] = _Job(job_id, operation, plan.size_bytes, copy)
+                job.copy = self._device.start(plan, operation, expedited=expedited, after=after)
+        except BaseException:
+            with self._lock:
+                del self._jobs[job_id]
+            raise
+        finally:
+            with self._started:
+                job.is_started = True
+                self._started.notify_all()
 
     def _plan(self, operation: Operation, blocks: DeviceBlocks, slots: Indices) -> CopyPlan:
         sizes = self._per_group("group_sizes", blocks.group_sizes, default=len(blocks.block_ids))
@@ -284,6 +321,33 @@ class OffloadWorker:
         if any(value < 0 for value in values):
             raise ValueError(f"{name} has a negative number: {list(values)}")
         return [int(value) for value in values]
+
+
+def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
+    """End a worker that was dropped, in a thread: any thread may drop it, even one that copies."""
+    # Not logged in that thread: it may still run when the interpreter ends, and then hold a lock.
+    _log.warning("an offload worker was dropped without a call of shutdown()")
+    end = threading.Thread(
+        target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True
+    )
+    _ends.add(end)
+    end.start()
+
+
+def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
+    """Wait for the jobs and close the device; the caller's reference keeps their memory alive."""
+    for job in list(jobs.values()):
+        if job.copy is not None:
+            job.copy.wait()
+    device.close()
+
+
+@atexit.register
+def _wait_for_ends() -> None:
+    # A thread that frees a tensor while the interpreter ends aborts the process. But a stream that
+    # is stuck must not keep the process from ending: then nothing is freed.
+    for end in list(_ends):
+        end.join(_EXIT_WAIT_S)
 
 
 def open_device(kind: torch.device, clock: Clock) -> Device:

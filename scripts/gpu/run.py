@@ -2,11 +2,11 @@
 
     python3 run.py [--out FOLDER] [--only NAME,NAME] [--limit-s SECONDS]
 
-Needs Python 3.12, torch, numpy and no network; the rest lies beside this file. On another Python
-the packages in python3.12/ are left alone, and the interpreter's own have to do. The report is
-printed while it grows, and written to FOLDER/report.txt and FOLDER/report.json (default: $OUT, or
-the current folder). The exit status is 1 if a check failed. A check that wants a device, where
-there is none, is no failure: the end of the report names it.
+It needs Python 3.12, torch and numpy, but no network; the rest lies beside this file. Another
+Python does not use the packages in python3.12/ but its own. The report is printed as it grows, and
+written to FOLDER/report.txt and FOLDER/report.json (default: $OUT, or the current folder). The exit
+status is 1 if a check failed. A check that wants a missing device has not failed: the end of the
+report names it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def find_packages() -> None:
-    """Put what lies beside this file on the path of this process and of those it starts."""
+    """Put the packages beside this file on the path of this process and of those it starts."""
     paths = [str(HERE), str(HERE / "kvtier")]
     if sys.version_info[:2] == (3, 12):
         paths.append(str(HERE / "python3.12"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import mmap
 from collections.abc import Callable
 
 import numpy as np
@@ -22,6 +22,10 @@ BLOCKS = 64
 
 def filled(*shape: int) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
+
+
+def computing() -> torch.cuda.Stream:
+    return torch.cuda.current_stream()
 
 
 LAYOUTS: dict[str, Callable[[], list[KVTensor]]] = {
@@ -49,15 +53,16 @@ def test_blocks_come_back_into_other_blocks(layout: str, per_chunk: int) -> None
     region = np.zeros((100, group.chunk_bytes + 64), np.uint8)
     slots = chooser.permutation(100)[: -(-len(ids) // per_chunk)]
     with OffloadWorker([group], region[:, 32 : 32 + group.chunk_bytes]) as worker:
-        worker.submit_store(1, ids, slots)
-        worker.submit_store(2, [], [])
+        worker.submit_store(1, ids, slots, after=computing())
+        worker.submit_store(2, [], [], after=computing())
         worker.wait([1])
         stored = {result.job_id: result for result in worker.get_finished()}
         assert stored[1].success
         assert stored[1].size_bytes == len(ids) * group.chunk_bytes // per_chunk
         assert not region[:, :32].any()
         assert not region[:, 32 + group.chunk_bytes :].any()
-        worker.submit_load(3, DeviceBlocks(ids[4:] + 32, None, [4]), slots[4 // per_chunk :])
+        blocks = DeviceBlocks(ids[4:] + 32, None, [4])
+        worker.submit_load(3, blocks, slots[4 // per_chunk :], after=computing())
         worker.wait([3])
         (loaded,) = worker.get_finished()
         assert loaded.success
@@ -78,7 +83,7 @@ def test_a_store_waits_for_the_computation_that_was_queued_before_it() -> None:
     with OffloadWorker([KVGroup([kv])], host) as worker:
         torch.cuda._sleep(200_000_000)
         kv.tensor.fill_(7)
-        worker.submit_store(1, [2], [1])
+        worker.submit_store(1, [2], [1], after=computing())
         assert worker.get_finished() == []
         worker.wait([1])
     assert (host[1] == 7).all()
@@ -90,7 +95,7 @@ def test_a_load_waits_for_what_was_queued_on_its_blocks() -> None:
     with OffloadWorker([KVGroup([kv])], host) as worker:
         torch.cuda._sleep(200_000_000)
         kv.tensor.fill_(7)
-        worker.submit_load(1, [2], [1], expedited=True)
+        worker.submit_load(1, [2], [1], expedited=True, after=computing())
         worker.wait([1])
     assert (kv.tensor[2] == 9).all()
     assert (kv.tensor[1] == 7).all()
@@ -101,27 +106,65 @@ def test_an_expedited_load_does_not_queue_behind_stores_and_loads() -> None:
     host = np.zeros((256, 1 << 20), np.uint8)
     with OffloadWorker([KVGroup([kv])], host) as worker:
         for job in range(10):
-            worker.submit_load(job, range(100), range(100))
-        worker.submit_load(10, [200], [200], expedited=True)
+            worker.submit_load(job, range(100), range(100), after=computing())
+        worker.submit_load(10, [200], [200], expedited=True, after=computing())
         worker.wait([10])
         assert 9 not in {result.job_id for result in worker.get_finished()}
 
 
-def test_memory_that_is_not_registered_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_load_larger_than_what_is_queued_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_module, "LOAD_WINDOW_BYTES", 8 << 20)
+    monkeypatch.setattr(cuda_module, "LOAD_PIECE_BYTES", 3 << 20)
+    kv = KVTensor(torch.zeros(128, 1 << 20, dtype=torch.uint8, device="cuda"))
+    host = np.random.default_rng(0).integers(0, 256, (128, 1 << 20), np.uint8)
+    with OffloadWorker([KVGroup([kv])], host) as worker:
+        for job in range(4):
+            ids = range(job, 128, 4)
+            worker.submit_load(job, ids, ids, after=computing())
+        worker.wait(range(4))
+        assert all(result.success for result in worker.get_finished())
+    assert np.array_equal(kv.tensor.cpu().numpy(), host)
+
+
+def test_a_registration_is_shared(caplog: pytest.LogCaptureFixture) -> None:
     kv = KVTensor(filled(4, 4096))
     host = np.zeros((4, 4096), np.uint8)
-    with (
-        OffloadWorker([KVGroup([kv])], host),
-        caplog.at_level(logging.WARNING),
-        # Registering the same memory twice is what the driver refuses.
-        OffloadWorker([KVGroup([kv])], host) as second,
-    ):
-        assert "did not register 16 KiB" in caplog.text
-        # The engine's next kernel must not be told of it.
-        kv.tensor.add_(1)
-        second.submit_store(1, [1], [1])
-        second.wait([1])
-        assert second.get_finished()[0].success
+    with OffloadWorker([KVGroup([kv])], host) as first:
+        with OffloadWorker([KVGroup([kv])], host):
+            assert caplog.text == ""
+        first.submit_store(1, [1], [1], after=computing())
+        first.wait([1])
+        assert first.get_finished()[0].success
     assert host[1].tobytes() == kv.tensor[1].cpu().numpy().tobytes()
+
+
+def test_memory_that_torch_has_pinned_is_used_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    kv = KVTensor(filled(4, 4096))
+    host = torch.zeros(4, 4096, dtype=torch.uint8, pin_memory=True)
+    with OffloadWorker([KVGroup([kv])], host) as worker:
+        assert caplog.text == ""
+        worker.submit_store(1, [1], [1], after=computing())
+        worker.wait([1])
+        assert worker.get_finished()[0].success
+    assert host.is_pinned()
+    assert torch.equal(host[1], kv.tensor[1].cpu())
+
+
+def test_memory_that_is_not_registered_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    kv = KVTensor(filled(4, 4096))
+    memory = np.frombuffer(mmap.mmap(-1, 4 * 4096), np.uint8)
+    host = memory.reshape(4, 4096)
+    # The driver refuses pages of which some are registered already.
+    calls = torch.cuda.cudart()
+    assert int(calls.cudaHostRegister(host.ctypes.data + 4096, 4096, 0)) == 0
+    try:
+        with OffloadWorker([KVGroup([kv])], host) as worker:
+            assert "did not register 16 KiB" in caplog.text
+            # The engine's next kernel must not be told of it.
+            kv.tensor.add_(1)
+            worker.submit_store(1, [1, 2, 3], [0, 2, 3], after=computing())
+            worker.wait([1])
+            assert worker.get_finished()[0].success
+    finally:
+        assert int(calls.cudaHostUnregister(host.ctypes.data + 4096)) == 0
+    assert host[2].tobytes() == kv.tensor[2].cpu().numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Both runners in turn; packages of third parties, built and installed as a stranger would."""
+"""Both runners in turn; packages of third parties, built and installed as their users would."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MineTier(ChunkTierManager):
         transfer.payload[:] = stored[split:]
 '''
 
-#: Warns, and raises what is no error of a tier and quotes a password.
+#: Warns, and raises an error that is no tier's and quotes a password.
 CLUMSY = """
     async def open(self):
         self.context.logger.warning("mind //ada:hunter2@host")
@@ -66,7 +66,7 @@ TALKATIVE = """
         self.context.logger.warning("%s of %s", "//ada:hunter2@host")
 """
 
-#: The least that can be loaded.
+#: The smallest tier that can be loaded.
 TIER = """
 from kvtier_sdk import ChunkTierManager
 
@@ -99,7 +99,7 @@ Install = Callable[..., Path]
 
 @pytest.fixture(params=RUNNERS)
 def runner(request: pytest.FixtureRequest) -> str:
-    """What runs the tier, each of them in turn."""
+    """Each runner, in turn."""
     name: str = request.param
     return name
 

@@ -1,4 +1,4 @@
-"""``kvtier backends``: what is installed is listed, what is broken with its reason."""
+"""``kvtier backends`` lists the installed backends, broken ones with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run, on little work: figures are for people, and are not asserted."""
+"""The benchmarks run, on little work; their figures are not asserted."""
 
 from __future__ import annotations
 

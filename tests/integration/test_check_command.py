@@ -1,4 +1,4 @@
-"""``kvtier check``: what is in effect is shown, tiers are tried out, nothing of it stays."""
+"""``kvtier check`` shows the configuration in effect and tries the tiers; nothing of it stays."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def without(options: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # Long for a busy machine; a test may say otherwise.
+    # Long, for a busy machine; a test may set another.
     return kvtier("check", "--timeout", "120s", *arguments)
 
 

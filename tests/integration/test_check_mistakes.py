@@ -1,4 +1,4 @@
-"""``kvtier check`` on the likeliest mistakes: one message each, that says what to do."""
+"""``kvtier check`` on the likeliest mistakes: one message each, which says what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.redis_server import Server
 from support.s3_server import SECRET_ACCESS_KEY, S3Server
 from support.small_shm import run_with_shm
 
-#: Name, what the file says, what is said about it.
+#: Name, content of the file, and the message.
 MISTAKES = [
     (
         "a misspelt option",
@@ -133,12 +133,12 @@ MISTAKES = [
         "kvtier-faulty",
     ),
 ]
-#: Mistakes that show in the text alone; the others, when the tiers are tried out.
+#: Mistakes that the text alone shows; the others show when the tiers are tried.
 IN_THE_TEXT = re.compile("kv.toml: ")
 
 
 def check(file: Path, *arguments: str, site: Path | None = None) -> tuple[int, dict[str, Any]]:
-    """Exit status and findings."""
+    """Run the command, and return its exit status and findings."""
     words = ["check", "--json", "--timeout", "120s", *arguments, str(file)]
     done = kvtier(*words, PYTHONPATH=str(site or ""))
     assert done.stdout, done.stderr
@@ -146,7 +146,7 @@ def check(file: Path, *arguments: str, site: Path | None = None) -> tuple[int, d
 
 
 def told(findings: dict[str, Any], directory: Path) -> str:
-    """All that is said to be wrong, without what differs between machines."""
+    """Return all complaints, without the parts that differ between machines."""
     lines = [*findings["mistakes"], findings["pool_fault"]]
     for tier in findings["tiers"]:
         lines += [tier["fault"], tier["advice"] and f"what to do: {tier['advice']}"]

@@ -70,7 +70,7 @@ def test_the_help_names_every_status(command: str) -> None:
 
 
 def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path) -> None:
-    """By a server that takes connections and never answers."""
+    """Ctrl-C comes while a server accepts a connection and never answers."""
     config = tmp_path / "kv.toml"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}?connect_timeout=1h"

@@ -1,4 +1,4 @@
-"""The kit rejects each broken tier by the check that its fault belongs to, and no odd one."""
+"""The kit rejects each broken tier by the check of its fault, and no odd tier."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from kvtier_sdk.testing import (
 )
 from kvtier_sdk.testing.conformance.suite import run_check
 
-#: Checks that start threads or processes need real time. All others run on virtual time, where a
-#: call that never ends is given up at once, however busy the machine is.
+#: Checks that start threads or processes need real time. All others run on virtual time, on which
+#: an endless call is given up at once, even on a busy machine.
 REAL_TIME = {
     "check_it_runs_in_a_process",
     "check_it_runs_in_a_thread",
@@ -36,7 +36,7 @@ REAL_TIME = {
 }
 #: It starts an interpreter, and then does the same as ``check_it_runs_in_a_thread``.
 IN_A_PROCESS = CHECKS["check_it_runs_in_a_process"]
-#: Most of the time is spent on the content of chunks.
+#: Most of its time goes to the content of chunks.
 CHUNK_BYTES = 512
 
 
@@ -49,7 +49,7 @@ def outcome(check: Check, subject: TierSubject) -> ConformanceError | CheckSkipp
 
 
 def outcome_of(check: Check, tier: type[BrokenTier | OddTier]) -> Any:
-    """The outcome of one check of a tier on a shelf of its own."""
+    """Run one check of a tier on a new shelf, and return its outcome."""
     clock = SystemClock() if check.name in REAL_TIME else VirtualClock()
     options: dict[str, Any] = {"clock": clock, "chunk_bytes": CHUNK_BYTES, **tier.settings}
     return outcome(check, shelf_subject(tier, **options))
@@ -58,7 +58,7 @@ def outcome_of(check: Check, tier: type[BrokenTier | OddTier]) -> Any:
 def outcomes_of(
     tier: type[BrokenTier | OddTier], checks: Iterable[Check]
 ) -> dict[str, ConformanceError | CheckSkipped]:
-    """Failures and skips, by the name of their check."""
+    """Return failures and skips, by the name of their check."""
     outcomes = {check.name: outcome_of(check, tier) for check in checks}
     return {name: error for name, error in outcomes.items() if error is not None}
 
@@ -90,11 +90,11 @@ def test_an_odd_tier_passes_every_check(tier: type[OddTier]) -> None:
 
 
 def test_every_check_but_one_has_a_tier_that_fails_it() -> None:
-    # What fails in a thread fails in a process too.
+    # A check that fails in a thread fails in a process too.
     assert CHECKS.keys() - {tier.fails for tier in BROKEN_TIERS} == {"check_it_runs_in_a_thread"}
 
 
-#: What went wrong in systems like this one and is a backend's doing, and a tier with that bug.
+#: Incidents of systems like this one that a backend causes, each with a tier that has the bug.
 INCIDENTS = {
     "a chunk's file is truncated and consumed, or retried for ever": broken.TakesShortForWhole,
     "the first keys of a failed batch are returned as loaded": broken.AbsentIsSuccess,
@@ -125,7 +125,7 @@ def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
     with pytest.raises(ConformanceError, match="a load succeeded, but"):
         run_state_machine_as_test(
             machine,
-            # Found is enough; the shortest way to it is not looked for.
+            # The failure is enough; its shortest example is not needed.
             settings=settings(
                 max_examples=500, deadline=None, database=None, phases=[Phase.generate]
             ),

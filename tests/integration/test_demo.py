@@ -1,4 +1,4 @@
-"""``make demo``: what it installs, what it prints, and what the README says of both."""
+"""``make demo``: its packages, its output, and the README's words about both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 KVTIER = str(Path(sys.executable).with_name("kvtier"))
 
-#: What differs from run to run: where the files are, seconds, GB/s and microseconds.
+#: Parts that differ from run to run: paths, seconds, GB/s and microseconds.
 _VARYING = re.compile(
     r"\S*(/kvtier-demo-)\w+|\S*bin/(?=kvtier )|\d+\.\d\d(?= |$)|\d+\.\d(?= u?s\b)"
 )
@@ -38,13 +38,13 @@ def demo(*arguments: str) -> str:
 
 
 def plain(printed: str) -> list[str]:
-    """Lines without what varies, nor the blanks that align it."""
+    """Return the lines without the parts that differ and the blanks that align them."""
     lines = (" ".join(_VARYING.sub(r"\1", line).split()) for line in printed.splitlines())
     return [line for line in lines if line]
 
 
 def needs(text: str) -> set[str]:
-    """The distributions that a requirement brings, by what is installed here."""
+    """Return the distributions that a requirement brings, by the metadata installed here."""
     requirement = Requirement(text)
     found = {canonicalize_name(requirement.name)}
     for line in distribution(requirement.name).requires or ():

@@ -1,7 +1,7 @@
 """A file tier at its limits: its capacity, and a disk that runs full in the middle of a replay.
 
-A full disk is a small file system that is filled up, where this process may mount one, and the
-error that such a disk gives (ENOSPC from ``pwritev``), raised in this process, everywhere.
+A full disk is a small file system that is filled up, where this process may mount one. Everywhere
+it is also the error of such a disk (ENOSPC from ``pwritev``), raised in this process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEPS = 3000
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a file system of so many bytes in memory."""
+    """Mount a file system of a given size in memory."""
     at = tmp_path / "mounted"
 
     def mounted(size_bytes: int) -> Path:
@@ -48,7 +48,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 @contextmanager
 def watched(root: Path) -> Iterator[list[int]]:
-    """Measure a file system of its own all the time; the list's one item is the most it held."""
+    """Measure a file system all the time; the list's one item is the peak of its use."""
     free_bytes = _free_bytes(root)
     most = [0]
     stop = threading.Event()
@@ -74,7 +74,7 @@ def _free_bytes(root: Path) -> int:
 def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     mount: Callable[[int], Path],
 ) -> None:
-    """Drop the reservation in ``ChunkStore._reserve``: what is in flight comes on top."""
+    """Drop the reservation in ``ChunkStore._reserve``: bytes in flight exceed the capacity."""
     root = mount(256 * MIB)
     chunk_bytes, chunks = MIB // 4, 64
     workload = [
@@ -93,12 +93,12 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     assert report.tiers[1].stored_bytes == 2**30
     assert report.tiers[1].evicted_chunks > 4096 - 257
     # What is in flight is reserved, and so inside the capacity. On top comes the ledger, which is
-    # begun anew when it has got as long as a chunk here, and a few pages.
+    # restarted here once it is as long as a chunk, and a few pages.
     assert 63 * MIB < most[0] < 64 * MIB + chunk_bytes + 2**16
 
 
 class Disk(ABC):
-    """A disk that can be filled up and freed again, and what runs the tier on it."""
+    """A disk that can be filled up and freed again, and the runner of the tier on it."""
 
     root: Path
     runner = "thread"
@@ -115,7 +115,7 @@ class Disk(ABC):
 
 
 class MountedDisk(Disk):
-    """A file system of its own; a file of zeros takes what is left of it."""
+    """A mounted file system; a file of zeros takes the rest of it."""
 
     def __init__(self, mount: Callable[[int], Path], runner: str) -> None:
         self.root = mount(4 * MIB)
@@ -131,7 +131,7 @@ class MountedDisk(Disk):
 
 
 class PatchedDisk(Disk):
-    """This process's writes fail as on a full disk, as long as it counts as full."""
+    """A disk on which this process's writes fail with ENOSPC while it counts as full."""
 
     def __init__(self, tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
         self.root = tmp_path
@@ -156,14 +156,14 @@ class PatchedDisk(Disk):
 
 @pytest.fixture(params=["patched", *RUNNERS])
 def disk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """One that only this process finds full; real ones for each runner."""
+    """A disk that is full for this process only; and a real one for each runner."""
     if request.param == "patched":
         return PatchedDisk(tmp_path, monkeypatch)
     return MountedDisk(request.getfixturevalue("mount"), request.param)
 
 
 def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
-    """Take ``TierCapacityError`` for an answer of a healthy tier: each store is tried and fails."""
+    """Count ``TierCapacityError`` as an answer of a healthy tier: each store is tried and fails."""
     workload = chat_workload(300, 0)
 
     def progressed(done: int) -> None:
@@ -186,7 +186,7 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
 
 
 def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: Disk) -> None:
-    """Count room as a matter of both directions: the loads below are misses."""
+    """Let a full disk open both directions' breakers: the loads below are misses."""
     keys = [b"%036d" % n for n in range(128)]
     with live([disk.url], slots=16) as engine:
         stats = engine.manager.stats[1]
@@ -198,7 +198,7 @@ def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: Disk) 
         for key in keys[32:]:
             engine.store(before, key)
         assert stats.stores_open == 1
-        # The pool has long forgotten these; only the disk has them.
+        # The pool has evicted these long ago; only the disk has them.
         after = engine.begin("after")
         for key in keys[:32]:
             assert engine.settle(after, key) == ["HIT"]

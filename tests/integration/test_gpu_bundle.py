@@ -1,4 +1,4 @@
-"""The folder for a machine with a GPU: made here, and run without a device."""
+"""The bundle for a machine with a GPU: made here, and run without a device."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_says_which_checks_want_a_device(bundle: Path, tmp_path: Path) -> Non
     assert len(found) == 12
     assert {check["status"] for check in found.values()} == {"wanted a device"}
     assert all(check["wanted"] for check in found.values())
-    # What needs no device was done, by the packages in the folder.
+    # The parts that need no device were done, with the packages in the folder.
     figures = {figure["name"]: figure for figure in found["round_trip"]["figures"]}
     assert figures["file tier in a process: bytes compared"]["value"] == 4
     assert figures["file tier in a process: bytes compared"]["unit"] == "MiB"

@@ -1,6 +1,6 @@
 """Incidents of systems like this one, which must not happen here.
 
-Each test says what to take out of the code to see it fail.
+The docstring of each test names a change to the code that makes it fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, start_promotion, stored_below
 from support.live import live
 from support.small_shm import run_with_shm
 
@@ -29,7 +29,7 @@ EngineFactory = Callable[..., Engine]
 
 
 def chunk_files(root: Path) -> list[Path]:
-    """The files that hold chunks; what is being written counts too."""
+    """Return the files of chunks, those being written included."""
     return [path for pattern in ("*.kv", "*.tmp") for path in root.rglob(pattern)]
 
 
@@ -78,20 +78,21 @@ def test_case_03_the_pool_runs_out_in_the_middle_of_a_batch(make: EngineFactory)
 
 
 def test_case_04_the_second_key_of_a_store_fails(make: EngineFactory) -> None:
-    """Give all keys of a job one verdict in ``TierLoop``: the first is not accounted."""
+    """Give all keys of a job one verdict in ``TierLoop``: the stored keys are not counted."""
     engine = make()
     engine.tiers[0].on_store = lambda t: TierError("no") if t.key == KEYS[1] else None
-    engine.store(A, *KEYS[:2])
+    engine.store(A, *KEYS[:3])
     engine.at_rest()
+    assert list(engine.tiers[0]._objects) == [KEYS[0], KEYS[2]]
     stats = engine.manager.stats[1]
-    assert (stats.stored_chunks, stats.stored_bytes) == (1, CHUNK_BYTES)
+    assert (stats.stored_chunks, stats.stored_bytes) == (2, 2 * CHUNK_BYTES)
     assert stats.failures == {"store.failed": 1}
     stored = [e.keys for e in engine.manager.take_events() if e.tier == "tier0"]
-    assert stored == [[KEYS[0]]]
+    assert stored == [[KEYS[0], KEYS[2]]]
 
 
 def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None:
-    """Remove ``except Exception`` in ``TierCaller``: the job's task dies unaccounted."""
+    """Remove ``except Exception`` in ``TierCaller``: the job's task dies uncounted."""
     engine = make()
     engine.tiers[0].raises = ZeroDivisionError("bug")
     engine.store(A, KEYS[0])
@@ -99,21 +100,22 @@ def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None
     engine.store(A, KEYS[1])
     engine.at_rest()
     assert list(engine.tiers[0]._objects) == [KEYS[1]]
-    assert engine.manager.stats[1].failures == {"store.contract": 1}
+    stats = engine.manager.stats[1]
+    assert stats.failures == {"store.contract": 1}
+    assert "tier0 store: raised ZeroDivisionError: bug" in stats.errors
 
 
 def test_case_06_a_backend_never_answers(make: EngineFactory) -> None:
     """Remove the timer in ``TierLoop._start``: the load is pending for ever."""
     engine = make(load_deadline="5s")
-    stored_below(engine, KEYS[0])
+    start_promotion(engine, KEYS[0])
     tier = engine.tiers[0]
     tier.gate, tier.stubborn = asyncio.Event(), True
-    engine.look(B, KEYS[0])
-    engine.step()
-    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
     engine.step(6.0)
     assert engine.look(B, KEYS[0]) == ["MISS"]
     assert engine.manager.usage().quarantined == 1, "the call may still write the slot"
+    engine.manager.on_request_finished(B)
+    assert not engine.manager.has_pending_work(), "an engine does not spin for a hung call"
     tier.gate.set()
     engine.at_rest()
 
@@ -133,7 +135,7 @@ def test_case_07_a_request_is_aborted_with_its_load_in_flight(
 
 
 def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> None:
-    """Drop the state in ``on_request_finished`` whatever is open: the store never happens."""
+    """Always drop the state in ``on_request_finished``: the store never happens."""
     engine = make()
     engine.manager.prepare_store(KEYS[:2], A)
     engine.manager.on_request_finished(A)
@@ -145,11 +147,10 @@ def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> N
 
 
 def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: EngineFactory) -> None:
-    """Let ``prepare_store`` take slots for keys that are there: the same chunk lies twice."""
+    """Let ``prepare_store`` take slots for present keys: the same chunk has two slots."""
     engine = make()
     engine.tiers[0].gate = asyncio.Event()
-    for key, slot in zip(KEYS, engine.manager.prepare_store(KEYS[:2], A).slots, strict=False):
-        engine.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
+    engine.write(engine.manager.prepare_store(KEYS[:2], A))
     engine.manager.on_schedule_end(preempted_request_ids=["a"])
     assert engine.look(A, *KEYS[:2]) == ["HIT_PENDING"] * 2
     assert engine.manager.prepare_store(KEYS[:2], A).keys_to_store == []
@@ -162,13 +163,10 @@ def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: Engin
 
 
 def test_case_10_a_reset_with_a_load_in_flight(make: EngineFactory) -> None:
-    """Let ``PrimaryTier.forget`` free pinned slots: the load writes into another chunk's."""
+    """Let ``PrimaryTier.forget`` free pinned slots: the load writes into another chunk's slot."""
     engine = make(slots=1)
-    stored_below(engine, KEYS[0])
+    start_promotion(engine, KEYS[0])
     gate = engine.tiers[0].gate = asyncio.Event()
-    engine.look(B, KEYS[0])
-    engine.step()
-    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
     engine.step()
     engine.manager.reset_cache()
     assert engine.manager.prepare_store([KEYS[1]], A).keys_to_store == []
@@ -209,9 +207,11 @@ def test_case_12_two_tiers_and_one_is_stalled(make: EngineFactory) -> None:
     engine.step()
     engine.step()
     assert list(engine.tiers[1]._objects) == [KEYS[0]]
+    assert engine.manager.usage().pinned == 1
     engine.step(31.0)
     engine.step()
     assert engine.manager.usage().pinned == 0
+    assert engine.manager.stats[1].failures == {"store.timeout": 1}
     assert engine.manager.stats[2].stored_chunks == 1
 
 
@@ -244,7 +244,7 @@ _WRITES_WHEN_TOLD = """
 
 
 def _start_writing(root: Path) -> subprocess.Popen[str]:
-    """Start a process that stores a chunk, and waits for a line in the midst of another."""
+    """Start a process that stores a chunk, and waits for a line in the middle of another store."""
     child = _start(_WRITES_WHEN_TOLD.format(root=root))
     assert child.stdout is not None
     assert child.stdout.readline() == "writing\n"
@@ -264,7 +264,7 @@ def _start(script: str) -> subprocess.Popen[str]:
 
 
 def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
-    """Leave out both sweeps, in ``FileStore.open`` and ``Account._bury_the_dead``: a rest stays."""
+    """Leave out the sweep in ``SharedUsage._reap_dead_leases``: a temporary file stays."""
     child = _start_writing(tmp_path)
     child.kill()
     child.communicate()
@@ -276,7 +276,7 @@ def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
 
 
 def test_case_15_two_processes_store_the_same_chunk(tmp_path: Path) -> None:
-    """Let ``TemporaryNames.new`` return the same name always: only one of the two can write."""
+    """Let ``TemporaryNames.new`` always return the same name: only one of the two can write."""
     children = [_start_writing(tmp_path) for _ in range(2)]
     for child in children:
         output, _ = child.communicate("\n", timeout=120)
@@ -291,7 +291,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
     """
     engine = make(breaker_failures=3, probe_interval="1s")
     tier = engine.tiers[0]
-    # In the first outage a probe fails too, after which the next one comes two seconds later.
+    # In the first outage a probe fails too, and the next one comes two seconds later.
     for outage_s, recovery_s in ((1.0, 2.0), (0.0, 1.0)):
         tier.on_store = lambda transfer: TierUnavailableError("gone", retryable=False)
         for key in KEYS[:3]:
@@ -301,7 +301,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
         engine.manager.on_schedule_end()
         assert engine.manager.stats[1].stores_open == 1
         tier.on_store = lambda transfer: None
-        # No request comes meanwhile: the tier is tried with a chunk of nobody's.
+        # No request comes meanwhile: the tier is probed with a chunk of its own.
         engine.runners[0].run_for(recovery_s)
         engine.manager.on_schedule_end()
         assert engine.manager.stats[1].stores_open == 0
@@ -315,7 +315,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
 def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(
     tmp_path: Path, runner: str
 ) -> None:
-    """Leave out the count in ``Account._count_anew``: the store is taken to be empty."""
+    """Leave out the scan in ``SharedUsage._begin``: the store is taken to be empty."""
     url = f"file://{tmp_path}?runner={runner}&capacity=512KiB"
     with live([url]) as engine:
         request = engine.begin("a")
@@ -333,7 +333,7 @@ def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(
 
 
 def test_case_19_the_last_request_ends_with_stores_in_flight(make: EngineFactory) -> None:
-    """Remove ``_flush`` from ``on_request_finished``: no step comes that hands them over."""
+    """Remove ``_flush`` from ``on_request_finished``: no later step hands them over."""
     engine = make()
     engine.store(A, KEYS[0])
     engine.manager.on_request_finished(A)
@@ -400,3 +400,17 @@ def test_a_damaged_chunk_names_tier_and_operation(make: EngineFactory) -> None:
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
     engine.settle(B, KEYS[0])
     assert engine.manager.stats[1].errors == ["tier0 load: flipped"]
+
+
+def test_chunks_of_another_length_are_in_another_namespace(tmp_path: Path, runner: str) -> None:
+    """Leave the length out of the fingerprint: each engine deletes what the other has stored."""
+    for chunk_bytes, expected in ((4096, "MISS"), (8192, "MISS"), (4096, "HIT"), (8192, "HIT")):
+        with live(
+            [f"file://{tmp_path}?runner={runner}"],
+            namespace={"model": "m"},
+            chunk_bytes=chunk_bytes,
+        ) as engine:
+            request = engine.begin("a")
+            assert engine.settle(request, KEYS[0]) == [expected]
+            if expected == "MISS":
+                engine.store(request, KEYS[0])

@@ -1,4 +1,4 @@
-"""What the page for integrators shows works as it stands there, but for the place of the tier."""
+"""The code on the page for integrators works as it stands, but for the place of the tier."""
 
 from __future__ import annotations
 

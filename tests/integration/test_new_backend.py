@@ -1,4 +1,4 @@
-"""``kvtier new-backend``: what it writes works as it is, and what it refuses it says."""
+"""``kvtier new-backend``: its project works without an edit, and its refusals say why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def written(name: str, directory: Path) -> Path:
 
 
 def test_a_newcomer_does_what_he_is_told_and_edits_nothing(wheels: Path, tmp_path: Path) -> None:
-    """With a clone nothing is on an index: the command says where the source is.
+    """A clone's packages are on no index: the command says where the source is.
 
     The tutorial does the same with wheels.
     """
@@ -150,7 +150,7 @@ def test_the_templates_are_in_the_wheel(wheels: Path) -> None:
 
 
 def test_a_crash_of_the_interpreter_is_put_down_to_a_rule(tmp_path: Path) -> None:
-    """By what the generated README says to do, with the options of the generated project."""
+    """The generated README's instructions find it, with the generated project's options."""
     project = written("demo", tmp_path)
     tier = project / "kvtier_demo" / "tier.py"
     tier.write_text(

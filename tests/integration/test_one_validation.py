@@ -1,4 +1,4 @@
-"""A tier's options are validated where they enter and in the tier's process, and nowhere else."""
+"""A tier's options are validated at their entry and in the tier's process, and nowhere else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kvtier_sdk.integrations.vllm.options import (
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.runner.factory import make_runner
 
-#: A tier whose options write down who validates them.
+#: A tier whose options write down the process that validates them.
 COUNTED = """
 import os
 from typing import Self
@@ -59,7 +59,7 @@ NAMESPACE = Namespace({"model": "m"})
 
 @pytest.fixture(scope="module")
 def site(install_package: Callable[..., Path]) -> Iterator[Path]:
-    """A directory with the backend, on the path of this process."""
+    """Make a directory with the backend, on this process's path."""
     entry_points = {"counted": "tier:CountedTier"}
     site = install_package("kvtier-counted", "1.0", {"tier": COUNTED}, entry_points)
     sys.path.insert(0, str(site))
@@ -69,12 +69,12 @@ def site(install_package: Callable[..., Path]) -> Iterator[Path]:
 
 @pytest.fixture
 def tier(site: Path, tmp_path: Path) -> dict[str, Any]:
-    """A tier in a process of its own."""
+    """Return the entry of a tier in its own process."""
     return {"type": "counted", "runner": "process", "diary": str(tmp_path / "diary")}
 
 
 def validations(tier: Mapping[str, Any]) -> list[int]:
-    """The processes that have validated a tier's options, in order."""
+    """Return the processes that have validated a tier's options, in order."""
     return list(map(int, Path(tier["diary"]).read_text().split()))
 
 
@@ -109,7 +109,7 @@ def test_a_third_one_is_seen(tier: dict[str, Any]) -> None:
 
 
 def test_under_vllms_manager(tier: dict[str, Any], tmp_path: Path) -> None:
-    """It makes the tiers one after the other."""
+    """vLLM's manager makes the tiers one after the other."""
     names = ("first", "second", "third")
     tiers = [{**tier, "name": name, "diary": str(tmp_path / name)} for name in names]
     entries = [{**one, "type": "kvtier", "backend": "counted"} for one in tiers]
@@ -128,7 +128,7 @@ def test_under_vllms_manager(tier: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_under_our_manager_in_vllm(tier: dict[str, Any]) -> None:
-    """A worker's process has no tiers, and does not read them."""
+    """A worker's process has no tiers, and does not read their entries."""
     extra = {"cpu_bytes_to_use": "64KiB", "secondary_tiers": [tier]}
     _, of_scheduler = (validate_options(SpecOptions, extra, EXTRA_CONFIG) for _ in range(2))
     assert not Path(tier["diary"]).exists()
@@ -138,7 +138,7 @@ def test_under_our_manager_in_vllm(tier: dict[str, Any]) -> None:
 
 
 def of_vllm(spec: str, tier: Mapping[str, Any]) -> dict[str, Any]:
-    """What vLLM is given for one tier."""
+    """Return vLLM's configuration for one tier."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",

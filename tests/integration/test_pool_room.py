@@ -1,4 +1,4 @@
-"""A /dev/shm that is too small, or becomes so: said in words, and never a SIGBUS."""
+"""A /dev/shm that is or becomes too small: an error in words, and never a SIGBUS."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_pool_that_is_larger_than_shared_memory_is_refused() -> None:
 
 
 def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
-    """Others may take what was free: there are three ways to give pages memory."""
+    """Other processes may take the free memory first, in each of three ways to allocate pages."""
     run_with_shm(
         32 * MIB,
         """
@@ -60,7 +60,7 @@ def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
 
 
 def test_no_page_is_missing_once_a_pool_is_made() -> None:
-    """Without prefaulting too: a page that is not there when the room is gone is a SIGBUS."""
+    """Also without prefaulting: a missing page is a SIGBUS when the room is gone."""
     run_with_shm(
         48 * MIB,
         """
@@ -84,7 +84,7 @@ def test_no_page_is_missing_once_a_pool_is_made() -> None:
 
 
 def test_processes_that_start_at_once_find_the_room_that_one_of_them_makes() -> None:
-    """Two find a dead pool; the second must not look for room before the first has removed it."""
+    """Two find a dead pool; the second must not check the room before the first has removed it."""
     run_with_shm(
         64 * MIB,
         """

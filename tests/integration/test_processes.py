@@ -1,4 +1,4 @@
-"""Tiers in threads and in processes of their own under a manager, and processes that are killed."""
+"""Tiers in threads and in processes under a manager, and processes that are killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS, NEW_KEYS = _ALL[:400], _ALL[400:]
 
 
 class ImpatientClock(SystemClock):
-    """Makes long pauses short."""
+    """A clock that shortens long pauses."""
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(min(delay_s, 0.01))
@@ -93,7 +93,7 @@ def test_a_process_finds_what_only_the_engine_can_import(
 
 
 class Killer:
-    """Plays requests over a file tier, and kills its process in the middle of them."""
+    """A player of requests over a file tier, which kills its process in the middle of them."""
 
     def __init__(self, engine: Live, seed: int) -> None:
         self.engine = engine
@@ -111,7 +111,7 @@ class Killer:
         return self._client._runner.pid
 
     def await_process(self) -> int:
-        """Step until there is another process and the tier is asked again."""
+        """Step until there is a new process and the tier is asked again."""
         for _ in range(6000):
             ready = self._client.takes_reads and self._client.takes_stores
             if ready and self.pid not in (None, self._last_pid):
@@ -122,7 +122,7 @@ class Killer:
         raise AssertionError("the process does not come back")
 
     def store(self, count: int) -> None:
-        """One request that stores chunks, new or known."""
+        """Play a request that stores chunks, new or known."""
         request = self.engine.begin(f"store {next(self._names)}")
         keys = self.rng.sample(self.keys, count)
         self.engine.store(request, *keys)
@@ -130,7 +130,7 @@ class Killer:
         self.stored.update(keys)
 
     def load(self, count: int) -> None:
-        """One request that loads and compares what is there of some stored chunks."""
+        """Play a request that loads the hits among some stored chunks, and compares them."""
         request = self.engine.begin(f"load {next(self._names)}")
         keys = self.rng.sample(sorted(self.stored), count)
         names = self.engine.settle(request, *keys)
@@ -141,7 +141,7 @@ class Killer:
         self.hits += len(found)
 
     def kill_soon(self) -> threading.Thread:
-        """Kill the process in a moment, whatever it does then."""
+        """Kill the process after a moment, at any point of its work."""
         pid, delay_s = self.await_process(), self.rng.uniform(0.0, 0.006)
 
         def kill() -> None:
@@ -153,7 +153,7 @@ class Killer:
         return thread
 
     def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
-        """Have the process killed when it has been handed the next loads or stores, unread."""
+        """Kill the process when the next loads or stores were sent to it, but not read."""
         pid, flush = self.await_process(), self._client.flush
         wanted = Operation.LOAD if loads else Operation.STORE
         done = False
@@ -189,7 +189,7 @@ def test_a_process_that_is_killed_again_and_again_loses_work_and_nothing_else(
             else:
                 with pytest.MonkeyPatch.context() as monkeypatch:
                     pid = killer.kill_with(monkeypatch, loads)
-                    # Until there is something that is not in the primary tier, or that is new.
+                    # Until a chunk is not in the primary tier, or is new.
                     while killer.pid == pid:
                         (killer.load if loads else killer.store)(12)
             assert set(engine.manager.left_over().values()) == {0}
@@ -197,7 +197,7 @@ def test_a_process_that_is_killed_again_and_again_loses_work_and_nothing_else(
         assert failures["store.unavailable"] > 0
         assert failures["load.unavailable"] > 0
         killer.await_process()
-        # Of chunks that no process took to its grave, nothing is lost.
+        # Only the chunks of a killed process may be lost.
         killer.keys, killer.stored, killer.hits = NEW_KEYS, set(), 0
         for _ in range(6):
             killer.store(12)

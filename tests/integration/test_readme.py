@@ -21,7 +21,7 @@ def test_the_example_prints_what_the_readme_says() -> None:
 
 
 def test_whoever_is_told_to_install_is_told_from_where() -> None:
-    """Nothing is published: what pip is asked for is found in a clone only."""
+    """Nothing is published: pip finds the packages in a clone only."""
     text = README.read_text()
     (command,) = re.findall(r"^    pip install '\.\[.*$", text, re.MULTILINE)
     assert "\n## Install\n" in text

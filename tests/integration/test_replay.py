@@ -1,4 +1,4 @@
-"""The main job, end to end, through the command line, with processes that are killed."""
+"""The main job, end to end, on the command line, with killed processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
 
 
 def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step for each report would be work that no engine does."""
+    """One step for each report would be more steps than an engine takes."""
     steps = 0
     end_step = TieringManager.on_schedule_end
 
@@ -72,7 +72,7 @@ def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.Monk
     for _ in range(2):
         steps = 0
         driver.replay(chat_workload(40, 0), TieringConfig.from_dict(options))
-        # An answer, a load and a store are each waited for once; one more step ends the run.
+        # A lookup, a load and a store are each waited for once; one more step ends the run.
         assert steps <= 3 * 40 + 1
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_a_miss_is_counted_and_is_replaced(tmp_path: Path, dam
 
 
 def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None:
-    """At any moment; at every single call is what the file tier's own tests do."""
+    """The kill comes at any moment; the file tier's own tests kill at every single call."""
     rng = random.Random(11)
     root = tmp_path / "kv"
     arguments = ["replay", "--requests", "400", "--chunk-bytes", "8KiB", "--tier", f"file://{root}"]
@@ -134,7 +134,7 @@ def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None
     for _ in range(6):
         before = len(files(root))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            # Not before it writes, and at another moment each time.
+            # Not before it writes, and at a different moment each time.
             deadline = time.monotonic() + 60
             while process.poll() is None and time.monotonic() < deadline:
                 if len(files(root)) > before:
@@ -236,7 +236,7 @@ def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
     assert by_file["hit_rate"] == by_flags["hit_rate"]
     assert by_file["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
     assert files(tmp_path / "kv")
-    # What is given beside the file wins: a pool that evicts nothing, and other tiers.
+    # Flags override the file: a pool that evicts nothing, and other tiers.
     done = kvtier(*common, "--config", str(config), "--slots", "2000", "--tier", "memory:?name=m")
     host, memory = json.loads(done.stdout)["tiers"]
     assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)

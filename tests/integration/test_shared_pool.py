@@ -1,4 +1,4 @@
-"""A host pool that several processes map, and what is left of it when they are killed."""
+"""A host pool that several processes map, and its remains after they are killed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from support.pool_process import (
 )
 
 from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
+from kvtier_sdk.pool.limits import file_system_of
 
-# Neither a whole number of cache lines nor, with several workers, of pages.
+# Not a whole number of cache lines, nor, with several workers, of pages.
 PART_BYTES = 5000
 SLOTS = 16
 
@@ -37,7 +38,7 @@ def processes() -> Iterator[PoolProcesses]:
 
 @pytest.fixture
 def start(processes: PoolProcesses) -> Iterator[Start]:
-    """Start processes, which hold no pool any more when the test is over."""
+    """Start processes, which release their pools at the end of the test."""
     yield processes.start
     processes.take_back()
 
@@ -52,7 +53,7 @@ def join_line(
 def start_replica(
     start: Start, shm_directory: Path, workers: int, replica: str = "one"
 ) -> tuple[PoolProcess, list[PoolProcess]]:
-    """A scheduler and its workers, who join at once in no order."""
+    """Start a scheduler and its workers, which join at once in any order."""
     members = [None, *range(workers)]
     processes = [start() for _ in members]
     for process, member in zip(processes, members, strict=True):
@@ -211,7 +212,7 @@ def test_two_replicas_at_once_keep_apart(start: Start, shm_directory: Path) -> N
 
 
 def test_many_join_and_are_killed_at_once(start: Start, shm_directory: Path) -> None:
-    """Rounds of races: who comes first, who sweeps, who is last."""
+    """Each round is a race to come first, to sweep, and to be last."""
     for _ in range(2):
         scheduler, members = start_replica(start, shm_directory, 3)
         assert scheduler.run("pool.absent()") == []
@@ -305,6 +306,18 @@ def test_only_its_owner_can_open_a_pool(shm_directory: Path) -> None:
 def test_a_directory_that_cannot_hold_a_pool_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a shared host pool needs .*mount a tmpfs there"):
         HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(tmp_path / "none"))
+
+
+def test_a_directory_on_a_disk_is_told(
+    tmp_path: Path, shm_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if file_system_of(tmp_path) == "tmpfs":
+        pytest.skip("temporary files are on a tmpfs")
+    for directory, told in ((shm_directory, 0), (tmp_path, 1)):
+        HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory)).close()
+        assert len(caplog.messages) == told
+    assert f"the host pool lies in {tmp_path}, which is on " in caplog.text
+    assert "use a directory on a tmpfs, such as /dev/shm" in caplog.text
 
 
 # A process and its children

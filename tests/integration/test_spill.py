@@ -1,4 +1,4 @@
-"""Spill: a tier that is given what the primary tier evicts, and nothing else."""
+"""Spill: a tier that gets the chunks that the primary tier evicts, and no others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SLOTS = 150
 
 
 def play(engine: Live, request: ReplayRequest) -> tuple[set[bytes], set[bytes]]:
-    """Serve one request; the chunks that left the primary tier, and that the tier stored."""
+    """Serve one request; return the chunks that the primary tier evicted and the tier stored."""
     context = engine.begin(request.request_id)
-    # What a step takes, the end of a step can make good.
+    # The end of a step can replace the headroom that the step takes.
     window = engine.manager.headroom_slots
     for start in range(0, len(request.keys), window):
         keys = request.keys[start : start + window]

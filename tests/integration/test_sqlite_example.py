@@ -17,7 +17,7 @@ EXAMPLE = ROOT / "examples" / "kvtier-sqlite"
 
 @pytest.fixture(scope="module")
 def kvtier(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Run a module of an environment that has the wheels, and neither tree."""
+    """Run a module in an environment that has the wheels, but neither source tree."""
     directory = tmp_path_factory.mktemp("sqlite")
     wheel = build_wheel(EXAMPLE, wheels)
     venv.create(directory / "env")

@@ -1,4 +1,4 @@
-"""A package of a third party is found by its entry point, or its fault is told with its name."""
+"""A third party's package is found by its entry point, or an error names it and its fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ result = asyncio.run(main())
 
 
 def run(code: str, *sites: Path) -> Any:
-    """Run code in a fresh interpreter that sees the sites; what it leaves in ``result``."""
+    """Run code in a fresh interpreter that sees the sites, and return its ``result``."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sites))}
     code += "\nimport json\nprint(json.dumps(result))\n"
     done = subprocess.run(
@@ -55,7 +55,7 @@ def run(code: str, *sites: Path) -> Any:
 
 
 def error_of_loading(name: str, *sites: Path) -> tuple[str, str]:
-    """Class and text of the error with which a backend is refused."""
+    """Return class and text of the error with which a backend is refused."""
     code = f"""
 import kvtier_sdk
 try:

@@ -1,4 +1,4 @@
-"""A production trace through all tiers at once, on real servers, which die and come back.
+"""A production trace through all tiers at once, on real servers that die and come back.
 
 The trace is the file that ``KVTIER_TRACE`` names, or one beside the project, or generated chats, of
 which the first ``KVTIER_TRACE_REQUESTS`` are played; ``make test-trace`` plays ten times as many.
@@ -25,7 +25,7 @@ from kvtier_sdk import TieringConfig
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
 
 CHUNK_BYTES = 4096
-#: Fewer than the trace asks for again: what it hits comes from the tiers.
+#: Fewer than the trace asks for again, so that its hits come from the tiers.
 SLOTS = 250
 REQUESTS = int(os.environ.get("KVTIER_TRACE_REQUESTS", "200"))
 BESIDE = Path(__file__).parents[3] / "shared" / "traces" / "conversation-4k.jsonl"
@@ -42,7 +42,7 @@ def workload() -> list[ReplayRequest]:
 
 @pytest.fixture(scope="module")
 def trace(workload: list[ReplayRequest], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workload as a file of the traces' format: a chunk's id is its number."""
+    """Write the workload as a trace file, in which a chunk's id is its number."""
     numbers: dict[bytes, int] = {}
     lines = [
         json.dumps({"hash_ids": [numbers.setdefault(key, len(numbers)) for key in request.keys]})
@@ -55,7 +55,7 @@ def trace(workload: list[ReplayRequest], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """One of each kind, empty, by name."""
+    """Start an empty store of each kind, by name."""
     made: dict[str, Store] = {}
     with ExitStack() as ended:
         for kind in (Folder, RedisStore, S3Store):
@@ -69,12 +69,12 @@ def distinct_chunks(workload: Sequence[ReplayRequest]) -> int:
 
 
 def play(trace: Path, *stores: Store) -> dict[str, Any]:
-    """The command line, in a process of its own; what it reports, tiers by name."""
+    """Run the command line in a process, and return its report, with the tiers by name."""
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", "replay", "--json"]
     command += ["--trace", str(trace), "--chunk-bytes", str(CHUNK_BYTES), "--slots", str(SLOTS)]
     for store in stores:
         command += ["--tier", store.url]
-    # What it says goes to whoever watches: the whole trace takes its time.
+    # Its stderr is passed on to the terminal, since the whole trace takes long.
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     report["tiers"] = {tier["name"]: tier for tier in report["tiers"]}
@@ -89,7 +89,7 @@ def test_tiers_hit_what_an_unlimited_cache_hits_and_a_new_client_everything(
     assert first["hit_blocks"] == unlimited_hits(workload)
     for name, store in stores.items():
         assert first["tiers"][name]["stored_blocks"] == store.chunks() == distinct
-    # A new client finds all of it; and each tier alone serves all of it.
+    # A new client finds all chunks, and each tier alone serves all of them.
     again = [play(trace, *stores.values()), *(play(trace, store) for store in stores.values())]
     assert [report["hit_blocks"] for report in again] == [chunks] * len(again)
     for report in [first, *again]:
@@ -98,7 +98,7 @@ def test_tiers_hit_what_an_unlimited_cache_hits_and_a_new_client_everything(
 
 
 class Reopened(logging.Handler):
-    """Sees in a tier's log that it takes stores again."""
+    """A log handler that sees that a tier takes stores again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Reopened(logging.Handler):
 
 @pytest.fixture
 def reopened(request: pytest.FixtureRequest) -> Iterator[Reopened]:
-    """Of the tier that the test's parameter ``killed`` names."""
+    """The handler for the tier that the parameter ``killed`` names."""
     logger = logging.getLogger(f"kvtier.tier.{request.node.callspec.params['killed']}")
     handler, level = Reopened(), logger.level
     logger.addHandler(handler)
@@ -125,7 +125,7 @@ def reopened(request: pytest.FixtureRequest) -> Iterator[Reopened]:
 def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
     workload: list[ReplayRequest], stores: dict[str, Any], reopened: Reopened, killed: str
 ) -> None:
-    # Half of the trace shows it as well; the victim is asked first, so that much depends on it.
+    # Half of the trace is enough; the victim is asked first, so that much depends on it.
     workload = workload[: len(workload) // 2]
     victim, others = stores[killed], [stores[name] for name in stores if name != killed]
     entries = [
@@ -155,5 +155,5 @@ def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
         tier = tiers[store.name]
         assert tier.stored_chunks == store.chunks() == distinct
         assert tier.failures == tier.dropped == {}
-    # What it was given since it came back is there.
+    # The chunks that it got since it came back are there.
     assert victim.chunks() > survived[0]

@@ -1,4 +1,4 @@
-"""The tutorial for authors is done as it stands, and every block gives what the page says."""
+"""The tutorial for authors runs as it stands, and every block prints what the page says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_every_block_does_what_the_page_says(wheels: Path, tmp_path: Path) -> No
     blocks = blocks_of(PAGE.read_text())
     environment = stranger(wheels)
     environment |= {
-        # What is on no index yet.
+        # The packages that are on no index yet.
         "PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {wheels}",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }

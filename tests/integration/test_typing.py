@@ -1,4 +1,4 @@
-"""What a user's checker makes of us: wrong signatures are refused, every public type is known."""
+"""Type checks in users' code: wrong signatures are refused, and every public type is known."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_wrong_signatures_are_refused_and_right_ones_are_not(tmp_path: Path) -> 
 
 
 def marked() -> set[tuple[int, str]]:
-    """Line and code of each complaint that is wanted."""
+    """Return line and code of each expected complaint."""
     lines = enumerate(TIERS.read_text().splitlines(), 1)
     wanted = ((number, re.search(r"# E: ([\w-]+)$", line)) for number, line in lines)
     return {(number, found[1]) for number, found in wanted if found}
 
 
 def test_every_public_type_is_known(tmp_path: Path) -> None:
-    """By pyright's ``--verifytypes``, of which we heed what is about public names."""
+    """pyright's ``--verifytypes`` finds no fault with a public name."""
     beside = Path(sys.executable).parent
     done = subprocess.run(
         [
@@ -46,7 +46,7 @@ def test_every_public_type_is_known(tmp_path: Path) -> None:
             "--outputjson",
         ],
         cwd=tmp_path,
-        # It asks the first Python on the path where packages are.
+        # pyright asks the first Python on the path for the place of packages.
         env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -59,7 +59,7 @@ def test_every_public_type_is_known(tmp_path: Path) -> None:
 
 
 def public_homes() -> set[str]:
-    """Where the public classes and functions are defined, as full names."""
+    """Return the full names of the public classes and functions, by their home modules."""
     modules = map(
         importlib.import_module, ["kvtier_sdk", "kvtier_sdk.testing", "kvtier_sdk.worker"]
     )
@@ -72,7 +72,7 @@ def public_homes() -> set[str]:
 
 
 def complaints(symbol: dict[str, Any], public: set[str]) -> list[str]:
-    """What is wrong with a symbol, if it is public or part of something that is."""
+    """Return the faults of a symbol that is public or part of a public one."""
     name = symbol["name"]
     if symbol["isTypeKnown"] and not symbol["isTypeAmbiguous"]:
         return []

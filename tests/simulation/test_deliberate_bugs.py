@@ -28,7 +28,7 @@ from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_client import TierClient
 
-#: Within so many seeds each has to be found.
+#: Number of seeds within which each bug has to be found.
 SEEDS = 200
 
 Bug = Callable[[pytest.MonkeyPatch], None]
@@ -36,7 +36,7 @@ BUGS: dict[str, tuple[tuple[str, ...], Bug]] = {}
 
 
 def bug(*rules: str) -> Callable[[Bug], Bug]:
-    """Enter a bug, and the rules of which one has to find it."""
+    """Register a bug, and the rules, one of which has to find it."""
 
     def enter(make: Bug) -> Bug:
         BUGS[make.__name__] = rules, make
@@ -110,7 +110,7 @@ def a_late_answer_goes_to_a_later_lookup(patch: pytest.MonkeyPatch) -> None:
     def answered(original: Any, self: Any, pending: PendingLookup, bit: int, verdicts: Any) -> None:
         if not pending.waiting:
             pending = next((self.open[key] for key in pending.keys if key in self.open), pending)
-            # Whatever the later lookup asked for.
+            # For any keys of the later lookup.
             verdicts = (verdicts * len(pending.keys))[: len(pending.keys)]
         original(self, pending, bit, verdicts)
 
@@ -328,7 +328,7 @@ def a_release_is_skipped(patch: pytest.MonkeyPatch) -> None:
 
 @bug("the manager knows its jobs", "each pin has its owner", "the manager never raises")
 def a_late_report_of_an_old_job_is_applied(patch: pytest.MonkeyPatch) -> None:
-    """To the oldest job that runs, as with a table that uses ids again."""
+    """Apply it to the oldest running job, as with a table that reuses ids."""
 
     def conclude(original: Any, self: Any, result: JobResult, now_s: float) -> None:
         running = self.jobs.running

@@ -1,4 +1,4 @@
-"""The simulation itself: it finds nothing wrong, it plays everything, and always the same."""
+"""The simulation finds no breach, covers every event, and repeats exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.tiering.manager import TieringManager
 SEEDS = 150
 TESTS = Path(__file__).parents[1]
 
-# What a short run must have met at least once, or it does not test what it says.
+# Events that a short run must meet at least once to be a test of them.
 MET = """
 requests finished while running
 requests aborted while waiting

@@ -1,1 +1,1 @@
-"""What several test modules need."""
+"""Helpers that several test modules share."""

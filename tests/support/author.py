@@ -1,4 +1,4 @@
-"""What an author of a backend has: a released kvtier-sdk, and an environment without the source."""
+"""A backend author's machine: a released kvtier-sdk, and an environment without the source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build_wheel(package: Path, into: Path) -> Path:
 
 
 def stranger(wheels: Path) -> dict[str, str]:
-    """The environment of somebody who finds our wheels in a directory, and has no source tree."""
+    """Return the environment of a user who has our wheels in a directory, but no source tree."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -33,7 +33,7 @@ def stranger(wheels: Path) -> dict[str, str]:
 def run(
     command: list[str] | str, directory: Path, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run a command, or text for bash, that has to succeed; what it prints."""
+    """Run a command, or text for bash, that has to succeed, and return its output."""
     done = subprocess.run(
         ["bash", "-euc", command] if isinstance(command, str) else command,
         cwd=directory,

@@ -1,4 +1,4 @@
-"""The ``kvtier`` command, each time in a process of its own, without an interpreter's start.
+"""The ``kvtier`` command, each time in a new process, without an interpreter's start.
 
 A server has imported the command, and forks for each line of JSON that it reads. The copy has the
 arguments, directory, environment, streams and exit status of a command that a shell started.
@@ -37,10 +37,10 @@ def kvtier(
     Args:
         words: its arguments.
         cwd: its directory; this process's where absent.
-        environment: what differs from this process's. Packages in ``PYTHONPATH`` are found.
+        environment: differences from this process's. Packages in ``PYTHONPATH`` are found.
 
     Returns:
-        Its exit status, and what it printed.
+        Its exit status and its output.
     """
     arguments = list(map(os.fspath, words))
     with tempfile.TemporaryDirectory(prefix="kvtier-command-") as directory:
@@ -48,7 +48,7 @@ def kvtier(
         request = {
             "argv": ["kvtier", *arguments],
             "cwd": str(cwd or Path.cwd()),
-            # A path of this process's own would bring its source tree along.
+            # This process's path would bring its source tree along.
             "env": {**os.environ, "PYTHONPATH": "", **environment},
             "streams": list(map(str, streams)),
         }
@@ -71,7 +71,7 @@ class _Server:
         atexit.register(self._end)
 
     def ask(self, request: dict[str, Any]) -> int:
-        """Run one command; its exit status."""
+        """Run one command, and return its exit status."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -94,8 +94,8 @@ def _server() -> _Server:
 
 
 def serve() -> None:
-    """Fork for each line on standard input; return in the copy, with everything as it says."""
-    # What takes long to import, and starts no thread.
+    """Fork for each line on standard input; return in the copy, set up as the line says."""
+    # A slow import that starts no thread.
     for module in ("kvtier_sdk.cli.app", "kvtier_file", "kvtier_redis", "kvtier_s3"):
         importlib.import_module(module)
     replies = os.dup(1)

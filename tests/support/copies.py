@@ -1,4 +1,4 @@
-"""Whether payloads are copied on their way: where the system moves bytes, and what is allocated."""
+"""Detection of payload copies: the places where the system moves bytes, and allocations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def _address_of(view: bytes | memoryview) -> int:
 
 
 class ByteLedger:
-    """Counts what vector calls of the system move, by whether it lies in a transfer's buffers.
+    """A count of the bytes that vector calls move, inside and outside of transfers' buffers.
 
     Args:
-        monkeypatch: puts the counting in the place of the calls.
-        calls: their names in :mod:`os`, for example ``readv``.
+        monkeypatch: replaces the calls by counting ones.
+        calls: names of the calls in :mod:`os`, for example ``readv``.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
@@ -33,7 +33,7 @@ class ByteLedger:
             monkeypatch.setattr(os, name, self._counting(getattr(os, name)))
 
     def begin(self, transfers: Iterable[Transfer]) -> None:
-        """Count anew, for these."""
+        """Reset the count, and count for these transfers."""
         self._spans = [
             (_address_of(view), _address_of(view) + len(view))
             for transfer in transfers
@@ -58,14 +58,14 @@ class ByteLedger:
 
 
 class Peak:
-    """How much more was allocated at a time than at the start; known in the end."""
+    """The peak of allocated bytes above those at the start; known at the end."""
 
     allocated_bytes = 0
 
 
 @contextmanager
 def traced_peak() -> Iterator[Peak]:
-    """Watch Python's allocations, of all threads."""
+    """Trace Python's allocations in all threads."""
     peak = Peak()
     tracemalloc.start()
     try:

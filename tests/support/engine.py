@@ -12,6 +12,7 @@ from kvtier_sdk import (
     MemoryTierConfig,
     Namespace,
     OffloadKey,
+    PrepareStoreOutput,
     RequestContext,
     RunnerOptions,
     TierError,
@@ -36,9 +37,9 @@ class FaultyTier(MemoryTier):
     """A memory tier whose next calls can be made to fail, hang, or return nonsense.
 
     Attributes:
-        gate: what the operations of ``gated`` wait for, once there is one.
-        raises: what the next load or store raises.
-        down: what every call raises for as long as it is set.
+        gate: an event that the operations of ``gated`` wait for, if set.
+        raises: the exception of the next load or store.
+        down: the exception of every call while it is set.
     """
 
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
@@ -80,7 +81,7 @@ class FaultyTier(MemoryTier):
             yield entry
 
     def called(self) -> list[str]:
-        """The operations that were called, in order."""
+        """Return the operations that were called, in order."""
         return [operation for operation, _ in self.calls]
 
     async def _trouble(self, operation: str) -> None:
@@ -104,7 +105,7 @@ class Engine:
     """A manager over faulty tiers, and the steps of an engine.
 
     Attributes:
-        moves: for each tier, when which of its breakers went to which state.
+        moves: for each tier, the changes of its breakers: time, direction and new state.
     """
 
     def __init__(
@@ -170,18 +171,22 @@ class Engine:
             runner.run_for(0.0)
 
     def steps(self, duration_s: float, step_s: float = 0.01) -> None:
-        """Steps that each take so long, until the time is over."""
+        """Play steps of a length for a while."""
         until_s = self.clock.now_s() + duration_s
         while self.clock.now_s() < until_s:
             self.step(step_s)
 
     def store(self, request: RequestContext, *keys: OffloadKey) -> int:
-        """Store chunks, each filled with the first bytes of its key; how many got a slot."""
+        """Store chunks, and return how many got a slot."""
         output = self.manager.prepare_store(keys, request)
-        for key, slot in zip(output.keys_to_store, output.slots, strict=True):
-            self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
+        self.write(output)
         self.manager.complete_store(output.keys_to_store, request)
         return len(output.keys_to_store)
+
+    def write(self, output: PrepareStoreOutput) -> None:
+        """Fill each slot of a store with the first bytes of its key."""
+        for key, slot in zip(output.keys_to_store, output.slots, strict=True):
+            self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
 
     def load(self, request: RequestContext, *keys: OffloadKey) -> None:
         """Load chunks and compare them."""
@@ -210,13 +215,13 @@ class Engine:
             self.step()
 
     def at_rest(self) -> None:
-        """Nothing is pinned, in flight or in quarantine."""
+        """Assert that nothing is pinned, in flight or in quarantine."""
         self.at_rest_with(writing=0)
         usage = self.manager.usage()
         assert usage.free + usage.ready == usage.slots
 
     def at_rest_with(self, *, writing: int) -> None:
-        """Nothing is pinned, in flight or in quarantine, but for what the device is writing."""
+        """Assert the same, but for the slots that the device is writing."""
         for _ in range(3):
             self.step(1.0)
         usage = self.manager.usage()
@@ -231,3 +236,11 @@ def stored_below(engine: Engine, *keys: OffloadKey) -> None:
         engine.step()
         engine.step()
     engine.push_out(A)
+
+
+def start_promotion(engine: Engine, key: OffloadKey) -> None:
+    """Store a chunk in the tiers only, and start its load for B; the next step hands it over."""
+    stored_below(engine, key)
+    assert engine.look(B, key) == ["RETRY"]
+    engine.step()
+    assert engine.look(B, key) == ["HIT_PENDING"]

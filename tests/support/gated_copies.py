@@ -19,8 +19,8 @@ class Gate:
     """A copier that stops before it copies, until it is opened.
 
     Attributes:
-        began: bytes of each call that has begun, in order.
-        failing: calls of this many bytes raise once the gate is open.
+        began: number of bytes of each call that has begun, in order.
+        failing: calls with this number of bytes raise once the gate is open.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Gate:
 
 
 def until_finished(worker: OffloadWorker, jobs: int) -> None:
-    """Without ``wait``, whose thread would help."""
+    """Poll until jobs have finished, without ``wait``, whose thread would help."""
     ended = 0
     end_s = time.monotonic() + PATIENCE_S
     while ended < jobs:

@@ -25,7 +25,7 @@ _STEPS = 3000
 
 
 class Live:
-    """Plays steps until nothing is pending; a step waits for a report, or a moment."""
+    """An engine that plays steps until nothing is pending; a step waits shortly for a report."""
 
     def __init__(self, manager: TieringManager, pool: HostPool, reported: threading.Event) -> None:
         self.manager = manager
@@ -46,7 +46,7 @@ class Live:
         """Store chunks, each filled with its key over and over."""
         output = self.manager.prepare_store(keys, request)
         for key, slot in zip(output.keys_to_store, output.slots, strict=True):
-            self.pool.view(slot)[:] = content(key)
+            self.pool.view(slot)[:] = content(key, self.pool.chunk_bytes)
         self.manager.complete_store(output.keys_to_store, request)
         self.rest()
 
@@ -63,11 +63,11 @@ class Live:
         """Load chunks and compare them."""
         spec = self.manager.prepare_load(keys, request)
         for key, slot in zip(keys, spec.slots, strict=True):
-            assert self.pool.view(slot) == content(key)
+            assert self.pool.view(slot) == content(key, self.pool.chunk_bytes)
         self.manager.complete_load(keys, request)
 
     def there_and_back(self, request: RequestContext, *keys: OffloadKey, window: int = 8) -> None:
-        """Store chunks, then load them all, so many at a time."""
+        """Store chunks, then load them all, ``window`` chunks at a time."""
         windows = [keys[start : start + window] for start in range(0, len(keys), window)]
         for some in windows:
             self.store(request, *some)
@@ -85,9 +85,9 @@ class Live:
         raise AssertionError("the tiers do not finish")
 
 
-def content(key: OffloadKey) -> bytes:
-    """What a chunk holds."""
-    return (key * CHUNK_BYTES)[:CHUNK_BYTES]
+def content(key: OffloadKey, chunk_bytes: int = CHUNK_BYTES) -> bytes:
+    """Make a chunk's payload: its key over and over."""
+    return (key * chunk_bytes)[:chunk_bytes]
 
 
 @contextmanager
@@ -96,14 +96,15 @@ def live(
     *,
     slots: int = 64,
     namespace: dict[str, object] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
     events: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[Live]:
-    """Open tiers with a manager over them; deadlines are long, since the machine may be busy."""
+    """Open tiers and a manager over them, with long deadlines, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
     specs = [TierSpec.from_url(url, **patience) for url in tiers]
     config = TieringConfig.from_dict(
-        {"slots": slots, "chunk_bytes": CHUNK_BYTES, "tiers": specs}, where="test"
+        {"slots": slots, "chunk_bytes": chunk_bytes, "tiers": specs}, where="test"
     )
     reported = threading.Event()
     with (

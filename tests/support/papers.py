@@ -16,10 +16,10 @@ def make_papers(at: Path) -> SimpleNamespace:
     """Make a private CA, and certificates of it for the server and for a client.
 
     Args:
-        at: the directory to put them into.
+        at: the directory for them.
 
     Returns:
-        ``ca``, a file; ``server`` and ``client``, a certificate and its key each.
+        ``ca``, a file; ``server`` and ``client``, each a certificate and its key.
     """
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 

@@ -1,4 +1,4 @@
-"""The other end of a connection, in the hands of a test."""
+"""The other end of a connection, controlled by a test."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kvtier_sdk import Connection, SystemClock
 
 T = TypeVar("T")
 
-# Closing with this resets the connection.
+# With this option, closing resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Peer:
-    """A server's end of a TCP connection; nothing happens on it but what the test does.
+    """A server's end of a TCP connection, which does only what the test tells it to.
 
     Attributes:
-        connection: the other end.
+        connection: the client's end.
     """
 
     def __init__(self, stall_timeout_s: float | None = None) -> None:
@@ -37,7 +37,7 @@ class Peer:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def receive(self, count_bytes: int) -> bytes:
-        """Receive so many bytes, or fewer up to the end of the file."""
+        """Receive a number of bytes, or fewer up to the end of the file."""
         loop = asyncio.get_running_loop()
         data = b""
         while len(data) < count_bytes:
@@ -48,7 +48,7 @@ class Peer:
         return data
 
     def hang_up(self) -> None:
-        """End the file in the direction of the client."""
+        """Send the end of the file to the client."""
         self._sock.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
@@ -70,7 +70,7 @@ def open_peer(stall_timeout_s: float | None = None) -> Iterator[Peer]:
 
 
 async def settle() -> None:
-    """Let the loop report what has happened on its sockets."""
+    """Let the loop report the events of its sockets."""
     for _ in range(10):
         await asyncio.sleep(0.001)
 
@@ -78,12 +78,12 @@ async def settle() -> None:
 def converse(
     talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
 ) -> T:
-    """Run one side of a conversation while the other one sends a text and hangs up.
+    """Run the client's side of a conversation while the server sends a text and hangs up.
 
     Args:
-        talk: what the client does.
-        text: what the server sends, whatever the client does.
-        pieces: lengths of the first pieces that it comes in; the rest comes in one.
+        talk: the client.
+        text: the bytes that the server sends in any case.
+        pieces: lengths of the first pieces; the rest comes in one.
 
     Returns:
         The result of ``talk``.

@@ -1,4 +1,4 @@
-"""Workloads through the command line, as a user plays them."""
+"""Workloads that are played through the command line, as by a user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_trace(path: Path) -> tuple[Path, float]:
     """Write prompts that share prefixes.
 
     Returns:
-        The file, and what share of its chunks a cache hits that forgets nothing.
+        The file, and the share of its chunks that an unlimited cache hits.
     """
     rng = random.Random(11)
     known = [[0]]
@@ -33,12 +33,12 @@ def write_trace(path: Path) -> tuple[Path, float]:
 
 
 def replay(trace: Path, *arguments: str) -> dict[str, Any]:
-    """Play a trace with so few slots that most hits come from a tier; the report."""
+    """Play a trace with so few slots that most hits come from a tier; return the report."""
     return report_of("--slots", str(SLOTS), "--trace", str(trace), *arguments)
 
 
 def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str, Any]:
-    """Play chunks of 8 KiB, and end with a status; the report."""
+    """Play chunks of 8 KiB, assert the exit status, and return the report."""
     done = kvtier("replay", "--json", "--chunk-bytes", "8KiB", *arguments, **environment)
     assert done.returncode == status, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)

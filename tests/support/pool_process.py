@@ -1,7 +1,7 @@
-"""Processes that map a host pool and do what a test tells them, line by line.
+"""Processes that map a host pool and obey a test, line by line.
 
-Run as a program it is such a process: it evaluates each line that it reads, with ``pool`` being
-what ``join``, ``attach`` or ``create`` made last, and answers with a line of JSON.
+Run as a program, it is such a process: it evaluates each line that it reads, where ``pool`` is the
+last result of ``join``, ``attach`` or ``create``, and answers with a line of JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def pattern(worker: int, slot: int, size_bytes: int) -> npt.NDArray[np.uint8]:
-    """Bytes that tell parts and slots apart."""
+    """Return bytes that differ for each part and slot."""
     return np.random.default_rng([worker, slot]).integers(1, 256, size_bytes, np.uint8)
 
 
@@ -37,7 +37,7 @@ def fill(pool: HostPool, worker: int) -> None:
 
 
 def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
-    """How many slots do not hold what a worker writes there, seen through somebody's part."""
+    """Count the slots without a worker's pattern, as seen through the part of any worker."""
     part = pool.part(worker if part_of is None else part_of)
     return sum(
         not np.array_equal(part[slot], pattern(worker, slot, pool.layout.part_bytes))
@@ -46,16 +46,16 @@ def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
 
 
 def names_in(directory: str | Path) -> list[str]:
-    """The names of pools that are there."""
+    """Return the names of the existing pools."""
     return sorted(path.name for path in Path(directory).glob("kvtier-pool-*"))
 
 
 class ChildError(Exception):
-    """What a process answered with: the type of its error, and the message."""
+    """A process's error: its type and message."""
 
 
 class PoolProcess:
-    """A process of its own."""
+    """A process that maps a pool."""
 
     def __init__(self, pass_fds: tuple[int, ...] = ()) -> None:
         self._is_reusable = not pass_fds
@@ -70,14 +70,14 @@ class PoolProcess:
         )
 
     def send(self, line: str) -> None:
-        """Tell it what to do, without waiting for the answer."""
+        """Send a line, without waiting for its answer."""
         assert self._process.stdin is not None
         self._open_lines += 1
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Wait for the answer to the oldest line that has none."""
+        """Wait for the answer to the oldest unanswered line."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the process has died: {self._process.wait()}"
@@ -88,41 +88,41 @@ class PoolProcess:
         return value
 
     def run(self, line: str) -> Any:
-        """Tell it what to do, and wait until it is done."""
+        """Send a line, and wait for its answer."""
         self.send(line)
         return self.answer()
 
     def is_at_rest(self) -> bool:
-        """Whether it can do something else for somebody else."""
+        """Return true if the process can serve another test."""
         return self._is_reusable and not self._open_lines
 
     def kill(self) -> None:
-        """SIGKILL; it is gone when this returns."""
+        """Kill it with SIGKILL, and wait for its end."""
         self._is_reusable = False
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            # A line that nobody reads any more.
+            # A line without a reader.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
 
 class PoolProcesses:
-    """Processes for one test after the other: what a test leaves alive, the next one gets."""
+    """Processes for one test after the other: the next test gets those left alive by the last."""
 
     def __init__(self) -> None:
         self._idle: list[PoolProcess] = []
         self._given: list[PoolProcess] = []
 
     def start(self, *, pass_fds: tuple[int, ...] = ()) -> PoolProcess:
-        """A process that holds no pool, with these descriptors."""
+        """Return a process that holds no pool and has these descriptors."""
         known = not pass_fds and self._idle
         self._given.append(self._idle.pop() if known else PoolProcess(pass_fds))
         return self._given[-1]
 
     def take_back(self) -> None:
-        """The test is over."""
+        """Take the processes back at the end of a test."""
         for process in self._given:
             if process.is_at_rest():
                 process.run("forget()")
@@ -132,7 +132,7 @@ class PoolProcesses:
         self._given.clear()
 
     def kill(self) -> None:
-        """All tests are over."""
+        """Kill the processes after all tests."""
         for process in self._idle:
             process.kill()
 
@@ -143,7 +143,7 @@ def _lines() -> Iterator[str]:
 
 
 def main() -> None:
-    """Do what the lines say."""
+    """Evaluate the lines on standard input."""
     scope: dict[str, Any] = {
         "PoolLayout": PoolLayout,
         "fill": fill,
@@ -167,7 +167,7 @@ def main() -> None:
 
 
 def _in_forked_child(action: Any) -> int:
-    """Do something in a forked copy of this process; returns what it ended with."""
+    """Call a function in a forked copy of this process, and return its exit status."""
     pid = os.fork()
     if pid == 0:
         status = 1

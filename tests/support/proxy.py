@@ -1,4 +1,4 @@
-"""A proxy that stands between a client and a server, to hold or to cut what passes."""
+"""A proxy between a client and a server, which can hold or cut their traffic."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import socket
 import struct
 
 _PIECE_BYTES = 16 * 1024
-# A socket that is closed with this resets its connection.
+# With this option, closing resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Passes bytes on to a server of the loopback, in both directions, while it is told to.
+    """A proxy to a server of the loopback, in both directions, with limits.
 
     Args:
-        port: the server's.
-        scheme: of the URL to connect to.
+        port: port of the server.
+        scheme: scheme of the proxy's URL.
     """
 
     def __init__(self, port: int, scheme: str) -> None:
@@ -29,25 +29,26 @@ class Proxy:
         self._open = asyncio.Event()
         self._open.set()
         self.connections = 0
-        #: Bytes that may still pass to the client and to the server; ``None`` for any number.
+        #: Bytes that may still pass to the client and to the server; ``None`` is unlimited.
         self.left_bytes: dict[str, int | None] = {"client": None, "server": None}
-        #: What happens then: "hold" until :meth:`release`, or "cut" or "reset" both connections.
+        #: The action at the limit: "hold" until :meth:`release`, or "cut" or "reset" both
+        #: connections.
         self.then = "hold"
         self.spent = asyncio.Event()
 
     async def start(self) -> str:
-        """Listen; returns the URL to connect to."""
+        """Listen, and return the URL to connect to."""
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._listener.sockets[0].getsockname()[1]
         return f"{self._scheme}://127.0.0.1:{port}"
 
     def release(self) -> None:
-        """Let everything pass from now on."""
+        """Remove the limits."""
         self.left_bytes = {"client": None, "server": None}
         self._open.set()
 
     def limit(self, side: str, count_bytes: int, then: str) -> None:
-        """Let so many bytes pass to one side, then hold, cut or reset."""
+        """Let a number of bytes pass to one side, then hold, cut or reset."""
         self.left_bytes[side] = count_bytes
         self.then = then
         self.spent.clear()
@@ -107,7 +108,7 @@ class Proxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection so that its peer sees a reset, behind what was sent."""
+    """Close a connection so that its peer sees a reset after the bytes that were sent."""
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     writer.transport.abort()

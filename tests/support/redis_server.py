@@ -1,4 +1,4 @@
-"""A redis-server of one's own on the loopback, for tests and for scripts."""
+"""A dedicated redis-server on the loopback, for tests and for scripts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _START_S = 20.0
 
 
 class ServerError(Exception):
-    """A server is missing or did not come up; the text tells why, with its log."""
+    """A server is missing or did not start; the message says why, with its log."""
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
+    """Return a free port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 def program(name: str) -> str:
-    """Where one of Redis's programs lies.
+    """Return the path of one of Redis's programs.
 
     Raises:
         ServerError: it is not installed.
@@ -41,14 +41,14 @@ def program(name: str) -> str:
 
 
 class Server:
-    """A redis-server process of its own, in a directory of its own, on a free port.
+    """A redis-server process with its own directory, on a free port.
 
     It keeps its port: :meth:`start` after :meth:`kill` is a restart.
 
     Args:
-        directory: for its log and what it writes; made where it is missing.
-        options: further ones of its command line.
-        sentinel: the configuration of a Sentinel, which it is then.
+        directory: directory of its log and files; made if it is missing.
+        options: further options of its command line.
+        sentinel: configuration that makes it a Sentinel.
     """
 
     def __init__(self, directory: Path, *options: str, sentinel: str | None = None) -> None:
@@ -64,7 +64,7 @@ class Server:
         """Start it, and wait until it answers, or until ``ready``.
 
         Raises:
-            ServerError: it is not installed, or ended, or does not answer.
+            ServerError: it is not installed, has ended, or does not answer.
         """
         arguments = ["--dir", str(self.directory), "--save", "", *self.options]
         if self.sentinel is not None:
@@ -78,10 +78,10 @@ class Server:
         return self
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Ask until it holds; while the server refuses, it does not.
+        """Poll a condition until it is true; while the server refuses, it counts as false.
 
         Raises:
-            ServerError: it does not come to hold, or the server ended.
+            ServerError: it does not become true in time, or the server ended.
         """
         end_s = time.monotonic() + _START_S
         while True:
@@ -100,30 +100,30 @@ class Server:
             time.sleep(0.02)
 
     def is_loading(self) -> bool:
-        """Whether it still reads what it had saved."""
+        """Return true while the server still reads its saved data."""
         return bool(self.ask("INFO", "persistence")["loading"])  # type: ignore[index]
 
     def ask(self, *words: object) -> object:
-        """Send one command; the reply."""
+        """Send one command, and return the reply."""
         with self.client() as client:
             return client.execute_command(*words)
 
     def client(self) -> redis.Redis:
-        """A client of it, for the caller to close."""
+        """Return a client of the server, for the caller to close."""
         return redis.Redis(**self.client_options, socket_timeout=5)  # type: ignore[arg-type]
 
     def pause(self) -> None:
-        """Let it hang: the system accepts for it, and nobody answers, until :meth:`resume`."""
+        """Let the server hang until :meth:`resume`: connections are accepted, but not answered."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let one that hangs go on."""
+        """Let a hung server go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it at once, if it runs: nothing is saved."""
+        """Kill the server if it runs; nothing is saved."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -1,4 +1,4 @@
-"""A tier that does what its options say, wherever it runs, and a runner around it."""
+"""A tier that misbehaves as its options say, in a thread or a process, and a rig around it."""
 
 from __future__ import annotations
 
@@ -50,17 +50,18 @@ _PATIENCE_S = 30.0
 
 
 class ExpiredError(TierAuthError):
-    """An error of a backend's own, made in a way of its own."""
+    """A backend's own error class, with its own arguments."""
 
     def __init__(self, account: str, days: int) -> None:
         super().__init__(f"the key of {account} expired {days} days ago", retryable=False)
         self.days = days
 
 
-class ScriptedConfig(MemoryTierConfig):
-    """What to do, and the file in which to write down what happened."""
+class MisbehavingConfig(MemoryTierConfig):
+    """An action for each call, and the file in which the tier writes down what happened."""
 
     diary: str = "/dev/null"
+    on_init: str = ""
     on_open: str = ""
     on_lookup: str = ""
     on_load: str = ""
@@ -69,11 +70,19 @@ class ScriptedConfig(MemoryTierConfig):
     secret_key: SecretStr = SecretStr("")
 
 
-class ScriptedTier(MemoryTier):
-    """A memory tier with a past, and with troubles that can be ordered."""
+class MisbehavingTier(MemoryTier):
+    """A memory tier that hangs, fails, crashes or misbehaves otherwise, as its options say.
 
-    config_model = ScriptedConfig
+    An option names an action: ``hang``, ``cling`` or a method. The diary survives the process.
+    """
+
+    config_model = MisbehavingConfig
     config: Any
+
+    def __init__(self, config: Any, context: Any) -> None:
+        super().__init__(config, context)
+        if config.on_init:
+            getattr(self, f"_{config.on_init}")()
 
     async def open(self) -> None:
         self._note("open")
@@ -117,7 +126,7 @@ class ScriptedTier(MemoryTier):
             getattr(self, f"_{action}")()
 
     def _lose_patience(self) -> None:
-        """Have calls believed to hang for good at once; in the process of the tier."""
+        """Count calls as hung for good at once, in the process of the tier."""
         health._HANG_S = 1e-9
 
     def _refuse(self) -> None:
@@ -152,21 +161,21 @@ class ScriptedTier(MemoryTier):
             raise SystemExit(3)
 
         task = asyncio.ensure_future(leave())
-        # Looked at, as a tier would that does not want to hear of it again.
+        # Retrieve the exception, so that asyncio does not log it.
         task.add_done_callback(lambda task: task.exception())
 
     def _stop_the_loop(self) -> None:
         asyncio.get_running_loop().stop()
 
     def _block(self) -> None:
-        """Hold the thread until somebody lets go of it."""
+        """Hold the thread until :meth:`Rig.unblock`."""
         self._note("blocking")
         released = Path(f"{self.config.diary}.released")
         while not released.exists():
             threading.Event().wait(0.005)
 
     def _hang_up(self) -> None:
-        """Leave the engine without an answer, and go on all the same."""
+        """Close the connection to the engine, and go on."""
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as link:
                 if link.family is socket.AF_UNIX and link.getpeername() == "":
@@ -174,7 +183,7 @@ class ScriptedTier(MemoryTier):
         self._block()
 
     def _leave_a_copy(self) -> None:
-        """Die, but not a copy that holds the same files open."""
+        """Die, and leave a forked copy alive that holds the same files open."""
         if os.fork() == 0:
             threading.Event().wait(20)
         os._exit(7)
@@ -184,6 +193,11 @@ class ScriptedTier(MemoryTier):
 
     def _leave(self) -> None:
         os._exit(7)
+
+    def _abort(self) -> None:
+        """End as a library does that was compiled to abort on a panic."""
+        os.write(2, b"thread 'main' panicked at client.rs:7: redis://u:secret@h is no URL\n")
+        os.abort()
 
     def _warn(self) -> None:
         self.context.logger.warning("%d percent full", 90)
@@ -199,7 +213,7 @@ class ScriptedTier(MemoryTier):
         logging.getLogger("somebody").warning("%s of %s", "one")
 
     def _print_raw(self) -> None:
-        """As a library in C does."""
+        """Write to the standard streams as a library in C does."""
         for stream_fd in (1, 2):
             os.write(stream_fd, b"last words")
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
@@ -208,13 +222,13 @@ class ScriptedTier(MemoryTier):
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
 
     def _refuse_again(self) -> None:
-        """Refuse all but the first."""
+        """Refuse every open but the first."""
         if "opened" in self._past():
             self._refuse()
 
 
 class SeenRunner:
-    """A runner, and every report of it that is no result.
+    """A runner, and all its reports other than results.
 
     Args:
         runner: the real one.
@@ -237,16 +251,16 @@ class Rig(TierListener):
     """A tier's client around a runner, and an engine that waits for its notifications.
 
     Attributes:
-        results: of all jobs that were concluded, in order.
-        others: what the runner has reported besides.
+        results: the results of all concluded jobs, in order.
+        others: the other reports of the runner.
 
     Args:
         kind: ``thread`` or ``process``.
-        directory: for the tier's diary.
-        clock: time and tasks.
-        runner: further options of every tier.
-        notifies: whether the runner says when there is something to poll.
-        script: options of the scripted tier.
+        directory: directory of the tier's diary.
+        clock: the clock of runner and client.
+        runner: further options that every tier has.
+        notifies: let the runner notify of new reports.
+        script: options of the misbehaving tier.
     """
 
     def __init__(
@@ -269,8 +283,8 @@ class Rig(TierListener):
         spec = TierSpec(
             "held",
             "memory",
-            ScriptedTier,
-            ScriptedConfig(diary=str(self._diary), **script),
+            MisbehavingTier,
+            MisbehavingConfig(diary=str(self._diary), **script),
             RunnerOptions.model_validate({"runner": kind, **patience, **(runner or {})}),
         )
         self.runner = make_runner(
@@ -298,11 +312,11 @@ class Rig(TierListener):
     stored = loaded = answered
 
     def past(self) -> list[str]:
-        """What the tier has written down."""
+        """Return the lines of the tier's diary."""
         return self._diary.read_text().split("\n")[:-1] if self._diary.exists() else []
 
     def wait_past(self, what: str) -> None:
-        """Wait until the tier has written that down."""
+        """Wait for a line in the tier's diary."""
         for _ in range(6000):
             if any(line.startswith(what) for line in self.past()):
                 return
@@ -310,11 +324,11 @@ class Rig(TierListener):
         raise AssertionError(f"not {what} but {self.past()}")
 
     def unblock(self) -> None:
-        """Let go of a tier that blocks."""
+        """Release a blocked tier."""
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
-        """A job over chunks, each in the slot of its number."""
+        """Make a job over chunks, each in the slot of its number."""
         slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
         deadline_s = self.clock.now_s() + 60
         keys = [KEYS[chunk] for chunk in chunks]
@@ -324,24 +338,24 @@ class Rig(TierListener):
         return [self.job(Operation.LOOKUP, 0, 1) for _ in range(count)]
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Hand jobs over, with ids and deadlines of their own."""
+        """Hand jobs over with the ids and deadlines that they have."""
         self.client._collected += jobs
         self.client.flush()
 
     def take(self) -> list[str]:
-        """Poll once; the first verdicts of all results so far."""
+        """Poll once, and return the first verdict of each result so far."""
         self.client.poll()
         return [result.verdicts[0].value for result in self.results]
 
     def wait_for(self, count: int, others: int = 0) -> list[str]:
-        """Poll, at each notification, until so many results and other reports are there."""
+        """Poll at each notification until a number of results and other reports have come."""
         while len(verdicts := self.take()) < count or len(self.others) < others:
             assert self.notified.wait(_PATIENCE_S), f"{verdicts} and {self.others}, and no more"
             self.notified.clear()
         return verdicts
 
     def do(self, operation: Operation, *chunks: int) -> list[str]:
-        """One job, to its end; its verdicts."""
+        """Run one job to its end, and return its verdicts."""
         self.submit([self.job(operation, *chunks)])
         self.wait_for(len(self.results) + 1)
         return [verdict.value for verdict in self.results[-1].verdicts]

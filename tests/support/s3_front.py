@@ -1,10 +1,11 @@
-"""Makes an S3 server of one that writes in place: a request is seen whole, or not at all.
+"""A front that makes requests to ``rclone serve s3`` atomic, as they are in S3.
 
 S3 shows an object when all of it has arrived, and the last of two writers wins. ``rclone serve s3``
 writes into the file while a request arrives, and answers a second writer with an error. In front of
 it, requests are read to their end first, and then passed on one by one.
 
-Run as a program, in a process of its own: ``python s3_front.py PORT``, the server's.
+It runs as a program in its own process: ``python s3_front.py PORT``, where the port is the
+server's.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "expect"}
 
 
 class S3Front:
-    """The program, as a context manager.
+    """The running program, as a context manager.
 
     Args:
-        server_port: where the server listens.
+        server_port: port of the server.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -88,11 +89,11 @@ class _Handler(BaseHTTPRequestHandler):
             connection.close()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Do not log."""
 
 
 def main() -> None:
-    """Serve until killed; the port is printed first."""
+    """Print the port, and serve until killed."""
     _Handler.server_port = int(sys.argv[1])
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     print(server.server_port, flush=True)

@@ -21,20 +21,20 @@ _START_S = 30.0
 
 
 class S3ServerError(Exception):
-    """The server cannot be started; the message says why, and holds its log."""
+    """The server cannot be started; the message says why, with its log."""
 
 
 class S3Server:
     """An rclone process that serves a directory: each bucket a directory in it.
 
-    It listens on the same port whenever it is started again. Use it as a context manager, or call
-    :meth:`start` and :meth:`kill`.
+    It keeps its port over restarts. Use it as a context manager, or call :meth:`start` and
+    :meth:`kill`.
 
     Args:
-        directory: holds the buckets and beside them the server's log; made where it is missing.
-        options: further ones of ``rclone serve s3``.
-        buckets: made where they are missing.
-        scheme: ``https`` where the options make it speak TLS.
+        directory: directory of the buckets and the server's log; made if it is missing.
+        options: further options of ``rclone serve s3``.
+        buckets: names of the buckets; made if they are missing.
+        scheme: ``https`` if the options make it speak TLS.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """What S3 clients connect to."""
+        """The URL that S3 clients connect to."""
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
     @property
@@ -65,18 +65,18 @@ class S3Server:
 
     @property
     def pid(self) -> int | None:
-        """The server's process, while it runs."""
+        """The id of the server's process, while it runs."""
         return None if self._process is None else self._process.pid
 
     def tier_url(
         self, place: str = "kv/chunks", *, endpoint: str | None = None, **options: object
     ) -> str:
-        """The URL of a tier in this server, credentials included.
+        """Return the URL of a tier in this server, credentials included.
 
         Args:
             place: bucket and prefix.
-            endpoint: another way to the server, through a proxy.
-            options: of the tier.
+            endpoint: another address of the server, such as a proxy's.
+            options: options of the tier.
 
         Returns:
             For example ``s3://kv/chunks?endpoint=http://127.0.0.1:...``.
@@ -91,10 +91,10 @@ class S3Server:
         return f"s3://{place}?{urlencode(given, quote_via=quote, safe=':/')}"
 
     def make_shards(self, place: str) -> None:
-        """Make the directories of a namespace's shards, before the server has seen any of them.
+        """Make the directories of a namespace's shards before the server needs them.
 
-        Where two requests make a directory at once it answers one of them with 500. A runner asks
-        again; who calls a tier himself does not.
+        If two requests make a directory at once, the server answers one of them with 500. A runner
+        tries again; a test that calls a tier directly does not.
 
         Args:
             place: bucket, prefix and fingerprint.
@@ -103,13 +103,13 @@ class S3Server:
             (self.buckets / place / f"{shard:02x}").mkdir(parents=True)
 
     def start(self) -> S3Server:
-        """Start it and wait until it answers.
+        """Start the server, and wait until it answers.
 
         Returns:
-            Itself.
+            The server itself.
 
         Raises:
-            S3ServerError: it does not come up.
+            S3ServerError: it does not start.
         """
         command = [_rclone(), "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
         command += ["--auth-key", f"{ACCESS_KEY_ID},{SECRET_ACCESS_KEY}", "--config", os.devnull]
@@ -127,7 +127,7 @@ class S3Server:
         return self
 
     def kill(self) -> None:
-        """End it at once; harmless where it does not run. What it has stored stays."""
+        """Kill the server if it runs; its objects stay."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -151,7 +151,7 @@ class S3Server:
 
 
 def _rclone() -> str:
-    """The program, that of this environment first."""
+    """Return the path of rclone; this environment's comes first."""
     beside = Path(sys.executable).with_name("rclone")
     found = str(beside) if beside.exists() else shutil.which("rclone")
     if found is None:
@@ -162,8 +162,8 @@ def _rclone() -> str:
 
 
 def _free_port() -> int:
-    # Below those that the system gives to clients: while the server is down, one of them could
-    # get its port, or even connect to itself.
+    # Below the ports that the system gives to clients: while the server is down, a client could get
+    # its port, or even connect to itself.
     for port in random.sample(range(15_000, 32_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

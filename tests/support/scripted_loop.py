@@ -1,7 +1,6 @@
-"""A tier's loop on virtual time, around a tier that does what a script says.
+"""A tier's loop on virtual time, around a tier that follows a script.
 
-The account sees every report, and every rule that is broken on the way; a rig that is closed has
-broken none.
+The account notes every report and every broken rule; closing a rig asserts that no rule was broken.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ MOVES = (LOAD, STORE)
 
 
 class Account:
-    """What the loop has reported, and every rule that was broken on the way."""
+    """The reports of the loop, and the rules that were broken on the way."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
@@ -97,7 +96,7 @@ class Account:
         self.released.add(job_id)
 
     def touch(self, key: OffloadKey) -> None:
-        """Somebody reads or writes a slot's memory."""
+        """Note that a slot's memory is read or written."""
         if key != CANARY_KEY and self.job_of[key] in self.released:
             self.breaches.append("memory was touched after its job had been released")
 
@@ -106,7 +105,7 @@ class Account:
 
 
 class Slots:
-    """A slot a key, so that a touch of memory tells the job."""
+    """One slot for each key, so that a touch of memory identifies the job."""
 
     chunk_bytes = CHUNK_BYTES
 
@@ -121,12 +120,12 @@ class Slots:
 
 @dataclass
 class Act:
-    """What a tier does when it is called next.
+    """The course of a tier's next call.
 
     Attributes:
-        kind: how the call ends.
-        after_s: how long it takes.
-        stubborn: whether it goes on when it is cancelled.
+        kind: its end.
+        after_s: its duration.
+        stubborn: it goes on when it is cancelled.
     """
 
     kind: str = "fine"
@@ -147,17 +146,17 @@ ERRORS: dict[str, Callable[[], TierError]] = {
 
 
 class PanicError(BaseException):
-    """As a client in Rust raises where it panics: no Exception."""
+    """A panic of a client in Rust, which is no Exception."""
 
 
 class ScriptedTier(SecondaryTierManager):
-    """Does what it is told, call by call; after that, what a healthy tier does."""
+    """A tier that follows a script, call by call, and is healthy after its end."""
 
     contract_version = 1
     capabilities = Capability.DELETE | Capability.TOUCH
     account: Account
     script: Iterator[Act]
-    # What happens to calls behind the script's end, of one operation or all ("").
+    # The course of calls after the script's end, of one operation or of all ("").
     always: dict[str, Act]
     let_go: asyncio.Event
 
@@ -207,7 +206,7 @@ class ScriptedTier(SecondaryTierManager):
 
     @contextmanager
     def _lent(self, batch: Sequence[Transfer]) -> Iterator[None]:
-        """No two calls at once get the same header."""
+        """Note a breach if two concurrent calls get the same header."""
         addresses = {np.frombuffer(t.header, np.uint8).ctypes.data for t in batch}
         if len(addresses) < len(batch) or addresses & self.account.lent_headers:
             self.account.breaches.append("a header that was lent twice")
@@ -280,7 +279,7 @@ class ScriptedTier(SecondaryTierManager):
 
 
 class Rig:
-    """A loop over a scripted tier, on a clock of its own."""
+    """A loop over a scripted tier, on its own clock."""
 
     def __init__(self, *script: Act, **options: Any) -> None:
         self.account = Account()
@@ -317,7 +316,7 @@ class Rig:
         self.run(self.clock.sleep(duration_s))
 
     def job(self, operation: Operation, keys: int = 1, within_s: float = 5.0) -> Job:
-        """A new job over keys, and slots, that no other job has."""
+        """Make a job with keys and slots that no other job has."""
         job_id = len(self.account.jobs)
         names = [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
         slots = [1000 * job_id + n for n in range(keys)] if operation in MOVES else []
@@ -334,7 +333,7 @@ class Rig:
         self.run(hand_over())
 
     def ask(self, operation: Operation, *, within_s: float = 5.0, run_s: float = 0.0) -> Job:
-        """Submit a job of one key and let the loop run."""
+        """Submit a job of one key, and let the loop run."""
         job = self.job(operation, within_s=within_s)
         self.submit(job)
         self.run_for(run_s)
@@ -352,7 +351,7 @@ class Rig:
 
 
 def failing(rig: Rig, operation: str, kind: str = "unavailable", calls: int = 5) -> None:
-    """Let an operation fail from now on, and so often that its breaker opens."""
+    """Let an operation fail from now on, often enough to open its breaker."""
     rig.tier.always[operation] = Act(kind)
     for _ in range(calls):
         rig.ask(Operation(operation), run_s=0.01)

@@ -1,4 +1,4 @@
-"""Programs that find a /dev/shm of their own, of a given size."""
+"""Programs with a private /dev/shm of a given size."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TESTS = Path(__file__).parents[1]
 
 
 def run_with_shm(size_bytes: int, program: str) -> None:
-    """Run a program that finds nothing but that much in /dev/shm, and fail if it does.
+    """Run a program with a private, empty /dev/shm, and fail the test if it fails.
 
-    Skips the test where this process may not have a mount namespace of its own.
+    The test is skipped where this process may not create a mount namespace.
     """
     unshare = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     mount = f"mount -t tmpfs -o size={size_bytes} tmpfs /dev/shm"

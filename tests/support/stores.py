@@ -1,4 +1,4 @@
-"""Where tiers keep chunks outside of any engine's process, and how to get at them from there."""
+"""Stores of tiers outside of any engine's process, with access to their chunks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from support.redis_server import Server
 from support.s3_server import S3Server
 
-#: Which bit :meth:`Store.damage` flips: this byte's lowest. Of a float32 it changes the exponent.
+#: :meth:`Store.damage` flips the lowest bit of this byte, which changes a float32's exponent.
 DAMAGED_BYTE = 4003
 
 
 class Store(ABC):
-    """Outlives engines. Each kind has a name, which is the backend's, and a tier's URL.
+    """A store that outlives engines. Each kind has its backend's name, and a tier's URL.
 
     Args:
-        url: of a tier in it.
+        url: URL of a tier in it.
         chunk_bytes: payload of a chunk.
     """
 
@@ -31,7 +31,7 @@ class Store(ABC):
 
     @abstractmethod
     def chunks(self) -> int:
-        """How many chunks it holds."""
+        """Return the number of chunks in the store."""
 
     @abstractmethod
     def damage(self) -> None:
@@ -39,14 +39,14 @@ class Store(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Take it away from under the hands of whoever uses it."""
+        """Take the store away while it is in use."""
 
 
 class ServedStore(Store):
-    """One that a server keeps, which can come back.
+    """A store in a server, which can come back.
 
     Args:
-        server: it; started here.
+        server: the server, which is started here.
         chunk_bytes: payload of a chunk.
     """
 
@@ -59,15 +59,15 @@ class ServedStore(Store):
         self._process.kill()
 
     def start(self) -> None:
-        """Bring it back, with what survived."""
+        """Bring the store back, with the chunks that survived."""
         self._process.start()
 
 
 class Folder(Store):
-    """The file tier's.
+    """The store of a file tier.
 
     Args:
-        folder: of its own; need not be there yet.
+        folder: its directory, which need not exist yet.
         chunk_bytes: payload of a chunk.
     """
 
@@ -86,7 +86,7 @@ class Folder(Store):
     def kill(self) -> None:
         if self._folder.is_dir():
             shutil.rmtree(self._folder)
-            # Where nothing is, the tier makes its root again.
+            # In an empty place the tier would make its root again.
             self._folder.touch()
 
     def _files(self) -> list[Path]:
@@ -94,10 +94,10 @@ class Folder(Store):
 
 
 class RedisStore(ServedStore):
-    """A redis-server of its own, which forgets everything when it is killed.
+    """A dedicated redis-server, which forgets everything when it is killed.
 
     Args:
-        folder: of its own.
+        folder: the server's directory.
         chunk_bytes: payload of a chunk.
     """
 
@@ -123,10 +123,10 @@ class RedisStore(ServedStore):
 
 
 class S3Store(ServedStore):
-    """An S3 server of its own, which keeps everything when it is killed.
+    """A dedicated S3 server, which keeps everything when it is killed.
 
     Args:
-        folder: of its own.
+        folder: the server's directory.
         chunk_bytes: payload of a chunk.
     """
 
@@ -147,7 +147,7 @@ class S3Store(ServedStore):
 
 
 def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:
-    """Those that are large enough to be a chunk."""
+    """Return the files that are large enough for a chunk."""
     files = (path for path in folder.rglob(pattern) if path.is_file())
     return [path for path in files if path.stat().st_size > chunk_bytes]
 
@@ -160,5 +160,5 @@ def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
             (byte,) = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte ^ 1]))
-        # As a disk would damage it, unseen.
+        # A disk would not change the times either.
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -1,4 +1,4 @@
-"""Clocks that hold a tier's process back, and what the system says of it."""
+"""Clocks that hold a tier's process back, and the system's facts about processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """Pauses of a second and more last until they are let go of, and are noted."""
+    """A clock whose pauses of a second and more are noted, and last until they are ended."""
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []
@@ -40,7 +40,7 @@ class HeldBackClock(SystemClock):
 
 
 class LookClock(HeldBackClock):
-    """The engine looks after a process when it is told to, and then believes jobs to be late."""
+    """A clock by which the engine checks a process only on demand, and then finds jobs late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,11 +60,11 @@ class LookClock(HeldBackClock):
 
     @property
     def looks(self) -> int:
-        """How many looks are due."""
+        """The number of checks that are due."""
         return self._looks.qsize()
 
     def look(self) -> None:
-        """Look once; the look before is over."""
+        """Check once, after the previous check has ended."""
         event_loop, callback = self._looks.get(timeout=30)
         event_loop.call_soon_threadsafe(callback)
 
@@ -76,7 +76,7 @@ def pid_of(runner: TierRunner) -> int:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not waited for does not."""
+    """Return true if a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -85,7 +85,7 @@ def is_there(pid: int) -> bool:
 
 
 def children() -> list[int]:
-    """The processes that tiers of this one have."""
+    """Return the processes of this process's tiers."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

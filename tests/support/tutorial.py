@@ -1,4 +1,4 @@
-"""A page of documentation as a program: what it says is done, in order, and gives what it says."""
+"""A page of documentation as a program: its blocks are run in order, and their output compared."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Block:
     """One block of a page.
 
     Attributes:
-        kind: what stands behind its fence.
-        text: what is in it.
-        file: where that belongs, if it is a file.
+        kind: the word after its fence.
+        text: its content.
+        file: the path for its content, if it is a file.
     """
 
     kind: str
@@ -28,12 +28,12 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     return [Block(kind, text, file or None) for file, kind, text in _BLOCK.findall(page)]
 
 
 def script_of(blocks: list[Block]) -> str:
-    """A script for bash that does what the blocks say, and marks where each begins."""
+    """Return a bash script that runs the blocks, and marks the start of each."""
     lines = ["set -eu", "exec 2>&1"]
     for index, block in enumerate(blocks):
         lines += [f"echo {shlex.quote(_MARK.format(index))}", _step(block)]
@@ -41,15 +41,15 @@ def script_of(blocks: list[Block]) -> str:
 
 
 def outputs_of(printed: str, blocks: list[Block]) -> list[str]:
-    """What each block printed; those that were not reached are missing."""
+    """Return the output of each block; blocks that were not reached are missing."""
     parts = re.split(rf"^{_MARK.format('[0-9]+')}\n", printed, flags=re.MULTILINE)
     return parts[1 : len(blocks) + 1]
 
 
 def missing_lines(expected: str, printed: str) -> list[str]:
-    """The lines of a page that do not come, in their order, in what was printed.
+    """Return the lines of a page that do not come, in order, in the output.
 
-    ``...`` stands for anything, runs of blanks for each other.
+    ``...`` matches anything, and a run of blanks any other.
     """
     lines = iter(_plain(line) for line in printed.splitlines())
     missing = []

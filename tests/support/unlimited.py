@@ -1,4 +1,4 @@
-"""The cache that everything is measured against: it forgets nothing."""
+"""An unlimited cache, the reference for hit rates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvtier_sdk.replay import ReplayRequest
 
 
 def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
-    """How many chunks it hits: of each prompt the longest prefix seen before."""
+    """Count the hits of the unlimited cache: the longest known prefix of each prompt."""
     seen: set[bytes] = set()
     hits = 0
     for request in workload:
@@ -21,5 +21,5 @@ def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
 
 
 def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
-    """The same as a share of all chunks."""
+    """Return the hits of the unlimited cache as a share of all chunks."""
     return unlimited_hits(workload) / sum(len(request.keys) for request in workload)

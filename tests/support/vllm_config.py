@@ -1,4 +1,4 @@
-"""What vLLM's connector would tell a spec, without an engine."""
+"""Configurations as vLLM's connector gives them to a spec, without an engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kvtier_sdk import ConfigError
 
 KEYS = [make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
 CHUNK_BYTES = 8192
-#: A directory with a config and weights, neither of which says anything.
+#: A directory with a meaningless config and weights.
 MODEL = Path(__file__).with_name("model")
 
 
@@ -66,7 +66,7 @@ def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
 
 @contextmanager
 def opened_manager(config: OffloadingConfig) -> Iterator[Any]:
-    """A manager, and the worker that an engine starts before it."""
+    """Open a manager, and the worker that an engine starts before it."""
     with joined_worker(config):
         manager = OffloadingSpecFactory.create_spec(config).get_manager()
         try:
@@ -77,7 +77,7 @@ def opened_manager(config: OffloadingConfig) -> Iterator[Any]:
 
 @contextmanager
 def joined_worker(config: OffloadingConfig) -> Iterator[Any]:
-    """A worker with a cache of four blocks."""
+    """Make a worker with a cache of four blocks."""
     tensor = torch.zeros(4, CHUNK_BYTES, dtype=torch.int8)
     caches = CanonicalKVCaches(
         [CanonicalKVCacheTensor(tensor, CHUNK_BYTES)], [[CanonicalKVCacheRef(0, CHUNK_BYTES)]]
@@ -90,7 +90,7 @@ def joined_worker(config: OffloadingConfig) -> Iterator[Any]:
 
 
 def refuses_to_start_without_worker_1(config: OffloadingConfig) -> None:
-    """Assert it of an engine of two workers, of which the first is here."""
+    """Assert that an engine of two workers does not start with the first only."""
     config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
     with joined_worker(config):
         spec = OffloadingSpecFactory.create_spec(config)

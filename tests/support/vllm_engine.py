@@ -1,4 +1,4 @@
-"""Real engines, one process each, and the ways in which they can offload."""
+"""Real engines, each in a process, and the ways in which they can offload."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ CONFIG = {
 
 
 def make_model(folder: Path) -> Path:
-    """A small Llama without weights: vLLM makes them up from its seed."""
+    """Make a small Llama without weights: vLLM generates them from its seed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return folder
 
 
 def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
-    """So many full chunks of tokens, and a few more."""
+    """Make a prompt of full chunks of tokens, and a few tokens more."""
     rng = random.Random(seed)
     return [rng.randrange(10, 1000) for _ in range(chunks * BLOCK_TOKENS + extra)]
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way of offloading.
+    """A way to offload.
 
     Attributes:
-        name: for test ids.
+        name: its name in test ids.
         spec: vLLM's name of the spec; ``None`` offloads nothing.
-        entry_type: what ``type`` says in a tier's entry; ``None`` leaves it out.
+        entry_type: the ``type`` of a tier's entry; ``None`` leaves it out.
     """
 
     name: str
@@ -66,25 +66,25 @@ class Way:
 
     @property
     def offloads(self) -> bool:
-        """Whether anything is offloaded."""
+        """True if anything is offloaded."""
         return self.spec is not None
 
     def offloading(
         self, url: str, *, host_bytes: int = 64 * 2**20, verify: bool = True, **entry: Any
     ) -> dict[str, Any] | None:
-        """vLLM's ``kv_connector_extra_config`` for one tier.
+        """Return vLLM's ``kv_connector_extra_config`` for one tier.
 
         Args:
-            url: the tier's.
+            url: URL of the tier.
             host_bytes: size of the host pool.
-            verify: whether digests are checked.
-            entry: more options of the tier. On a busy machine a lookup takes longer than the
-                default allows; a test that is not about that waits.
+            verify: check digests.
+            entry: more options of the tier. The lookup deadline is longer than the default, since
+                the machine may be busy.
         """
         if self.spec is None:
             return None
         entry = {"url": url, "lookup_deadline": "30s", **entry}
-        # Weights that are made up are in no file.
+        # Generated weights are in no file.
         options = {"verify": verify, "model_revision": "made up"}
         config: dict[str, Any] = {
             "spec_name": self.spec,
@@ -105,21 +105,21 @@ OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 
 
 def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
-    """Whether tokens and top-5 logprobs of all outputs are equal, to the last bit."""
+    """Return true if tokens and top-5 logprobs of all outputs are equal to the last bit."""
     return [(out["tokens"], out["logprobs"]) for out in ours] == [
         (out["tokens"], out["logprobs"]) for out in theirs
     ]
 
 
 class EngineError(Exception):
-    """What the engine raised."""
+    """An exception of the engine."""
 
 
 class Interpreter:
-    """A Python process that has imported vLLM and starts engines, each in a fork of its own.
+    """A Python process that has imported vLLM and starts engines, each in a fork.
 
     Args:
-        folder: for its socket and its log.
+        folder: directory of its socket and its log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -135,13 +135,13 @@ class Interpreter:
             raise EngineError(f"vLLM cannot be imported:\n{self._log.read_text()[-4000:]}")
 
     def connect(self) -> socket.socket:
-        """A connection to a new process."""
+        """Return a connection to a new process."""
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(self._socket))
         return connection
 
     def close(self) -> None:
-        """End it; engines that it has started go on."""
+        """End the interpreter; the engines that it has started go on."""
         self._process.kill()
         self._process.communicate()
 
@@ -150,15 +150,15 @@ class Engine:
     """An engine process. Commands are the public methods of ``vllm_host.Host``.
 
     Args:
-        interpreter: starts it.
+        interpreter: the interpreter that starts it.
         model: directory of the model.
-        log: where what the engine prints is written.
+        log: file for the engine's output.
         offloading: vLLM's ``kv_connector_extra_config``.
-        environment: variables on top of this process's.
+        environment: variables besides this process's.
         options: further arguments of ``LLM``.
 
     Raises:
-        EngineError: it did not start; the message is what it raised.
+        EngineError: it did not start; the message is its exception.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Engine:
         return call
 
     def close(self) -> None:
-        """End the engine, as an operator would, and wait for it; twice does nothing."""
+        """End the engine as an operator would, and wait for it; a second call does nothing."""
         if self._connection.fileno() < 0:
             return
         with suppress(OSError):
@@ -220,7 +220,7 @@ class Engine:
             raise EngineError(f"shutting down: {json.loads(error)['error']}")
 
     def log(self) -> str:
-        """What the engine has printed."""
+        """Return the engine's output."""
         return self._log.read_text()
 
     def _send(self, document: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Real engines, each in a process of its own, driven by one JSON document a line.
+"""Real engines, each in its own process, driven by one JSON document a line.
 
 Run by ``vllm_engine.py`` with the path of a socket. This process imports vLLM, which takes longer
 than starting an engine, and nothing else; for each connection it forks an engine's process. The
@@ -16,8 +16,8 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-# One thread an engine, and nothing compiled: several engines start one after the other, and each
-# serves but a few prompts.
+# One thread an engine, and no compilation: several engines start one after the other, and each
+# serves only a few prompts.
 os.environ.update(
     OMP_NUM_THREADS="1",
     TORCHDYNAMO_DISABLE="1",
@@ -28,17 +28,16 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-#: Weights are made up within this distance of 0.
+#: Weights are generated within this distance of 0.
 WEIGHT = 0.08
-# A prompt shorter than a block: nothing of it is ever stored.
+# A prompt shorter than a block, which is never stored.
 TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Have weights made up that are large enough for keys and values to matter, each layer its own.
+    """Generate weights that differ by layer and are large enough for keys and values to matter.
 
-    vLLM's are so small, and so alike, that all tokens are as good as equally likely whatever was
-    read before.
+    vLLM's are so small, and so alike, that all tokens are about equally likely after any prompt.
     """
     from vllm.model_executor.model_loader import dummy_loader
 
@@ -48,14 +47,14 @@ def give_weight() -> None:
     def make_up_larger(parameter: Any) -> None:
         make_up(parameter, low=-WEIGHT, high=WEIGHT, seed=next(seeds))
         if parameter.dim() == 1:
-            # What scales a normalised vector is around 1.
+            # Scales of normalised vectors are around 1.
             parameter.data.add_(1.0)
 
     dummy_loader.initialize_single_dummy_weight = make_up_larger
 
 
 class Host:
-    """The engine and what can be asked of it; each public method is a command."""
+    """The engine; each public method is a command."""
 
     def __init__(self, model: str, offloading: dict[str, Any] | None, **options: Any) -> None:
         from vllm import LLM
@@ -83,7 +82,7 @@ class Host:
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._events: list[list[Any]] = []
         self._numbers = itertools.count()
-        # What was added, and what became of it.
+        # Added requests, and their outcomes.
         self._served: dict[str, Any] = {}
         self._watch_events()
 
@@ -92,28 +91,28 @@ class Host:
     def generate(
         self, prompts: list[list[int]], max_tokens: int = 4, **params: Any
     ) -> list[dict[str, Any]]:
-        """Serve prompts, all at once; tokens, top-5 logprobs and cached tokens of each."""
+        """Serve prompts at once, and return tokens, top-5 logprobs and cached tokens of each."""
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         sampling = self._sampling(max_tokens=max_tokens, **params)
         outputs = self._llm.generate(requests, sampling, use_tqdm=False)
         return [self._told(output) for output in outputs]
 
     def settle(self) -> None:
-        """Step until nothing is under way: nothing does after ``generate`` has returned."""
+        """Step until nothing is in flight; the engine does not step after ``generate``."""
         connector = self._scheduler.connector
         self.generate([TICK], max_tokens=1)
         while self._scheduler.has_requests() or connector.has_pending_push_work():
             self._engine.step()
 
     def add(self, prompts: list[list[int]]) -> None:
-        """Hand over prompts, which are served when it is stepped."""
+        """Add prompts, which are served by later steps."""
         for prompt in prompts:
             name = f"serve-{next(self._numbers)}"
             self._engine.add_request(name, {"prompt_token_ids": prompt}, self._sampling())
             self._served[name] = None
 
     def step_until_loading(self) -> bool:
-        """Step until a tier loads chunks; whether one does."""
+        """Step until a tier loads chunks, and return true if one does."""
         while self._engine.has_unfinished_requests():
             if self._loads_running():
                 return True
@@ -121,13 +120,13 @@ class Host:
         return False
 
     def abort(self, index: int) -> None:
-        """Abort one of those that were added."""
+        """Abort an added request."""
         name = list(self._served)[index]
         self._engine.abort_request([name])
         del self._served[name]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Serve all that were added and not aborted; as :meth:`generate`, in their order."""
+        """Serve all added requests that were not aborted; return as :meth:`generate`, in order."""
         while self._engine.has_unfinished_requests():
             self._step()
         served, self._served = self._served, {}
@@ -148,19 +147,19 @@ class Host:
     # --- looking ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """What the tiers' own counters say, by tier name."""
+        """Return the tiers' counters, by tier name."""
         return {
             tier.name: {field.name: getattr(tier, field.name) for field in fields(tier)}
             for tier in self._tiers()
         }
 
     def device_blocks(self) -> int:
-        """Blocks in the device's prefix cache."""
+        """Count the blocks in the device's prefix cache."""
         pool = self._scheduler.kv_cache_manager.block_pool
         return len(pool.cached_block_hash_to_block)
 
     def primary_chunks(self) -> int:
-        """Chunks in the host pool."""
+        """Count the chunks in the host pool."""
         manager = self._manager()
         if self._is_ours(manager):
             usage = manager.usage()
@@ -169,7 +168,7 @@ class Host:
         return primary._num_chunks - primary._get_num_free_chunks()
 
     def leftovers(self) -> dict[str, int]:
-        """What must be 0 when nothing is under way."""
+        """Return the counts that must be 0 when nothing is in flight."""
         manager = self._manager()
         if self._is_ours(manager):
             left: dict[str, int] = manager.left_over()
@@ -183,11 +182,11 @@ class Host:
         }
 
     def preemptions(self) -> int:
-        """How often a request lost its blocks."""
+        """Count the preemptions of requests."""
         return int(self._metric("vllm:num_preemptions"))
 
     def metrics(self) -> dict[str, float]:
-        """Our metrics as Prometheus has them; labels behind the name, without the engine's."""
+        """Return our metrics from Prometheus; labels follow the name, without the engine's."""
         return {
             ",".join(
                 [
@@ -204,7 +203,7 @@ class Host:
         }
 
     def events(self) -> list[list[Any]]:
-        """Kind, medium and number of chunks of each event since the last call."""
+        """Return kind, medium and number of chunks of each event since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -278,7 +277,7 @@ class Host:
 
 
 def drive(connection: socket.socket) -> None:
-    """Be an engine: the first line says which, each further one is a command."""
+    """Run an engine: the first line configures it, and each further one is a command."""
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:
@@ -303,7 +302,7 @@ def drive(connection: socket.socket) -> None:
 
 
 def import_vllm() -> None:
-    """Import what an engine will need."""
+    """Import the modules that an engine will need."""
     import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
     import vllm.entrypoints.llm
     import vllm.model_executor.models.llama
@@ -313,7 +312,7 @@ def import_vllm() -> None:
 
 def main() -> None:
     path = sys.argv[1]
-    # Nobody waits for the engines' processes.
+    # The engines' processes are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     import_vllm()
     server = socket.socket(socket.AF_UNIX)

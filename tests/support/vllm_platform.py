@@ -13,7 +13,7 @@ from kvtier_sdk.integrations.vllm import spec as our_spec
 
 
 def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) -> None:
-    """vLLM finds itself on this platform."""
+    """Make vLLM detect this platform."""
     facts: dict[str, Any] = {"device_name": name, "device_type": device_type}
     for fact, value in facts.items():
         monkeypatch.setattr(type(current_platform), fact, value, raising=False)
@@ -24,7 +24,7 @@ def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) ->
     is_gpu = device_type == "cuda"
     monkeypatch.setattr(type(current_platform), "is_cuda_alike", lambda self: is_gpu)
     for spec in (our_spec, tiering_spec):
-        # There is no GPU to copy from: of vLLM's worker, what it maps is left.
+        # There is no GPU to copy from: only the mapping of vLLM's worker is left.
         monkeypatch.setattr(
             spec,
             "CPUOffloadingWorker",

@@ -1,4 +1,4 @@
-"""Tiers by their options, and transfers to put into them."""
+"""A workbench for tiers: it opens them by their options, and makes transfers for them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from kvtier_sdk.chunk_header import header_bytes, round_up
 
 
 class Workbench:
-    """Opens tiers, makes what is stored in them, and looks at what comes back.
+    """A place to open tiers, make chunks for them, and compare the chunks that come back.
 
     Args:
         chunk_bytes: payload of a chunk; a test may set it before it opens a tier.
-        alignment: of the tiers' buffers.
+        alignment: alignment of the tiers' buffers.
 
     Attributes:
-        facts: of the namespace.
+        facts: facts of the namespace.
         removed: the keys that tiers reported as removed.
         opened: the tiers that are open.
     """
@@ -57,11 +57,11 @@ class Workbench:
         return self.header_bytes + self.payload_bytes
 
     def make(self, url: str, **options: object) -> SecondaryTierManager:
-        """A tier that is not open."""
+        """Make a tier without opening it."""
         return self.make_tier(TierSpec.from_url(url, **options))
 
     def make_tier(self, spec: TierSpec) -> SecondaryTierManager:
-        """The tier of an entry, not open."""
+        """Make the tier of an entry without opening it."""
         context = TierContext(
             name=spec.name,
             namespace=self.namespace,
@@ -75,19 +75,19 @@ class Workbench:
         return spec.tier_class(spec.config, context)
 
     async def open(self, *url: str, **options: object) -> SecondaryTierManager:
-        """An open tier, of what :meth:`make` takes."""
+        """Make and open a tier, with the arguments of :meth:`make`."""
         tier = self.make(*url, **options)
         self.opened.append(tier)
         await tier.open()
         return tier
 
     async def close(self) -> None:
-        """Close the tiers that are open."""
+        """Close the open tiers."""
         while self.opened:
             await self.opened.pop().close()
 
     def empty(self, key: bytes) -> Transfer:
-        """A transfer to load into; where a tier is aligned, in memory that begins with a page."""
+        """Make a transfer to load into; for an aligned tier, in memory that begins with a page."""
         header, payload = (
             mmap.mmap(-1, length) if self.alignment > 1 else bytearray(length)
             for length in (self.header_bytes, self.payload_bytes)
@@ -95,12 +95,12 @@ class Workbench:
         return Transfer(key, self.request, memoryview(header), memoryview(payload))
 
     def content(self, key: bytes, seed: int = 0) -> bytes:
-        """The object stored under a key; each seed makes other bytes."""
+        """Return the object that belongs under a key; each seed makes other bytes."""
         pattern = key + bytes([seed]) + bytes(range(251)) + b"\r\n"
         return (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
 
     def full(self, key: bytes, seed: int = 0) -> Transfer:
-        """A transfer to store."""
+        """Make a transfer to store."""
         transfer = self.empty(key)
         text = self.content(key, seed)
         transfer.header[:] = text[: self.header_bytes]
@@ -108,19 +108,19 @@ class Workbench:
         return transfer
 
     def holds(self, transfer: Transfer, seed: int = 0) -> bool:
-        """Say whether a transfer holds what belongs under its key."""
+        """Return true if a transfer holds the object that belongs under its key."""
         return b"".join(transfer.buffers) == self.content(transfer.key, seed)
 
     async def put(self, tier: SecondaryTierManager, *keys: bytes) -> Sequence[TierError | None]:
-        """Store chunks in one call; the verdicts."""
+        """Store chunks in one call, and return the verdicts."""
         return await tier.store([self.full(key) for key in keys])
 
     async def has(self, tier: SecondaryTierManager, *keys: bytes) -> list[bool]:
-        """Look chunks up in one call."""
+        """Look up chunks in one call."""
         return list(await tier.lookup(keys, self.request))
 
     async def loads(self, tier: SecondaryTierManager, *keys: bytes) -> bool:
-        """Load chunks in one call, and say whether each came back."""
+        """Load chunks in one call, and return true if all came back."""
         batch = [self.empty(key) for key in keys]
         verdicts = await tier.load(batch)
         return verdicts == [None] * len(keys) and all(map(self.holds, batch))

@@ -1,8 +1,8 @@
 """One rank of a tensor-parallel replica: a process with a KV cache, a worker and part of a pool.
 
-Run as a program with the pool's descriptor, its rank and the number of ranks. It stores its blocks
-and says so with a line; at a line from its parent it loads them into other blocks, and says how
-many of them differ.
+It runs as a program with the pool's descriptor, its rank and the number of ranks. It stores its
+blocks and prints a line. At a line from its parent it loads them into other blocks, and prints the
+number of blocks that differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TARGETS = [20, 22, 21, 30, 31, 16]
 
 
 def layers(rank: int) -> list[torch.Tensor]:
-    """The KV cache of a rank, a tensor for each layer."""
+    """Make the KV cache of a rank, a tensor for each layer."""
     source = torch.Generator().manual_seed(rank)
     shape = (BLOCKS, PAGE_BYTES)
     return [
@@ -31,7 +31,7 @@ def layers(rank: int) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    """Be the process."""
+    """Run the process."""
     fd, rank = (int(word) for word in sys.argv[1:])
     pool = HostPool.attach(fd, worker=rank)
     cache = layers(rank)

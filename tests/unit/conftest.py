@@ -15,13 +15,13 @@ HEADER_BYTES = 64
 
 @pytest.fixture
 def removed() -> list[OffloadKey]:
-    """The keys that a tier made by ``make_context`` reported as removed, in order."""
+    """The keys that a tier with a context of ``make_context`` reported as removed, in order."""
     return []
 
 
 @pytest.fixture
 def make_context(removed: list[OffloadKey]) -> Callable[..., TierContext]:
-    """Make the surroundings of a tier; ``removed`` collects what it reports."""
+    """Make a tier's context; ``removed`` collects the keys that it reports."""
 
     def report_removed(keys: Iterable[OffloadKey]) -> None:
         removed.extend(keys)

@@ -40,7 +40,7 @@ def check(
 
 
 def hand_built(**changes: object) -> bytes:
-    """A header as the module's documentation describes it, without the module's help."""
+    """Build a header by hand, as the module's documentation describes it."""
     fields: dict[str, object] = {
         "magic": b"KVTC",
         "version": 1,

@@ -25,7 +25,7 @@ DOCUMENTED = {**SDK, "Clock.gather_bounded": kvtier_sdk.Clock.gather_bounded}
 PROSE = {name: inspect.getdoc(found) or "" for name, found in DOCUMENTED.items()}
 BLOCKS = {name: re.findall(r"::\n\n((?:    .*\n|\n)+)", text) for name, text in PROSE.items()}
 IMPORTS = "import itertools, os, tempfile, uuid\nfrom pathlib import Path\n"
-#: These talk to a server of their own protocol, and are only compiled.
+#: Examples for servers with their own protocols, which are only compiled.
 NEED_A_SERVER = {"Connection", "ConnectionPool"}
 TIERS = {"SecondaryTierManager": "DictionaryTier", "ChunkTierManager": "DirectoryTier"}
 
@@ -33,7 +33,7 @@ TIERS = {"SecondaryTierManager": "DictionaryTier", "ChunkTierManager": "Director
 def run(name: str, **given: Any) -> dict[str, Any]:
     names = {**SDK, **given}
     text = IMPORTS + textwrap.dedent("\n".join(BLOCKS[name]))
-    # A tier that is there, in the place of a server.
+    # An installed tier in the place of a server.
     text = text.replace("redis://cache/0", "memory:")
     code = compile(text, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     awaited = None if name in NEED_A_SERVER else eval(code, names)

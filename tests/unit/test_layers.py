@@ -1,4 +1,4 @@
-"""The house rules that can be read off the source: who imports whom, and who may look at a clock.
+"""The house rules that the source shows: imports between layers, and uses of time.
 
 The checkers get source text, so that each rule is also shown to catch a breach.
 """
@@ -22,7 +22,7 @@ BACKENDS = PACKAGE.parent / "backends"
 
 
 def read_ranks(page: str) -> dict[str, int]:
-    """The table of docs/architecture.md: module, or package with all that is in it, to its layer.
+    """Read the table of docs/architecture.md: from a module or package to its layer.
 
     A module imports its own layer and those below.
     """
@@ -41,7 +41,7 @@ ONLY_IN = {
     "typer": "kvtier_sdk.cli",
     "rich": "kvtier_sdk.cli",
 }
-# What clock.py is the door to. A name that ends in a dot is a method, whatever its object.
+# Calls that only clock.py may make; CLOCK_METHODS are methods of any object.
 CLOCK_CALLS = frozenset(
     {
         "time.monotonic",
@@ -84,7 +84,7 @@ def is_in(module: str, package: str) -> bool:
 
 
 def home_of(module: str) -> str | None:
-    """The entry of the table that a module belongs to."""
+    """Return the table's entry for a module."""
     if module in RANKS:
         return module
     homes = [home for home in RANKS if home != "kvtier_sdk" and is_in(module, home)]
@@ -92,7 +92,7 @@ def home_of(module: str) -> str | None:
 
 
 def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
-    """Every import of a module, those in functions and under TYPE_CHECKING included."""
+    """Return every import of a module, those in functions and under TYPE_CHECKING included."""
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -115,7 +115,7 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterato
 
 
 def import_breaches(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """What a module of the SDK imports although it must not."""
+    """Return the forbidden imports of a module of the SDK."""
     home = home_of(module)
     if home is None:
         return [f"{module}: the table of layers does not know it"]
@@ -144,7 +144,7 @@ def import_breaches(source: str, module: str, *, is_package: bool = False) -> li
 
 
 def clock_breaches(source: str, module: str) -> list[str]:
-    """Where a module of the SDK reaches for time or tasks past the clock."""
+    """Return the places where a module of the SDK uses time or tasks past the clock."""
     if any(is_in(module, owner) for owner in CLOCK_OWNERS):
         return []
     forbidden = CLOCK_CALLS - OBSERVATION if is_in(module, MAY_OBSERVE) else CLOCK_CALLS
@@ -175,7 +175,7 @@ def clock_breaches(source: str, module: str) -> list[str]:
 
 
 def backend_breaches(source: str, module: str) -> list[str]:
-    """Where a backend imports more of the SDK than its public names."""
+    """Return the places where a backend imports more of the SDK than its public names."""
     found = []
     for imported in imports_of(source, module):
         if not is_in(imported.module, "kvtier_sdk"):

@@ -1,4 +1,4 @@
-"""``__all__`` is exact, and what it offers is explained."""
+"""``__all__`` is exact, and its names are explained."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names_imported_by(source: str) -> set[str]:
 
 
 def public_callables() -> Iterator[tuple[str, Callable[..., Any], str]]:
-    """Every public function and method of ours, with all the prose about it."""
+    """Return every public function and method of ours, with all the prose about it."""
     for name, found in PUBLIC.items():
         if inspect.isfunction(found):
             yield name, found, inspect.getdoc(found) or ""
@@ -46,7 +46,7 @@ def public_callables() -> Iterator[tuple[str, Callable[..., Any], str]]:
 
 
 def unnamed_parameters(function: Callable[..., Any], prose: str) -> list[str]:
-    """The parameters that a function's docstring does not mention."""
+    """Return the parameters that a function's docstring does not mention."""
     return [
         parameter
         for parameter in inspect.signature(function).parameters
@@ -55,12 +55,12 @@ def unnamed_parameters(function: Callable[..., Any], prose: str) -> list[str]:
 
 
 def unnamed_attributes(owner: type) -> list[str]:
-    """The annotated attributes of a class that neither its docstring nor a base's explains."""
+    """Return the annotated attributes that no docstring of a class and its bases explains."""
     bases = [base for base in owner.__mro__ if base.__module__.startswith("kvtier_sdk")]
     prose = "\n".join(vars(base).get("__doc__") or "" for base in bases)
     names = {name for base in bases for name in inspect.get_annotations(base)}
     if dataclasses.is_dataclass(owner):
-        # A metric says in itself what it is.
+        # A metric carries its own description.
         names -= {field.name for field in dataclasses.fields(owner) if field.metadata}
     return sorted(
         name
@@ -72,7 +72,7 @@ def unnamed_attributes(owner: type) -> list[str]:
 
 
 def is_explained(name: str, source: str) -> bool:
-    """Whether a comment ``#:`` stands above the group of lines that a constant is set in."""
+    """Return true if a comment ``#:`` stands above the group of lines that sets a constant."""
     found = re.search(rf"^{name}\b[^=\n]*=", source, re.MULTILINE)
     if found is None:
         return False
@@ -134,7 +134,7 @@ def test_a_public_attribute_is_explained(name: str) -> None:
 
 
 def test_a_public_constant_is_explained() -> None:
-    """By a comment ``#:`` above it, or above the first of a group."""
+    """The explanation is a comment ``#:`` above the constant, or above the first of its group."""
     sources = [path.read_text() for path in Path(kvtier_sdk.__file__).parent.rglob("*.py")]
     constants = [name for name in PUBLIC if name not in {*CLASSES, *(c[0] for c in CALLABLES)}]
     assert {"CONTRACT_VERSION", "METRICS", "Bytes"} <= set(constants)

@@ -1,4 +1,4 @@
-"""What a replay's table says."""
+"""The table of a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look into a wheel sees what is wrong with it."""
+"""The check of a wheel's contents finds its faults."""
 
 from __future__ import annotations
 

@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 from kvtier_sdk import OffloadKey
 
+#: Times of use are below this. It is in 2116; a later one is nonsense, and would leave no room for
+#: times after it.
+MAX_USED_NS = 2**62
+
 
 class ChunkId(NamedTuple):
     """The name of a chunk among all namespaces of a root.

@@ -44,6 +44,8 @@ class FileTierConfig(TierConfig):
             ``10GiB``, ``5%``; 0 for none.
         direct_io: ``"on"`` bypasses the page cache (``O_DIRECT``) or fails at open, ``"off"`` uses
             it, ``"auto"`` bypasses it where that works.
+        permissions: ``"strict"`` refuses a root that another user owns or may write to, ``"warn"``
+            uses it and says so in the log.
         fsync: let a stored chunk survive a power failure. Otherwise it only survives the end of
             the process.
     """
@@ -53,6 +55,7 @@ class FileTierConfig(TierConfig):
     min_free: BytesOrShare = 0.05
     direct_io: Annotated[DirectIO, BeforeValidator(_direct_io)] = "auto"
     fsync: Flag = False
+    permissions: Literal["strict", "warn"] = "strict"
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 
 _DIRECTORY_MODE = 0o700
@@ -52,6 +53,23 @@ def open_file(name: str, flags: int, directory_fd: int) -> int:
         OSError: it cannot be opened, or is a symbolic link.
     """
     return os.open(name, flags | os.O_NOFOLLOW, _FILE_MODE, dir_fd=directory_fd)
+
+
+def permission_fault(fd: int) -> str | None:
+    """Return why other users could change what is in a directory, or ``None``.
+
+    Args:
+        fd: the directory.
+
+    Returns:
+        A clause that follows the directory's name: ``"belongs to another user, with id 1000"``.
+    """
+    status = os.fstat(fd)
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to another user, with id {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"is writable by other users (mode {stat.S_IMODE(status.st_mode):04o})"
+    return None
 
 
 class ClosingFd:

@@ -13,6 +13,7 @@ import re
 from contextlib import suppress
 
 from kvtier_file.directories import ClosingFd, open_file
+from kvtier_file.errors import ABSENT
 
 _LEASE = re.compile(r"[0-9a-f]{16}")
 
@@ -55,10 +56,11 @@ class Leases:
         try:
             with ClosingFd(open_file(name, os.O_RDWR, self._directory_fd)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
         except BlockingIOError:
             return True
+        except OSError as error:
+            if error.errno not in ABSENT:
+                raise
         return False
 
     def is_lost(self) -> bool:
@@ -67,11 +69,16 @@ class Leases:
 
     def names(self) -> list[str]:
         """All leases, of living and dead processes."""
-        return [name for name in os.listdir(self._directory_fd) if _LEASE.fullmatch(name)]
+        with os.scandir(self._directory_fd) as entries:
+            return [
+                entry.name
+                for entry in entries
+                if _LEASE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            ]
 
     def remove(self, name: str) -> None:
         """Remove the lease of a process that has ended."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(name, dir_fd=self._directory_fd)
 
 

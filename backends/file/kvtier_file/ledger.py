@@ -11,8 +11,10 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk
+from kvtier_sdk import OffloadKey
 
+_READ_BYTES = 2**20
 # Fingerprint, length of the chunk's file or -1 for a removal, time of use, length of the key.
 _RECORD = struct.Struct("<16sqqB")
 _REMOVED = -1
@@ -50,25 +52,25 @@ class Ledger:
         Raises:
             LedgerDamagedError: the file does not hold them.
         """
-        parts = []
+        # In parts: a header that others wrote may claim any length.
+        content = b""
         while start < end:
-            part = os.pread(self._fd, end - start, start)
+            part = os.pread(self._fd, min(end - start, _READ_BYTES), start)
             if not part:
                 raise LedgerDamagedError
-            parts.append(part)
             start += len(part)
-        content = b"".join(parts)
-        at = 0
-        while at < len(content):
-            try:
+            content += part
+            at = 0
+            while at + _RECORD.size <= len(content):
                 fingerprint, size_bytes, used_ns, key_bytes = _RECORD.unpack_from(content, at)
-            except struct.error:
-                raise LedgerDamagedError from None
-            at += _RECORD.size
-            chunk_id = ChunkId(fingerprint.hex(), content[at : at + key_bytes])
-            at += key_bytes
-            removed = size_bytes == _REMOVED
-            yield Change(chunk_id, None if removed else StoredChunk(chunk_id, size_bytes, used_ns))
+                key_at = at + _RECORD.size
+                if key_at + key_bytes > len(content):
+                    break
+                at = key_at + key_bytes
+                yield _change(fingerprint.hex(), content[key_at:at], size_bytes, used_ns)
+            content = content[at:]
+        if content:
+            raise LedgerDamagedError
 
     def append(self, changes: Iterable[Change], at: int) -> int:
         """Write changes at an offset.
@@ -93,6 +95,15 @@ class Ledger:
         end = self.append((Change(stored.chunk_id, stored) for stored in chunks), 0)
         os.ftruncate(self._fd, end)
         return end
+
+
+def _change(fingerprint: str, key: OffloadKey, size_bytes: int, used_ns: int) -> Change:
+    chunk_id = ChunkId(fingerprint, key)
+    if size_bytes == _REMOVED:
+        return Change(chunk_id, None)
+    if not key or size_bytes < 0 or not 0 <= used_ns < MAX_USED_NS:
+        raise LedgerDamagedError
+    return Change(chunk_id, StoredChunk(chunk_id, size_bytes, used_ns))
 
 
 def _record(change: Change) -> bytes:

@@ -19,7 +19,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk
 from kvtier_file.directories import ClosingFd, open_directory, open_file
 from kvtier_file.errors import ABSENT, FOREIGN
 from kvtier_file.file_io import read_buffers, request_direct_io
@@ -31,8 +31,6 @@ SHARDS = tuple(f"{shard:02x}" for shard in range(256))
 
 _MANIFEST = "manifest.json"
 _SUFFIX = ".kv"
-# In 2116. A later time is nonsense, and would leave no room for times after it.
-_MAX_USED_NS = 2**62
 
 
 class NamespaceDirectory:
@@ -265,7 +263,7 @@ def shard_of(key: OffloadKey) -> str:
 
 
 def _used_ns(status: os.stat_result) -> int:
-    return status.st_mtime_ns if status.st_mtime_ns < _MAX_USED_NS else 0
+    return status.st_mtime_ns if 0 <= status.st_mtime_ns < MAX_USED_NS else 0
 
 
 def _times(status: os.stat_result, used_ns: int) -> tuple[int, int]:

@@ -9,9 +9,10 @@ from contextlib import closing, contextmanager, suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
 from kvtier_file.config import FileTierConfig
-from kvtier_file.directories import ClosingFd, open_directory
+from kvtier_file.directories import ClosingFd, open_directory, permission_fault
 from kvtier_file.errors import FULL
 from kvtier_file.namespace import SHARDS, NamespaceDirectory
+from kvtier_file.shared_files import SHARED
 from kvtier_file.temporaries import TemporaryNames
 from kvtier_sdk import ConfigError, TierContext
 
@@ -61,6 +62,8 @@ class Root:
         """Open the directory; make it and its parents if they are missing.
 
         Raises:
+            ConfigError: other users could change what is in it, and option ``permissions`` does
+                not accept that.
             OSError: it cannot be opened or made.
         """
         try:
@@ -68,6 +71,11 @@ class Root:
         except FileNotFoundError:
             os.makedirs(self._config.root, 0o700, exist_ok=True)
             self._fd = os.open(self._config.root, _FLAGS)
+        self._check_permissions(self._fd, "")
+        # Made by someone else while the root was open to all, they would stay his.
+        for name in (self._fingerprint, SHARED):
+            with suppress(FileNotFoundError), ClosingFd(open_directory(name, self._fd)) as fd:
+                self._check_permissions(fd, f"/{name}")
 
     def close(self) -> None:
         """Close the directory, if it is open."""
@@ -187,6 +195,18 @@ class Root:
                     self.namespace(name, create=False) as directory,
                 ):
                     yield directory
+
+    def _check_permissions(self, fd: int, below: str) -> None:
+        fault = permission_fault(fd)
+        if fault is None:
+            return
+        text = f"directory '{self._config.root}{below}' {fault}, who could plant or read chunks"
+        if self._config.permissions == "strict":
+            raise ConfigError(
+                f"{text}; let it belong to this user (id {os.geteuid()}) with mode 0700, or write "
+                "permissions: 'warn' to use it all the same"
+            )
+        self._context.logger.warning("%s", text)
 
     def _choose_direct(self, directory: NamespaceDirectory) -> bool:
         choice = self._config.direct_io

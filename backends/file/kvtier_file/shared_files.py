@@ -18,7 +18,8 @@ from kvtier_file.leases import Leases
 from kvtier_file.ledger import Ledger
 from kvtier_file.shared_header import HeaderFile
 
-_SHARED = ".shared"
+#: The name of their directory.
+SHARED = ".shared"
 _HEADER = "header"
 _LEDGER = "ledger"
 _LEASES = "leases"
@@ -45,7 +46,7 @@ class SharedFiles:
     def __init__(self, root_fd: int) -> None:
         self._fds: list[int] = []
         try:
-            with ClosingFd(open_directory(_SHARED, root_fd, create=True)) as shared_fd:
+            with ClosingFd(open_directory(SHARED, root_fd, create=True)) as shared_fd:
                 flags = os.O_RDWR | os.O_CREAT
                 self._fds.append(open_file(_HEADER, flags, shared_fd))
                 self._fds.append(open_file(_LEDGER, flags, shared_fd))

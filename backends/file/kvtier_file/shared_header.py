@@ -128,7 +128,7 @@ def _decode(content: bytes) -> SharedHeader | None:
         return None
     magic, clean, checksum, *counters, leases = _HEADER.unpack_from(content)
     end = _HEADER.size + leases * _LEASE.size
-    if magic != _MAGIC or checksum != zlib.crc32(content[_CHECKED_FROM:end]):
+    if magic != _MAGIC or end > len(content) or checksum != zlib.crc32(content[_CHECKED_FROM:end]):
         return None
     reservations = {
         lease.hex(): Reservation(fingerprint.hex(), reserved_bytes)

@@ -20,7 +20,7 @@ PAGE_BYTES = 4096
 
 
 class SetClock(SystemClock):
-    """The wall clock of a machine that has the wrong time."""
+    """The wall clock of a machine with the wrong time."""
 
     ahead_s = 0.0
 
@@ -29,7 +29,7 @@ class SetClock(SystemClock):
 
 
 class Workbench(support.workbench.Workbench):
-    """Opens file tiers below one root."""
+    """A workbench for file tiers below one root."""
 
     clock: SetClock
 
@@ -47,7 +47,7 @@ class Workbench(support.workbench.Workbench):
         return self.make_tier(TierSpec.from_options(entry))
 
     def file(self, key: bytes) -> Path:
-        """The file of a chunk that was stored."""
+        """Return the file of a stored chunk."""
         (found,) = self.directory.glob(f"*/{key.hex()}.kv")
         return found
 
@@ -88,7 +88,7 @@ def make_gate() -> type[Gate]:
 
 @pytest.fixture
 async def make_bench(tmp_path: Path) -> AsyncIterator[Callable[[], Workbench]]:
-    """Makes benches that share a root, and closes their tiers."""
+    """Make benches that share a root; the test's end closes their tiers."""
     made: list[Workbench] = []
 
     def make() -> Workbench:
@@ -119,7 +119,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB in a file: a directory takes room there, unlike in memory."""
+    """A file system of 4 MiB in a file, where a directory takes room, unlike in memory."""
     image, at = tmp_path / "image", tmp_path / "on_disk"
     image.write_bytes(bytes(4 * 2**20))
     at.mkdir()

@@ -1,4 +1,4 @@
-"""Capacity and min_free: evictions, refusals, and that the limit holds."""
+"""Capacity and min_free: evictions, refusals, and the limit itself."""
 
 import asyncio
 import errno
@@ -158,7 +158,7 @@ async def test_replacing_a_damaged_chunk_keeps_the_count(bench):
 
 
 async def test_concurrent_batches_never_exceed_the_capacity(small):
-    """Watch the file system itself: its use is one number, which no change can overtake."""
+    """The file system's use is one number, which no change can overtake: watch it."""
     capacity = 6 * small.object_bytes
     tier = await small.open(capacity=capacity)
     status = os.statvfs(small.root)

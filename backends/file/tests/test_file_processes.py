@@ -1,4 +1,4 @@
-"""Real processes that store, load and evict on one root, and are killed while they do."""
+"""Real processes that store, load and evict on one root, and are killed at it."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ from kvtier_file.shared_header import HeaderFile
 from kvtier_sdk import TierCapacityError, Usage
 
 HERE = Path(__file__).parent
-#: For processes that use what the tests use.
+#: The path for processes that use the tests' helpers.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "tests")}
 KEYS = [index.to_bytes(20, "big") for index in range(40)]
 WORK = {"keys": 40, "batches": 300, "capacity_chunks": 16, "chunk_bytes": 7 * 4096}
@@ -49,7 +49,7 @@ def read_header(root):
 
 
 class Watch:
-    """Measures a file system that nothing else uses: one number, which no change can overtake."""
+    """A watch on a file system of the test's: its use is one number, which no change overtakes."""
 
     def __init__(self, root):
         self._root = root
@@ -203,7 +203,7 @@ async def test_a_forked_child_holds_neither_the_lock_nor_the_lease(bench):
 
 
 def test_a_kill_at_any_call_leaves_the_count_right(tmp_path):
-    """Drop ``mark_dirty`` in ``ChunkStore._make_room``: chunks stay counted that are gone."""
+    """Drop ``mark_dirty`` in ``ChunkStore._make_room``: removed chunks stay counted."""
     script = [sys.executable, HERE / "crash_everywhere.py", tmp_path / "kv"]
     done = subprocess.run(
         script, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT

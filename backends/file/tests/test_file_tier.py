@@ -26,7 +26,7 @@ MODES = ["off", "auto"]
 
 
 def failing(call: Callable[..., int], code: int, *, times: int = 10**9) -> Callable[..., int]:
-    """``call``, but its first ``times`` calls raise that error."""
+    """Wrap ``call`` so that its first ``times`` calls raise an error."""
     left = iter(range(times))
 
     def wrapped(*args: object, **kwargs: object) -> int:
@@ -276,7 +276,7 @@ async def test_a_full_file_system(small):
 
 
 def fill_up(at: Path) -> None:
-    """Leave not a page free."""
+    """Fill the file system to the last page."""
     with suppress(OSError), open(at / "log", "ab", buffering=0) as log:
         while log.write(bytes(4096)):
             pass
@@ -503,7 +503,7 @@ async def test_all_descriptors_are_closed(bench):
 
 
 async def flags_of_writes(bench, tier, monkeypatch):
-    """The O_DIRECT flag at each write of one chunk."""
+    """Store one chunk, and return the O_DIRECT flag of each write."""
     seen = []
     real = os.pwritev
 

@@ -1,4 +1,4 @@
-"""Real servers on free ports of the loopback, and a tier with transfers to put into them."""
+"""Real servers on free ports of the loopback, and a workbench for tiers in them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from support.workbench import Workbench
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Each test runs on both loops: they receive, send and tear down in ways of their own."""
+    """Run each test on both loops, which receive, send and tear down in different ways."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 class RedisBench(Workbench):
-    """Knows what a chunk is called in the server."""
+    """A workbench that knows the chunks' names in the server."""
 
     def name(self, key: bytes, prefix: str = "kvtier") -> bytes:
         return f"{prefix}{{}}{self.namespace.fingerprint}:".encode() + key
@@ -29,7 +29,7 @@ class RedisBench(Workbench):
 
 @pytest.fixture(scope="session")
 def rights() -> SimpleNamespace:
-    """The commands that the README names for an ACL user, and the further ones in a Cluster."""
+    """The README's commands for an ACL user, and its further ones for a Cluster."""
     text = (Path(__file__).parents[1] / "README.md").read_text()
     everywhere, cluster, *_ = re.findall(r"`(\+[^`]*)`", text)
     return SimpleNamespace(everywhere=everywhere.split(), cluster=cluster.split())
@@ -37,7 +37,7 @@ def rights() -> SimpleNamespace:
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Starts servers; they end with the test."""
+    """Make servers; the test's end kills them."""
     made: list[Server] = []
 
     def make(*options: str, sentinel: str | None = None) -> Server:
@@ -64,5 +64,5 @@ async def bench() -> AsyncIterator[RedisBench]:
 
 @pytest.fixture
 def make_proxy() -> Callable[[int], Proxy]:
-    """Makes a :class:`Proxy` to a server's port."""
+    """Make a :class:`Proxy` to a server's port."""
     return lambda port: Proxy(port, "redis")

@@ -1,4 +1,4 @@
-"""Options and URLs, and what is wrong with them."""
+"""Options and URLs, and the messages for wrong ones."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_mistakes_are_explained(url, complaint):
         config(url)
 
 
-# Beside any text: much of what ends a part of a URL.
+# Besides any text: the characters that end a part of a URL.
 any_text = st.text() | st.text("ab1@:/?#&=%[]'\" \t\n", max_size=8)
 starts = st.sampled_from(["redis://", "rediss://", "redis+unix://", "redis:/", "redis:", "//"])
 rests = st.sampled_from(["", "/0?bogus=1", ":70000/0", "/zero", ":1/0?ttl=soon", "?db=1#x"])

@@ -19,7 +19,7 @@ KEYS = [index.to_bytes(20, "big") for index in range(20)]
 
 @pytest.fixture
 def guarded(make_server, rights):
-    """A server whose default user is off, and that knows the user ``kv``."""
+    """A server without the default user, but with the user ``kv``."""
     user = ["--user", "kv", "on", ">secret", "~kvtier*", *rights.everywhere]
     server = make_server("--requirepass", "admin", *user)
     server.client_options["password"] = "admin"
@@ -122,7 +122,7 @@ async def test_a_server_that_is_still_loading(bench, make_server):
     await bench.put(tier, *KEYS)
     server.ask("SAVE")
     server.kill()
-    # Each key takes so many microseconds, so that it loads for as long as we like.
+    # A delay for each key sets the time that it needs to load them all.
     server.options += ["--key-load-delay", "100000"]
     server.start(ready=lambda: server.is_loading())
     (loaded,) = await tier.load([bench.empty(KEYS[0])])
@@ -138,7 +138,7 @@ async def test_a_server_that_is_still_loading(bench, make_server):
 async def test_too_many_clients(bench, make_server):
     server = make_server().start()
     tier = await bench.open(server.url, connections=4)
-    # redis-py has a connection, and there is none for chunks.
+    # redis-py has the only connection; there is none for chunks.
     server.ask("CONFIG", "SET", "maxclients", 1)
     refused = await bench.put(tier, *KEYS)
     assert {type(verdict) for verdict in refused} == {TierUnavailableError}

@@ -1,4 +1,4 @@
-"""The protocol, in pieces of any length, and with anything else in its place."""
+"""The Redis protocol in pieces of any length, and other bytes in its place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.guarded import GuardedBuffers
 from support.peer import converse
 
 from kvtier_redis.resp import Exchange, Kind, Reply, command, run_some, set_command
@@ -18,35 +19,19 @@ VALUE = bytes(range(43))
 PIECES = st.lists(st.integers(1, 12), max_size=20)
 
 
-class Slot:
-    """Two buffers between guards, which must stay untouched."""
-
-    def __init__(self) -> None:
-        self.memory = bytearray(b"g" * 10 + b"\0" * sum(LENGTHS) + b"g" * 10)
-        view = memoryview(self.memory)[10:-10]
-        self.buffers = (view[: LENGTHS[0]], view[LENGTHS[0] :])
-
-    @property
-    def value(self) -> bytes:
-        return bytes(self.memory[10:-10])
-
-    def is_guarded(self) -> bool:
-        return self.memory[:10] == self.memory[-10:] == b"g" * 10
-
-
 def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple[list, bool]:
-    """Make requests of a server that sends this text.
+    """Make requests to a server that sends a text.
 
     Args:
-        text: what it sends.
-        pieces: lengths of the pieces that it comes in.
-        slots: how many of them ask for a value, each into a guarded slot.
-        stores: how many others follow.
+        text: the bytes that it sends.
+        pieces: lengths of the pieces of the text.
+        slots: number of requests for a value, each into guarded buffers.
+        stores: number of other requests, which follow.
 
     Returns:
-        The outcomes, and whether the connection was usable afterwards.
+        The outcomes, and true if the connection was usable afterwards.
     """
-    targets = [Slot() for _ in range(slots)]
+    targets = [GuardedBuffers(*LENGTHS) for _ in range(slots)]
     exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in targets]
     exchanges += [Exchange(b"k", [b"store"]) for _ in range(stores)]
 
@@ -60,7 +45,7 @@ def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple
     for slot, exchange in zip(targets, exchanges, strict=False):
         assert slot.is_guarded()
         if isinstance(exchange.outcome, Reply) and exchange.outcome.kind is Kind.FILLED:
-            assert slot.value == VALUE
+            assert slot.content == VALUE
     return [exchange.outcome for exchange in exchanges], is_usable
 
 
@@ -100,7 +85,7 @@ def test_lines_come_one_behind_the_other(lines, pieces):
 def test_another_length_is_never_taken_for_the_value(length, pieces):
     outcomes, is_usable = replies(b"$%d\r\n%b" % (length, VALUE * 3), pieces, slots=1)
     assert outcomes == [Reply(Kind.OTHER_LENGTH, str(length))]
-    # At once: the next request would take the rest for its reply.
+    # It closes at once: the next request would take the rest for its reply.
     assert not is_usable
 
 

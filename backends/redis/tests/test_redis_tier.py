@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from support.guarded import GuardedBuffers
 
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -13,10 +14,11 @@ from kvtier_sdk import (
     CorruptChunkError,
     Entry,
     TierCapacityError,
+    Transfer,
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
-#: Whatever a key holds, braces and glob characters included.
+#: Keys of any bytes, braces and glob characters included.
 ODD_KEYS = [b"", b"{a}b", b"}{", b"*?[a-z]\\", b"\r\n$5\r\n", bytes(range(256)), b"manifest"]
 
 
@@ -76,16 +78,13 @@ async def test_a_value_of_another_length_is_corrupt_and_overruns_nothing(
     tier = await bench.open(server.url, connections=1)
     await bench.put(tier, KEYS[0])
     server.ask("SET", bench.name(KEYS[1]), b"x" * length_bytes)
-    # Neighbours in one piece of memory: what is written past a buffer would show.
-    memory = bytearray(b"g" * (bench.object_bytes + 2000))
-    view = memoryview(memory)[1000:-1000]
-    target = bench.empty(KEYS[1])
-    target = type(target)(KEYS[1], bench.request, view[:64], view[64:])
+    memory = GuardedBuffers(bench.header_bytes, bench.payload_bytes)
+    target = Transfer(KEYS[1], bench.request, *memory.buffers)
     (verdict,) = await tier.load([target])
     assert isinstance(verdict, CorruptChunkError)
     assert str(verdict) == f"{length_bytes} bytes stored; expected {bench.object_bytes}"
-    assert memory[:1000] == memory[-1000:] == b"g" * 1000
-    # The tier goes on as if nothing had been.
+    assert memory.is_guarded()
+    # The tier goes on as before.
     assert await bench.loads(tier, KEYS[0])
 
 
@@ -180,7 +179,7 @@ async def test_what_the_server_evicts_is_a_plain_miss(bench, make_server):
     assert 0 < sum(there) < 200
     batch = [bench.empty(key) for key in keys]
     for found, transfer, verdict in zip(there, batch, await tier.load(batch), strict=True):
-        # Evicted whole, or there whole; answers take room too, so more may go meanwhile.
+        # Each is evicted whole, or there whole; replies take room too, so more may go meanwhile.
         if verdict is None:
             assert found
             assert bench.holds(transfer)

@@ -24,7 +24,7 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-# A replica that has not caught up once cannot take over.
+# A replica that has never caught up cannot take over.
 AT_ONCE = ["--repl-diskless-sync-delay", "0"]
 
 KEYS = [b"chunk %03d" % index for index in range(120)]
@@ -136,7 +136,7 @@ async def test_a_server_that_signs_in_and_hangs_up(papers):
     async with asyncio.timeout(20):
         await dispatcher.run(requests)
     assert {type(request.outcome) for request in requests} == {TierUnavailableError}
-    # Each is tried, or fails with the connection: none is tried again.
+    # Each is tried once, or fails with the connection: none is tried again.
     assert 1 <= times <= len(requests)
     dispatcher.close()
     await route.close()
@@ -161,7 +161,7 @@ async def test_a_unix_socket(bench, make_server, tmp_path):
 
 
 async def eventually(attempt, server) -> None:
-    """Try until it works: a failover takes its time."""
+    """Try until it works: a failover takes time."""
     while True:
         try:
             if await attempt():
@@ -174,7 +174,7 @@ async def eventually(attempt, server) -> None:
 
 
 def follows(server) -> bool:
-    """Whether a server has caught up with its master, if it has one."""
+    """Return true if a server is a master, or has caught up with its master."""
     return server.ask("INFO", "replication").get("master_link_status", "up") == "up"
 
 
@@ -191,7 +191,7 @@ def sentinel_group(make_server):
     sentinel = make_server(
         sentinel=f"sentinel monitor kv 127.0.0.1 {master.port} 1\n"
         "sentinel auth-pass kv secret\n"
-        # On a busy machine a master is silent for longer than a test would wait for its end.
+        # On a busy machine, a master can be silent for longer than a short timeout.
         "sentinel down-after-milliseconds kv 60000\n"
         "sentinel failover-timeout kv 2000\n"
         "requirepass guarded"
@@ -248,7 +248,7 @@ async def test_a_master_that_hangs_is_left_for_its_successor(bench, sentinel_gro
     )
 
     async def at_the_successor() -> bool:
-        # What was on its way to the one that hangs has no end but its deadline.
+        # A call to the hung server ends only at its deadline.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):
                 return await bench.loads(tier, *KEYS[:8])
@@ -295,7 +295,7 @@ async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
         await bench.open(f"redis://:guarded@127.0.0.1:{sentinel_group.sentinel.port}")
     with pytest.raises(ConfigError, match="no Sentinel knows 'other'; check option 'sentinel'"):
         await bench.open(url, sentinel_password="guarded")
-    # One that does not answer may know.
+    # A node that does not answer may know.
     with pytest.raises(TierUnavailableError, match="no master of 'other'.*127.0.0.1:1: ") as caught:
         await bench.open(url, sentinel_password="guarded", hosts="127.0.0.1:1")
     assert len(str(caught.value)) < 200
@@ -350,7 +350,7 @@ async def test_a_cluster_of_three(bench, start_cluster):
     assert await bench.loads(tier, *KEYS)
     assert await bench.has(tier, *KEYS, b"no") == [True] * 120 + [False]
     assert sorted([entry.key async for entry in tier.scan()]) == KEYS
-    # Every node has its share, braces in the key or not.
+    # Every node has its share, with and without braces in the key.
     assert all(server.ask("DBSIZE") > 20 for server in servers)
     assert (await tier.usage()).chunks == 121
     await tier.touch(KEYS)
@@ -461,7 +461,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
     for server in (heir, other):
         server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
         server.ask("CLUSTER", "SETSLOT", slots[key], "NODE", heir_id)
-    # What was on its way to the one that hangs has no end but its deadline.
+    # A call to the hung server ends only at its deadline.
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await getattr(bench, given_up)(tier, key)
@@ -479,7 +479,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
 async def test_a_node_that_hangs_delays_no_other(bench, start_cluster, monkeypatch):
     servers = start_cluster(3)
     hung = servers[0]
-    # It is the first to be asked for the map, and as patiently as can be.
+    # It is the first to be asked for the map, and with a very long timeout.
     monkeypatch.setattr(
         "redis.asyncio.cluster.random.shuffle",
         lambda nodes: nodes.sort(key=lambda node: int(node.port) != hung.port),

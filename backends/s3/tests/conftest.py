@@ -24,7 +24,7 @@ _places = itertools.count()
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Each test runs on both loops: they receive, send and tear down in ways of their own."""
+    """Run each test on both loops, which receive, send and tear down in different ways."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
@@ -39,7 +39,7 @@ def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 class S3Bench(Workbench):
-    """A prefix of its own in a server, and raw access to what lies below it."""
+    """A workbench with its own prefix in a server, and raw access to the objects below it."""
 
     def __init__(self, server: S3Server) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class S3Bench(Workbench):
         self.use(server)
 
     def use(self, server: S3Server) -> None:
-        """Open tiers in this one from now on."""
+        """Open tiers in this server from now on."""
         self.server = server
         server.make_shards(f"kv/{self.prefix}/{self.namespace.fingerprint}")
 
@@ -64,7 +64,7 @@ class S3Bench(Workbench):
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Any]:
-        """Another client of the server."""
+        """Open another client of the server."""
         async with get_session().create_client(
             "s3",
             endpoint_url=self.server.endpoint,
@@ -76,7 +76,7 @@ class S3Bench(Workbench):
             yield client
 
     async def overwrite(self, key: bytes, content: bytes) -> None:
-        """Put other bytes in the place of a chunk."""
+        """Replace a chunk by other bytes."""
         async with self.client() as client:
             await client.put_object(Bucket="kv", Key=self.name(key), Body=content)
 
@@ -114,21 +114,21 @@ def make_reply() -> Callable[..., bytes]:
 
 @dataclass
 class Scripted:
-    """An HTTP server that sends the given responses, once each, and 200 after those."""
+    """An HTTP server that sends the given responses, each once, and then 200."""
 
     requests: list[Request] = field(default_factory=list)
-    #: Answers to come; each is what to send, and the connection is closed after ``None``.
+    #: The next responses; ``None`` closes the connection.
     answers: list[bytes | None] = field(default_factory=list)
-    #: Whether the body of a request is read before it is answered.
+    #: Read the body of a request before the response.
     reads_bodies: bool = True
-    #: Whether what is stored is answered; else that waits.
+    #: Set while stores get a response; otherwise they wait.
     answers_puts: asyncio.Event = field(default_factory=asyncio.Event)
     connections: int = 0
     _server: asyncio.Server | None = None
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def start(self) -> str:
-        """Listen; returns the endpoint."""
+        """Listen, and return the endpoint."""
         self.answers_puts.set()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return f"http://127.0.0.1:{self.port}"

@@ -1,4 +1,4 @@
-"""HTTP, in pieces of any length, and with anything else in its place."""
+"""HTTP in pieces of any length, and other bytes in its place."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.guarded import GuardedBuffers
 from support.peer import converse
 
 from kvtier_s3.http import request, request_head
@@ -16,31 +17,15 @@ LENGTHS = (3, 40)
 VALUE = bytes(range(43))
 
 
-class Slot:
-    """Two buffers between guards, which must stay untouched."""
-
-    def __init__(self) -> None:
-        self.memory = bytearray(b"g" * 10 + b"\0" * sum(LENGTHS) + b"g" * 10)
-        view = memoryview(self.memory)[10:-10]
-        self.buffers = (view[: LENGTHS[0]], view[LENGTHS[0] :])
-
-    @property
-    def value(self) -> bytes:
-        return bytes(self.memory[10:-10])
-
-    def is_guarded(self) -> bool:
-        return self.memory[:10] == self.memory[-10:] == b"g" * 10
-
-
 def head(status: int = 200, *headers: str) -> bytes:
     return "\r\n".join([f"HTTP/1.1 {status} Word", *headers, "", ""]).encode()
 
 
-def receive(text: bytes, pieces=(), slot: Slot | None = None, *, has_body: bool = True):
-    """Send a request to a server that sends this text.
+def receive(text: bytes, pieces=(), slot: GuardedBuffers | None = None, *, has_body: bool = True):
+    """Send a request to a server that sends a text.
 
     Returns:
-        The response, and whether the connection was usable afterwards.
+        The response, and true if the connection was usable afterwards.
     """
 
     async def talk(connection):
@@ -57,11 +42,11 @@ FULL = head(200, "Content-Length: 43", "ETag: x") + VALUE
 
 @given(PIECES, st.booleans())
 def test_a_body_lands_in_its_buffers(pieces, is_announced):
-    slot = Slot()
+    slot = GuardedBuffers(*LENGTHS)
     text = head(100) + FULL if is_announced else FULL
     response, _ = receive(text, pieces, slot)
     assert (response.status, response.is_filled, response.headers["etag"]) == (200, True, "x")
-    assert slot.value == VALUE
+    assert slot.content == VALUE
     assert slot.is_guarded()
 
 
@@ -85,11 +70,11 @@ OTHERS = [
 @given(st.sampled_from(OTHERS), st.booleans(), PIECES)
 def test_what_is_no_whole_value_touches_nothing(other, is_load, pieces):
     text, body, may_go_on = other
-    slot = Slot()
+    slot = GuardedBuffers(*LENGTHS)
     response, is_usable = receive(text, pieces, slot if is_load else None)
     assert (response.body, response.is_filled) == (body, False)
     assert may_go_on or not is_usable
-    assert slot.value == b"\0" * 43
+    assert slot.content == b"\0" * 43
 
 
 @given(PIECES)
@@ -100,7 +85,7 @@ def test_a_response_to_head_has_no_body(pieces):
 
 @given(st.binary(max_size=60) | st.sampled_from([FULL, FULL[:-1]]), st.binary(), PIECES)
 def test_nothing_is_overrun(start, rest, pieces):
-    slot = Slot()
+    slot = GuardedBuffers(*LENGTHS)
     with contextlib.suppress(TierError):
         receive(start + rest, pieces, slot)
     assert slot.is_guarded()
@@ -132,7 +117,7 @@ def test_nothing_is_overrun(start, rest, pieces):
     ],
 )
 def test_what_is_no_response(text):
-    slot = Slot()
+    slot = GuardedBuffers(*LENGTHS)
     with pytest.raises(TierUnavailableError):
         receive(text, slot=slot)
     assert slot.is_guarded()

@@ -1,4 +1,4 @@
-"""Options and URLs, and what is wrong with them."""
+"""Options and URLs, and the messages for wrong ones."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_mistakes_are_explained(url, complaint):
         "x" * 256,
         "kv\n",
         "arn:aws:s3:::kv",
-        # Requests to these are signed in other ways than ours.
+        # Requests to these are signed in ways that we do not support.
         "arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap",
         "arn:aws:s3-object-lambda:us-west-2:123456789012:accesspoint/kv",
         "arn:aws:s3-outposts:us-west-2:123456789012:outpost/op-01ac5d28a6a232904/accesspoint/kv",

@@ -1,10 +1,11 @@
-"""Refusals by rclone, and by a scripted server where rclone gives none."""
+"""Refusals by rclone, and by a scripted server for those that rclone does not have."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from support.guarded import GuardedBuffers
 
 from kvtier_s3.faults import Faults, Refusal
 from kvtier_sdk import (
@@ -15,6 +16,7 @@ from kvtier_sdk import (
     TierCapacityError,
     TierError,
     TierUnavailableError,
+    Transfer,
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -126,7 +128,7 @@ async def test_what_is_no_s3_service_is_no_missing_chunk(bench, scripted, make_r
     scripted.answers = [make_reply(404, body)]
     with pytest.raises(TierError, match="option 'endpoint'"):
         await tier.delete(KEYS)
-    # Asked for a chunk, any service says so that it is not there.
+    # To a request for a chunk, any service says in this way that it is missing.
     scripted.answers = [make_reply(404, body), make_reply(404)]
     (loaded,) = await tier.load([bench.empty(KEYS[0])])
     assert type(loaded) is ChunkNotFoundError
@@ -185,7 +187,7 @@ async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_rep
     assert await bench.put(tier, KEYS[0]) == [None]
     assert scripted.requests[-1].headers["if-none-match"] == "*"
     assert scripted.requests[-1].body == bench.content(KEYS[0])
-    # The manifest is written over, whatever is there.
+    # The manifest is always overwritten.
     assert "if-none-match" not in scripted.requests[1].headers
 
 
@@ -219,7 +221,7 @@ async def test_a_server_that_answers_before_it_has_read_the_chunk(bench, scripte
     source = bench.full(KEYS[0])
     (verdict,) = await tier.store([source])
     assert isinstance(verdict, TierUnavailableError)
-    # The connection is not used for another request: what it would begin with is a chunk's rest.
+    # The connection is not used again: its next bytes would be the rest of a chunk.
     scripted.reads_bodies = True
     before = scripted.connections
     scripted.answers = [make_reply(200, bench.content(KEYS[0]))]
@@ -241,19 +243,18 @@ async def test_bodies_that_are_not_as_they_should_be(bench, scripted, length, se
     tier = await bench.open(scripted.url(), connections=1)
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n".encode()
     scripted.answers = [head + b"x" * sent, None]
-    memory = bytearray(b"g" * (bench.object_bytes + 2000))
-    view = memoryview(memory)[1000:-1000]
-    target = type(bench.empty(b""))(KEYS[0], bench.request, view[:64], view[64:])
+    memory = GuardedBuffers(bench.header_bytes, bench.payload_bytes)
+    target = Transfer(KEYS[0], bench.request, *memory.buffers)
     (verdict,) = await tier.load([target])
     assert type(verdict) is kind
-    assert memory[:1000] == memory[-1000:] == b"g" * 1000
+    assert memory.is_guarded()
     assert await bench.put(tier, KEYS[0]) == [None]
 
 
 @pytest.mark.parametrize("chunk_bytes", [100_000, 2**20])
 @pytest.mark.parametrize("is_chunked", [True, False])
 async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes, is_chunked):
-    # As a proxy may pass it on: the object is intact, and must not be deleted.
+    # A proxy may respond like this: the object is intact, and must not be deleted.
     bench.chunk_bytes = chunk_bytes
     tier = await bench.open(scripted.url(connections=1))
     body = bench.content(KEYS[0])
@@ -302,7 +303,7 @@ async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
         )
         return make_reply(200, f"<DeleteResult>{errors}</DeleteResult>")
 
-    # What another try would mend says less than what it would not.
+    # A permanent error tells more than one that a retry would mend.
     for codes in (["AccessDenied"], ["NoSuchKey", "SlowDown", "AccessDenied", "InternalError"]):
         scripted.answers = [answer(*codes)]
         with pytest.raises(TierAuthError, match="AccessDenied: no"):

@@ -1,4 +1,4 @@
-"""Under a manager, in a thread and in a process: what comes back, what is damaged, what is down."""
+"""The tier under a manager, in a thread and in a process: loads, damage, outages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(40)]
 
 
 def url_of(server: S3Server, place: str, runner: str) -> str:
-    # A tier that is not asked any more is tried again soon.
+    # A short interval, so that a tier behind an open breaker is tried again soon.
     return server.tier_url(f"kv/{place}", runner=runner, probe_interval="50ms")
 
 
@@ -68,7 +68,7 @@ def test_a_server_that_is_killed_and_started_again_costs_its_share_and_nothing_e
         request = engine.begin("first")
         engine.store(request, *KEYS[:8])
         server.kill()
-        # What is in the primary tier is served; the rest is a miss, not an error.
+        # Chunks in the primary tier are served; the rest is a miss, not an error.
         assert engine.settle(request, *KEYS[:16]) == ["HIT"] * 8 + ["MISS"] * 8
         engine.store(request, *KEYS[8:16])
         assert engine.settle(request, *KEYS[:16]) == ["HIT"] * 16

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.guarded import GuardedBuffers
 
-from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, Entry
+from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, Entry, Transfer
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
-#: Whatever a key holds.
+#: Keys of any bytes.
 ODD_KEYS = [b"", b"/../", b"a b+c%20", b"\r\n", bytes(range(64)), b"manifest"]
 
 
@@ -75,16 +76,13 @@ async def test_an_object_of_another_length_is_corrupt_and_overruns_nothing(bench
     tier = await bench.open(bench.url, connections=1)
     await bench.put(tier, KEYS[0])
     await bench.overwrite(KEYS[1], b"x" * length_bytes)
-    # Neighbours in one piece of memory: what is written past a buffer would show.
-    memory = bytearray(b"g" * (bench.object_bytes + 2000))
-    view = memoryview(memory)[1000:-1000]
-    target = bench.empty(KEYS[1])
-    target = type(target)(KEYS[1], bench.request, view[:64], view[64:])
+    memory = GuardedBuffers(bench.header_bytes, bench.payload_bytes)
+    target = Transfer(KEYS[1], bench.request, *memory.buffers)
     (verdict,) = await tier.load([target])
     assert type(verdict) is CorruptChunkError
     assert str(verdict) == f"{length_bytes} bytes stored; expected {bench.object_bytes}"
-    assert memory[:1000] == memory[-1000:] == b"g" * 1000
-    # The tier goes on as if nothing had been, and what is deleted can be stored again.
+    assert memory.is_guarded()
+    # The tier goes on as before, and a deleted chunk can be stored again.
     assert await bench.loads(tier, KEYS[0])
     await tier.delete([KEYS[1]])
     assert await bench.put(tier, KEYS[1]) == [None]

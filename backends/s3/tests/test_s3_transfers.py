@@ -1,4 +1,4 @@
-"""On the way: nothing copied, connections that break or stall, cancellations, restarts."""
+"""Transfers: no copies, stalled connections, responses that end a connection."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from support.s3_server import S3Server
 
 from kvtier_s3.http import request
 from kvtier_sdk import (
-    ChunkNotFoundError,
     Connection,
-    CorruptChunkError,
     SystemClock,
     TierTimeoutError,
     TierUnavailableError,
@@ -35,7 +33,7 @@ async def test_no_payload_is_copied(bench, monkeypatch, operation):
     with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
     assert all(map(bench.holds, batch))
-    # Every byte moved once, to or from its own place, but those received with a response's head.
+    # Every byte moved once, to or from its own place, except those received with a response's head.
     heads_bytes = 8 * 3072
     assert 0 <= 8 * bench.object_bytes - ledger.direct_bytes < heads_bytes
     assert ledger.other_bytes < heads_bytes
@@ -68,63 +66,6 @@ async def test_stores_that_hang_leave_connections_to_reads(bench, scripted, make
     assert scripted.connections - others <= tier.config.connections
 
 
-async def test_killed_and_restarted_in_the_middle_of_transfers(bench, tmp_path):
-    bench.chunk_bytes = 2**20
-    with S3Server(tmp_path) as server:
-        bench.use(server)
-        tier = await bench.open(bench.url)
-        await bench.put(tier, *KEYS)
-        outcomes = []
-
-        async def keep_moving(number):
-            while True:
-                for key in KEYS[number::4]:
-                    target = bench.empty(key)
-                    (loaded,) = await tier.load([target])
-                    assert loaded is not None or bench.holds(target)
-                    (stored,) = await bench.put(tier, key)
-                    outcomes.extend((loaded, stored))
-                    if loaded is not None:
-                        await asyncio.sleep(0.001)
-
-        movers = [asyncio.create_task(keep_moving(number)) for number in range(4)]
-
-        async def until(condition):
-            start = len(outcomes)
-            while not any(map(condition, outcomes[start:])):
-                for mover in movers:
-                    assert not mover.done() or mover.result()
-                await asyncio.sleep(0.005)
-
-        await until(lambda outcome: outcome is None)
-        server.kill()
-        await until(lambda outcome: isinstance(outcome, TierUnavailableError))
-        with pytest.raises(TierUnavailableError):
-            await bench.has(tier, KEYS[0])
-        with pytest.raises(TierUnavailableError):
-            await tier.delete(KEYS[:1])
-        with pytest.raises(TierUnavailableError):
-            _ = [entry async for entry in tier.scan()]
-        await asyncio.to_thread(server.start)
-        await until(lambda outcome: outcome is None)
-        for mover in movers:
-            mover.cancel()
-        await asyncio.gather(*movers, return_exceptions=True)
-        # rclone, unlike S3, writes in place: a store that was cut short may cost its object. It is
-        # missed then, or of another length; it is never taken for a whole one.
-        for key in KEYS:
-            target = bench.empty(key)
-            (loaded,) = await tier.load([target])
-            if loaded is None:
-                assert bench.holds(target)
-            else:
-                assert isinstance(loaded, ChunkNotFoundError | CorruptChunkError)
-        await tier.delete(KEYS)
-        assert await bench.put(tier, *KEYS) == [None] * len(KEYS)
-        assert await bench.loads(tier, *KEYS)
-        await bench.close()
-
-
 async def test_no_server(bench, tmp_path):
     with pytest.raises(TierUnavailableError, match="no connection to 127.0.0.1:"):
         await bench.open(S3Server(tmp_path).url)
@@ -144,7 +85,7 @@ async def test_a_server_that_falls_silent_in_mid_body(bench, proxy):
 
 @asynccontextmanager
 async def peer_that_says(answer: bytes):
-    """A connection to a server that says this once, reads nothing, and waits."""
+    """Open a connection to a server that sends a response, reads nothing, and waits."""
     leave = asyncio.Event()
 
     async def serve(reader, writer):
@@ -152,7 +93,7 @@ async def peer_that_says(answer: bytes):
         await leave.wait()
         writer.close()
 
-    # It takes a little into its buffers, and no more.
+    # Its buffers take only a little.
     peer = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
     address = peer.sockets[0].getsockname()
     connection = await Connection.connect(address, clock=SystemClock(), timeout_s=10)
@@ -173,7 +114,7 @@ async def peer_that_says(answer: bytes):
 async def test_a_connection_on_which_no_response_can_follow_is_closed(answer, target):
     async with peer_that_says(answer) as connection:
         await request(connection, [b"GET / HTTP/1.1\r\n\r\n"], [memoryview(bytearray(target))])
-        # At once: the next request would take the rest for its response.
+        # It closes at once: the next request would take the rest for its response.
         assert not connection.is_usable
 
 

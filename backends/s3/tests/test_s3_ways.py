@@ -1,4 +1,4 @@
-"""The ways to a bucket: where credentials come from, TLS, hosts named after buckets, encryption."""
+"""The ways to a bucket: sources of credentials, TLS, hosts named after buckets, encryption."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_region_that_is_none(bench):
 
 
 async def test_temporary_credentials_are_sent_whole_and_renewed(bench, scripted, tmp_path):
-    # Each call makes others, which are about to expire.
+    # Each call makes new credentials, which are about to expire.
     script = tmp_path / "process.py"
     script.write_text(
         "import datetime, json, pathlib\n"
@@ -184,7 +184,7 @@ async def test_a_payload_is_left_out_of_the_signature_unless_asked_for(bench, sc
         await bench.put(tier, KEYS[0])
         hashed = scripted.requests[-1].headers["x-amz-content-sha256"]
         assert (hashed != "UNSIGNED-PAYLOAD") is is_signed
-        # Integrity is the header's; nobody is made to compute another checksum.
+        # The header ensures integrity; no other checksum has to be computed.
         assert not any("checksum" in name for name in scripted.requests[-1].headers)
 
 
@@ -203,7 +203,7 @@ async def test_what_is_written_says_how_it_is_encrypted(bench, scripted):
 async def test_a_key_of_our_own_goes_along_with_every_request_about_an_object(
     bench, tls_server, papers
 ):
-    # rclone takes the headers and encrypts nothing: what is shown is that they do no harm.
+    # rclone accepts the headers and encrypts nothing: this shows only that they do no harm.
     bench.use(tls_server)
     key = base64.b64encode(bytes(range(32))).decode()
     tier = await bench.open(bench.url, tls_ca=papers.ca, sse_secret_key=key)
@@ -214,7 +214,7 @@ async def test_a_key_of_our_own_goes_along_with_every_request_about_an_object(
 
 
 def brought(expires_in_s: float) -> str:
-    """What a program says that brings credentials."""
+    """Return the output of a program that provides credentials."""
     until = datetime.now(UTC) + timedelta(seconds=expires_in_s)
     keys = {"AccessKeyId": "a" * 16, "SecretAccessKey": "hunter2" * 4, "SessionToken": "t"}
     return json.dumps({"Version": 1, **keys, "Expiration": until.isoformat()})
@@ -241,7 +241,7 @@ async def test_credentials_that_are_none(bench, scripted, tmp_path, said):
     assert not caught.value.retryable
     assert "redential" in str(caught.value)
     assert "hunter2" not in str(caught.value)
-    # As are those that a tier gets later, in place of others that are about to expire.
+    # The same holds for later credentials, which replace others that are about to expire.
     answer.write_text(brought(300))
     tier = await bench.open(url)
     answer.write_text(said)

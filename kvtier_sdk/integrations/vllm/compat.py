@@ -7,6 +7,7 @@ import functools
 import logging
 import platform
 from collections.abc import Iterable
+from typing import Any
 
 import vllm
 from vllm import envs
@@ -55,6 +56,16 @@ def register_tier(tier_type: str, module: str, class_name: str) -> None:
     # Registering a name twice is an error, and the factory has no public test for a name.
     if tier_type not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier(tier_type, module, class_name)
+
+
+def computation() -> Any:
+    """Return the stream on which the calling thread computes; ``None`` on a CPU.
+
+    vLLM's connector submits copies on the model runner's thread, where this is the stream of the
+    model's forward pass.
+    """
+    # This is how vLLM's own worker finds it too. The class of the platform passes it on from torch.
+    return None if current_platform.is_cpu() else current_platform.current_stream()
 
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:

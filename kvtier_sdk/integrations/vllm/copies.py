@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
+from kvtier_sdk.integrations.vllm.compat import computation
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 
@@ -44,7 +45,9 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
-        self._worker.submit_store(job_id, _device_blocks(src_spec), dst_spec.block_ids)
+        self._worker.submit_store(
+            job_id, _device_blocks(src_spec), dst_spec.block_ids, after=computation()
+        )
         return True
 
     def submit_load(
@@ -55,7 +58,11 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
         expedited: bool = False,
     ) -> bool:
         self._worker.submit_load(
-            job_id, _device_blocks(dst_spec), src_spec.block_ids, expedited=expedited
+            job_id,
+            _device_blocks(dst_spec),
+            src_spec.block_ids,
+            expedited=expedited,
+            after=computation(),
         )
         return True
 

@@ -19,6 +19,7 @@ from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import read_error
 from kvtier_sdk.runner.process.channel import Channel
 from kvtier_sdk.runner.process.codec import Kind, MessageError, message, plain_message, read_plain
+from kvtier_sdk.runner.process.stderr import StderrLog
 
 # The same modules as here, wherever they were found; no secret is in their paths.
 _PROGRAM = (
@@ -63,6 +64,7 @@ class ChildProcess:
         self._control, self._their_control = _socket_pair()
         self.data, self._their_data = _socket_pair()
         self._process: subprocess.Popen[bytes] | None = None
+        self._stderr: StderrLog | None = None
         self._reaper: threading.Thread | None = None
         self._killed_for: str | None = None
         self._unanswered = 0
@@ -93,10 +95,12 @@ class ChildProcess:
             except Exception as error:  # no process, no thread that waits for it, a bad argument
                 if self._process is not None:
                     self._process.kill()
-                    self._process.wait()
+                    self._process.communicate()
                 self.ended.set_result("it was not started")
                 raise self._unavailable(f"its process cannot be started: {error}") from error
+        assert self._stderr is not None
         self._event_loop.add_reader(self._control, self._read_control)
+        self._event_loop.add_reader(self._stderr, self._read_stderr, self._stderr)
         self._control.write(plain_message(Kind.BOOTSTRAP, bootstrap))
         if self._control.has_unsent:
             self._event_loop.add_writer(self._control, self._write_control)
@@ -192,6 +196,10 @@ class ChildProcess:
             self._event_loop.remove_reader(self._control)
             self.lost()
 
+    def _read_stderr(self, stderr: StderrLog) -> None:
+        if not stderr.read():
+            self._event_loop.remove_reader(stderr)
+
     def _write_control(self) -> None:
         self._control.flush()
         if not self._control.has_unsent:
@@ -228,9 +236,12 @@ class ChildProcess:
             [sys.executable, "-P", "-c", _PROGRAM, self._name, *map(str, fds), *path],
             pass_fds=[*fds, pool_fd],
             stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             # A terminal's Ctrl-C is the engine's.
             process_group=0,
         )
+        assert self._process.stderr is not None
+        self._stderr = StderrLog(self._process.stderr, self._log)
         self._reaper = threading.Thread(
             target=self._reap, args=(self._process,), name=f"kvtier-{self._name}-wait", daemon=True
         )
@@ -247,6 +258,10 @@ class ChildProcess:
         if self._control.fileno() >= 0:
             self._read_control()
         reason = self._killed_for or _end_in_words(code)
+        if self._stderr is not None:
+            self._event_loop.remove_reader(self._stderr)
+            if (printed := self._stderr.close()) and not self._killed_for and code:
+                reason = f"{reason}; it printed {printed!r}"
         if not self._opened.done():
             self._opened.set_exception(self._unavailable(f"the tier's process died: {reason}"))
             # An opening that was cancelled is awaited by no task.

@@ -148,6 +148,8 @@ class ProcessRunner:
 
     def poll(self) -> Sequence[Report]:
         reports, self._last = self._last, []
+        if not self._thread.is_here:
+            return reports  # in a forked copy, the socket is the parent's
         if self._data is not None:
             self._read(self._data, reports)
         while self._changes:

@@ -1,4 +1,4 @@
-"""What is checked on a device, in this order; each check is a module with a function ``check``."""
+"""The checks of a device, in order; each check is a module with a function ``check``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class Check(NamedTuple):
     """One check.
 
     Attributes:
-        name: of its module.
-        title: what it looks at.
-        limit_s: seconds after which it is ended, and has failed.
+        name: name of its module.
+        title: its subject.
+        limit_s: time limit; a check that runs longer is killed and has failed.
     """
 
     name: str
@@ -24,7 +24,7 @@ CHECKS = (
     Check("registration", "registration of heap, memfd and /dev/shm memory", 60),
     Check("batch", "a batch of one run, bytes equal", 45),
     Check("device_tests", "tests/gpu", 90),
-    Check("streams", "computing on a side stream, submitting from two threads", 30),
+    Check("streams", "jobs after a side stream and after an event, from two threads", 45),
     Check("seam", "a merged run across a registration's end", 30),
     Check("submission", "131,072 runs submitted behind a sleeping stream", 75),
     Check("bandwidth", "GB/s by run length, count and direction", 120),

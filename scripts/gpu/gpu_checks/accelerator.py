@@ -1,7 +1,7 @@
-"""The device, and what is asked of CUDA's libraries by ctypes because torch does not pass it on.
+"""The device, and calls of CUDA's libraries by ctypes that torch does not offer.
 
-Names and numbers are those of ``cuda.h``, ``driver_types.h`` and ``cuda_runtime_api.h`` of CUDA
-12.9 and 13.0, where they are the same.
+Names and numbers come from ``cuda.h``, ``driver_types.h`` and ``cuda_runtime_api.h``; they are the
+same in CUDA 12.9 and 13.0.
 """
 
 from __future__ import annotations
@@ -34,22 +34,27 @@ CAPTURE_MODES = {"relaxed": 2, "thread local": 1, "global": 0}
 
 @functools.cache
 def has_device() -> bool:
-    """Tell whether torch sees a device."""
+    """Return true if torch sees a device."""
     return torch.cuda.is_available()
 
 
 def device() -> torch.device:
-    """The device, or the CPU where there is none."""
+    """Return the device, or the CPU where there is none."""
     if has_device():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
+def computing() -> torch.cuda.Stream | None:
+    """The stream on which this thread computes, for a job to wait for; none without a device."""
+    return torch.cuda.current_stream() if has_device() else None
+
+
 def need_device(why: str) -> None:
-    """End the check where there is no device.
+    """End the check if there is no device.
 
     Args:
-        why: what it wants a device for.
+        why: the purpose of a device.
 
     Raises:
         NoDeviceError: there is none.
@@ -59,7 +64,7 @@ def need_device(why: str) -> None:
 
 
 def sleep_on_stream(seconds: float) -> None:
-    """Queue a kernel that only waits on the current stream; without a device do nothing."""
+    """Queue a kernel that only waits on the current stream; do nothing without a device."""
     if has_device():
         torch.cuda._sleep(int(seconds * _CYCLES_PER_S))
 
@@ -81,17 +86,17 @@ class Driver:
         self._library = ctypes.CDLL("libcuda.so.1")
 
     def version(self) -> str:
-        """The newest CUDA that this driver can run."""
+        """Return the newest CUDA that this driver can run."""
         number = ctypes.c_int(0)
         _check("cuDriverGetVersion", self._library.cuDriverGetVersion(ctypes.byref(number)))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
     def exports(self, name: str) -> bool:
-        """Tell whether the library has a function of this name."""
+        """Return true if the library has a function of this name."""
         return hasattr(self._library, name)
 
     def attribute(self, number: int) -> int:
-        """An attribute of the current device."""
+        """Return an attribute of the current device."""
         value, ordinal = ctypes.c_int(0), ctypes.c_int(0)
         _check("cuInit", self._library.cuInit(0))
         current = torch.cuda.current_device()
@@ -102,10 +107,10 @@ class Driver:
 
 
 class Runtime:
-    """The runtime that torch is linked with.
+    """The CUDA runtime that torch is linked with.
 
     Raises:
-        AttributeError: torch keeps the runtime to itself.
+        AttributeError: torch does not export the runtime.
     """
 
     def __init__(self) -> None:
@@ -122,19 +127,19 @@ class Runtime:
         self._destroy_graph.argtypes = [ctypes.c_void_p]
 
     def last_error(self) -> str:
-        """The error that the next to ask would be told of; it stays."""
+        """Return the pending error without clearing it."""
         return self.describe(self._peek())
 
     def describe(self, status: int) -> str:
-        """A status with its name."""
+        """Format a status with its name."""
         return f"{status} ({self._name(status).decode()})"
 
     def begin_capture(self, stream: torch.cuda.Stream, mode: int) -> int:
-        """Capture what is queued on a stream; the status."""
+        """Start to capture what is queued on a stream; return the status."""
         return int(self._begin_capture(stream.cuda_stream, mode))
 
     def end_capture(self, stream: torch.cuda.Stream) -> int:
-        """End a capture and throw its graph away; the status, which is not left behind."""
+        """End a capture and discard its graph; return the status, and clear it as an error."""
         graph = ctypes.c_void_p()
         status = int(self._end_capture(stream.cuda_stream, ctypes.byref(graph)))
         if graph.value is not None:

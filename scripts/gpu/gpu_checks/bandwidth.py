@@ -1,4 +1,4 @@
-"""GB/s of the worker beside one pinned copy: the benchmark of the worker, with fewer rounds."""
+"""GB/s of the worker beside one pinned copy: the worker's benchmark with fewer rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROUNDS = 5
 
 
 def check(findings: Findings) -> None:
-    """Time each run length and count, both ways; jobs of more than 1 GiB are left out."""
+    """Time each run length and count in both directions; jobs of more than 1 GiB are left out."""
     for kib in (2, 16, 128, 2048) if has_device() else (16,):
         for runs in (16, 256, 4096, 65536) if has_device() else (16,):
             if runs * kib * KIB <= GIB:

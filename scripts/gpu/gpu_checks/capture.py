@@ -1,7 +1,7 @@
-"""An engine polls while it, or another thread of it, captures a graph.
+"""Polls of an engine during a graph capture, in the same thread or another.
 
-The driver may count the question whether a copy has ended among the calls that a capture forbids.
-Then the capture is lost, or the job is reported failed while its copy is still under way.
+The driver may count the query for a copy's end among the calls that a capture forbids. Then the
+capture is lost, or the job is reported failed while its copy is still running.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from gpu_checks.accelerator import (
     CAPTURE_MODES,
     MIB,
     Runtime,
+    computing,
     need_device,
     sleep_on_stream,
     synchronize,
@@ -27,7 +28,7 @@ _ASLEEP_S = 0.3
 
 
 def check(findings: Findings) -> None:
-    """Capture in each mode, with a store under way, and poll from this thread and another."""
+    """Capture in each mode during a store, and poll from this thread and another."""
     need_device("capturing a graph")
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
@@ -47,7 +48,7 @@ def _poll(
     runtime = Runtime()
     side = torch.cuda.Stream()
     sleep_on_stream(_ASLEEP_S)
-    worker.submit_store(1, [0], [0])
+    worker.submit_store(1, [0], [0], after=computing())
     seen: list[CopyResult] = []
 
     def poll() -> None:

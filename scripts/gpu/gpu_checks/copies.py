@@ -1,4 +1,4 @@
-"""What several checks do with a worker: blocks, jobs, and whether the bytes are the same."""
+"""Helpers of several checks: blocks, workers, jobs, and comparisons of bytes."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
 
 
 def random_blocks(blocks: int, block_bytes: int) -> torch.Tensor:
-    """A KV tensor with random bytes, on the device."""
+    """Make a KV tensor with random bytes on the device."""
     return torch.randint(0, 256, (blocks, block_bytes), dtype=torch.uint8, device=device())
 
 
 def open_worker(blocks: torch.Tensor, host: Bytes) -> OffloadWorker:
-    """A worker between one KV tensor and slots of one block each."""
+    """Make a worker between one KV tensor and slots of one block each."""
     return OffloadWorker([KVGroup([KVTensor(blocks)])], host)
 
 
 def finish(worker: OffloadWorker, *job_ids: int) -> dict[int, CopyResult]:
-    """Wait for jobs; how each that had not been reported ended."""
+    """Wait for jobs, and return the results that had not been reported."""
     worker.wait(job_ids)
     return {result.job_id: result for result in worker.get_finished()}
 
 
 def same(blocks: torch.Tensor, block_ids: Indices, host: Bytes, slots: Indices) -> bool:
-    """Compare blocks with slots, byte by byte."""
+    """Return true if blocks and slots hold the same bytes."""
     chosen = torch.as_tensor(np.asarray(block_ids), device=blocks.device)
     return bool(np.array_equal(blocks[chosen].cpu().numpy(), host[np.asarray(slots)]))
 
 
 @contextlib.contextmanager
 def run_by_run(worker: OffloadWorker) -> Iterator[None]:
-    """Let a worker of a device copy without the driver's batch call, which is the other way."""
+    """Let a device's worker copy run by run, without the driver's batch call."""
     driver = getattr(worker._device, "_driver", None)
     if driver is None:
         yield
@@ -54,8 +54,8 @@ def run_by_run(worker: OffloadWorker) -> Iterator[None]:
 
 
 def registered(worker: OffloadWorker) -> str:
-    """How the worker's host memory is registered, in words."""
+    """Describe the registration of the worker's host memory."""
     if not has_device():
         return "no device"
-    pieces = len(getattr(worker._device, "_registered", ()))
-    return f"yes, pieces: {pieces}" if pieces else "no"
+    registration = getattr(worker._device, "_registration", None)
+    return "no" if registration is None else f"yes, pieces: {registration.pieces}"

@@ -14,7 +14,7 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 
 class _Counter:
-    """Counts how tests ended; pytest calls its methods."""
+    """A counter of test outcomes; pytest calls its methods."""
 
     def __init__(self) -> None:
         self.passed = 0
@@ -35,14 +35,14 @@ class _Counter:
 
 
 def check(findings: Findings) -> None:
-    """Run them with no plugin but those that came along: a machine's own may not fit."""
+    """Run the tests with the bundled plugins only: the machine's own may not fit."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     options = ["-q", "-rs", "--import-mode=importlib"]
     for plugin in ("no:cacheprovider", "pytest_asyncio.plugin"):
         options += ["-p", plugin]
     for setting in ("markers=gpu", "asyncio_default_fixture_loop_scope=function"):
         options += ["-o", setting]
-    # The folder may lie in a checkout, whose conftest.py wants more than came along.
+    # The folder may lie in a checkout, whose conftest.py needs more than the bundle has.
     where = ["-c", os.devnull, "--rootdir", str(TESTS), "--confcutdir", str(TESTS), str(TESTS)]
     counter = _Counter()
     status = pytest.main([*options, *where], plugins=[counter])

@@ -6,14 +6,20 @@ import contextlib
 import gc
 import subprocess
 import sys
-import time
+import threading
 
 import torch
 
-from gpu_checks.accelerator import MIB, has_device, need_device, sleep_on_stream, synchronize
+from gpu_checks.accelerator import (
+    MIB,
+    computing,
+    need_device,
+    sleep_on_stream,
+)
 from gpu_checks.copies import Bytes, finish, open_worker, random_blocks, registered, same
 from gpu_checks.findings import Findings
 from kvtier_sdk import HostPool
+from kvtier_sdk.worker import registration
 
 _BLOCKS = 64
 _ALL = range(_BLOCKS)
@@ -26,7 +32,8 @@ def check(findings: Findings) -> None:
     """Drop one with a store under way; then use its memory again, and memory that takes its place.
 
     Memory that is given back while it is registered stays the driver's: copies to what is mapped
-    there next may go to the pages that are gone.
+    there next may go to the pages that are gone. So a dropped worker keeps its memory until its
+    copies have ended, and unregisters it.
     """
     blocks = random_blocks(_BLOCKS, MIB)
     address = 0
@@ -39,14 +46,15 @@ def check(findings: Findings) -> None:
             address = host.ctypes.data
             _use(findings, blocks, host, life)
             _drop(blocks, host)
-            findings.expect(_arrives(blocks, host), f"{life}: a dropped worker's store is wrong")
+            findings.expect(_has_ended(), f"{life}: a dropped worker does not end")
+            right = same(blocks, _ALL, host, _ALL)
+            findings.expect(right, f"{life}: a dropped worker's store is wrong")
+            findings.expect(not registration._pieces, f"{life}: a dropped worker's is registered")
             _use(findings, blocks, host, f"{life}, dropped")
             del host
-    # On a CPU the interpreter may free the memory while a thread still copies.
+    for memory in ("kept", "given back"):
+        findings.expect(not _exit_status(findings, memory), f"memory {memory}: did not end well")
     need_device("memory that stays registered")
-    findings.expect(not _exit_status(findings, "kept"), "the process did not end well")
-    # Nothing is promised to an engine that frees the memory of a copy.
-    _exit_status(findings, "given back")
 
 
 def _exit_status(findings: Findings, memory: str) -> int:
@@ -69,7 +77,7 @@ def _use(findings: Findings, blocks: torch.Tensor, host: Bytes, name: str) -> No
     host[:] = 0
     with open_worker(blocks, host) as worker:
         findings.figure(f"{name}: registered", registered(worker))
-        worker.submit_store(1, _ALL, _ALL)
+        worker.submit_store(1, _ALL, _ALL, after=computing())
         stored = finish(worker, 1)[1]
     findings.expect(stored.success, f"{name}: a new worker's store failed: {stored.error}")
     findings.expect(same(blocks, _ALL, host, _ALL), f"{name}: a new worker's bytes differ")
@@ -80,18 +88,17 @@ def _drop(blocks: torch.Tensor, host: Bytes) -> None:
     host[:] = 0
     worker = open_worker(blocks, host)
     sleep_on_stream(_ASLEEP_S)
-    worker.submit_store(1, _ALL, _ALL)
+    worker.submit_store(1, _ALL, _ALL, after=computing())
     del worker
     gc.collect()
 
 
-def _arrives(blocks: torch.Tensor, host: Bytes) -> bool:
-    synchronize()
-    deadline_s = time.monotonic() + (0 if has_device() else _PATIENCE_S)
-    while not same(blocks, _ALL, host, _ALL):
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.01)
+def _has_ended() -> bool:
+    """Wait for the thread in which a dropped worker ends."""
+    for thread in threading.enumerate():
+        if thread.name == "kvtier-dropped-worker":
+            thread.join(_PATIENCE_S)
+            return not thread.is_alive()
     return True
 
 

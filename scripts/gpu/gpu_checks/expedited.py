@@ -1,4 +1,4 @@
-"""A load that somebody waits for, behind 1 GiB of loads and 1 GiB of stores."""
+"""An urgent load behind 1 GiB of loads and 1 GiB of stores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from gpu_checks.accelerator import MIB, device, has_device, need_device
+from gpu_checks.accelerator import MIB, computing, device, has_device, need_device
 from gpu_checks.copies import finish, open_worker, same
 from gpu_checks.findings import Findings
 from kvtier_sdk.worker import OffloadWorker
@@ -43,14 +43,14 @@ def check(findings: Findings) -> None:
 def _time(
     findings: Findings, worker: OffloadWorker, name: str, last: int, *, each: int, expedited: bool
 ) -> int:
-    """Time a load of the last slot behind jobs of ``each`` MiB; how many of those it overtook."""
+    """Time a load of the last slot behind jobs of ``each`` MiB, and count those it overtook."""
     jobs = range(2 * _JOBS) if each else range(0)
     for job in jobs:
         submit = worker.submit_store if job % 2 else worker.submit_load
         ids = range(job * each, (job + 1) * each)
-        submit(job, ids, ids)
+        submit(job, ids, ids, after=computing())
     began_s = time.perf_counter()
-    worker.submit_load(_EXPEDITED, [last], [last], expedited=expedited)
+    worker.submit_load(_EXPEDITED, [last], [last], expedited=expedited, after=computing())
     ended = finish(worker, _EXPEDITED)
     findings.figure(f"1 MiB {name}", (time.perf_counter() - began_s) * 1e3, "ms")
     left = len(jobs) + 1 - len(ended)

@@ -1,4 +1,4 @@
-"""What a check finds: figures, and what does not hold."""
+"""Findings of a check: figures and failures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Figure(NamedTuple):
     """A figure of the report.
 
     Attributes:
-        name: what was measured.
+        name: the measured quantity.
         value: a number, or words.
-        unit: of the number; empty for a count and for words.
+        unit: unit of the number; empty for a count and for words.
     """
 
     name: str
@@ -21,16 +21,16 @@ class Figure(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Something that does not hold."""
+    """A condition that does not hold."""
 
     text: str
 
 
 class Ended(NamedTuple):
-    """The check came to its end.
+    """The end of a check.
 
     Attributes:
-        wanted: what it wanted a device for, where there is none; empty if it did all of it.
+        wanted: the purpose of a missing device; empty if the check was complete.
     """
 
     wanted: str
@@ -40,14 +40,14 @@ Message: TypeAlias = Figure | Failure | Ended
 
 
 class NoDeviceError(Exception):
-    """The rest of a check needs a device, and there is none."""
+    """There is no device for the rest of a check."""
 
 
 class Findings:
-    """Takes what a check finds, and hands it on at once: a check may be killed.
+    """The outlet of a check's findings, which are sent at once: a check may be killed.
 
     Args:
-        send: gets each message.
+        send: called with each message.
     """
 
     def __init__(self, send: Callable[[Message], None]) -> None:
@@ -61,8 +61,8 @@ class Findings:
         """Report a failure unless something holds; the check goes on.
 
         Args:
-            holds: true if all is well.
-            otherwise: what is wrong if not.
+            holds: the condition.
+            otherwise: the failure if it is false.
         """
         if not holds:
             self._send(Failure(otherwise))

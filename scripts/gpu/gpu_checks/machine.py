@@ -1,4 +1,4 @@
-"""Versions, the driver, what the device can do, and what this machine allows."""
+"""Versions, the driver, the device's abilities, and the machine's limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpu_checks.findings import Findings
 
 
 def check(findings: Findings) -> None:
-    """Report all of it; what the machine allows comes last, and needs no device."""
+    """Report all of it; the machine's limits come last and need no device."""
     findings.figure("Python", platform.python_version())
     findings.figure("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
     findings.figure("torch", torch.__version__)
@@ -59,7 +59,7 @@ def _describe_device(findings: Findings) -> None:
 def _batch_call() -> str:
     from kvtier_sdk.worker.cuda import CUDADevice
 
-    # Its own choice, which nothing public tells.
+    # The worker's choice, which has no public name.
     batch = getattr(CUDADevice(device())._driver, "_batch", None)
     return "none: run by run" if batch is None else str(batch.__name__)
 

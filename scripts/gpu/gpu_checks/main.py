@@ -1,4 +1,4 @@
-"""The program: its options, and one check after the other."""
+"""The program: it reads its options and runs one check after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_checks.report import Report
 
 
 def main(description: str | None) -> int:
-    """Run the checks; the exit status."""
+    """Run the checks, and return the exit status."""
     arguments = _arguments(description)
     report = Report(arguments.out)
     report.say(f"kvtier on an accelerator, {time.strftime('%Y-%m-%d %H:%M:%S %z')}")
@@ -35,7 +35,7 @@ def main(description: str | None) -> int:
 
 
 def _import_torch(report: Report) -> None:
-    """Import what all checks need, before the first of them is forked."""
+    """Import torch before the first check is forked: all of them need it."""
     try:
         import kvtier_sdk.worker  # noqa: F401
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Host memory of the three kinds that a pool is made of."""
+"""Host memory of the three kinds that a pool can have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_checks.accelerator import MIB
 from gpu_checks.findings import Findings
 from kvtier_sdk import HostPool, KVTierError, PoolLayout
 
-#: Less is not worth a figure in seconds a GB.
+#: Too little for a figure in seconds a GB.
 _MIN_SLOTS = 16
 
 
@@ -18,11 +18,11 @@ def pools(findings: Findings, size_bytes: int) -> Iterator[tuple[str, HostPool]]
     """Make a pool of each kind, one after the other, with slots of 1 MiB.
 
     Args:
-        findings: gets a failure for a kind that there is no memory of.
-        size_bytes: of each; less where /dev/shm holds less.
+        findings: gets a failure for each kind without memory.
+        size_bytes: size of each pool; less where /dev/shm has less room.
 
     Yields:
-        The kind and the pool, which is closed when the next is asked for.
+        The kind and the pool, which is closed before the next one is made.
     """
     slots = size_bytes // MIB
     kinds: dict[str, Callable[[], HostPool]] = {
@@ -43,6 +43,6 @@ def pools(findings: Findings, size_bytes: int) -> Iterator[tuple[str, HostPool]]
 
 
 def _slots_in_shm(slots: int) -> int:
-    """Half of what is free, at most as many as are wanted."""
+    """Return the slots that fit half of the free space, at most as many as are wanted."""
     free = os.statvfs("/dev/shm")
     return max(_MIN_SLOTS, min(slots, free.f_bavail * free.f_frsize // 2 // MIB))

@@ -1,4 +1,4 @@
-"""Run one check in a process of its own: it may crash, hang, or lose the device's context."""
+"""One check in its own process, since it may crash, hang or lose the device's context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from gpu_checks import Check
 from gpu_checks.findings import Ended, Failure, Findings, Message, NoDeviceError
 
-#: How long a process that has reported its end may take to leave.
+#: Time limit for a process to exit after it has reported its end.
 _LEAVE_S = 10.0
 
 
@@ -25,11 +25,11 @@ def run_check(check: Check, limit_s: float, take: Callable[[Message], None]) -> 
     """Run a check.
 
     Args:
-        check: which.
-        limit_s: seconds after which it is killed, with all that it has started.
-        take: gets what it finds, while it runs. That it died or was killed is a failure.
+        check: the check.
+        limit_s: time limit, after which it is killed with all that it has started.
+        take: called with each finding, while the check runs. A crash or a kill is a failure.
     """
-    # Forked, so that torch is imported once. Nothing before this has touched the device.
+    # Forked, so that torch is imported once. The parent never touches the device.
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_be_the_check, args=(check.name, sender))
@@ -52,13 +52,13 @@ def run_check(check: Check, limit_s: float, take: Callable[[Message], None]) -> 
 
 
 def _listen(receiver: Connection, limit_s: float, take: Callable[[Message], None]) -> bool:
-    """Pass on what a check says until it is at its end.
+    """Pass on the messages of a check until its end.
 
     Returns:
-        False if its process is gone before that.
+        False if its process died before that.
 
     Raises:
-        TimeoutError: it is not, and its time is over.
+        TimeoutError: its time is over.
     """
     deadline_s = time.monotonic() + limit_s
     while receiver.poll(max(0.0, deadline_s - time.monotonic())):
@@ -77,7 +77,7 @@ def _be_the_check(name: str, sender: Connection) -> None:
     lock = threading.Lock()
 
     def send(message: Message) -> None:
-        # What is logged comes from any thread.
+        # Log records come from any thread.
         with lock:
             sender.send(message)
 
@@ -94,7 +94,7 @@ def _be_the_check(name: str, sender: Connection) -> None:
 
 
 class _Log(logging.Handler):
-    """Puts what is logged into the report."""
+    """A handler that puts log records into the report."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__()

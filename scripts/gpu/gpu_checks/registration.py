@@ -1,4 +1,4 @@
-"""Can the driver register the memory that a pool is made of, and how long does it take?"""
+"""Registration of a pool's memory with the driver, and its duration."""
 
 from __future__ import annotations
 
@@ -6,29 +6,49 @@ import time
 
 import torch
 
-from gpu_checks.accelerator import GIB, MIB, Runtime, device, has_device, need_device
+from gpu_checks.accelerator import GIB, KIB, MIB, Runtime, device, has_device, need_device
 from gpu_checks.findings import Findings
 from gpu_checks.memory import pools
 
 #: ``cudaHostRegisterPortable``, as the worker passes it.
 _PORTABLE = 1
+#: Of a pool of eight ranks.
+_ROW_BYTES, _RANKS = 4 * MIB, 8
 
 
 def check(findings: Findings) -> None:
-    """Register and unregister each kind; register it twice, for the error that this leaves."""
+    """Register and unregister each kind; register it twice, to see the error that this leaves."""
     for kind, pool in pools(findings, GIB if has_device() else 32 * MIB):
         size_bytes = pool.layout.size_bytes
         findings.figure(f"{kind}: size", size_bytes / GIB, "GiB")
         findings.figure(f"{kind}: in huge pages", pool.huge_page_bytes / GIB, "GiB")
         if has_device():
             _register(findings, kind, pool.part(0).ctypes.data, size_bytes)
+            _register_parts(findings, kind, pool.part(0).ctypes.data, size_bytes)
     need_device("registration")
 
 
-def _register(findings: Findings, kind: str, address: int, size_bytes: int) -> None:
-    from kvtier_sdk.worker.cuda import _forget_error
+def _register_parts(findings: Findings, kind: str, address: int, size_bytes: int) -> None:
+    """Register what one rank of eight would, if it registered its own part of each slot."""
+    calls = torch.cuda.cudart()
+    begins = range(address, address + size_bytes, _ROW_BYTES)
+    began_s = time.perf_counter()
+    refused = sum(
+        bool(int(calls.cudaHostRegister(begin, _ROW_BYTES // _RANKS, _PORTABLE)))
+        for begin in begins
+    )
+    took_s = time.perf_counter() - began_s
+    name = f"{kind}: {len(begins)} parts of {_ROW_BYTES // _RANKS // KIB} KiB"
+    findings.expect(not refused, f"{name}: {refused} refused")
+    findings.figure(f"{name}: registered in", took_s / size_bytes * 1e9, "s/GB of the pool")
+    for begin in begins:
+        calls.cudaHostUnregister(begin)
 
-    # The context is made by the first use of the device, which is none of the memory's.
+
+def _register(findings: Findings, kind: str, address: int, size_bytes: int) -> None:
+    from kvtier_sdk.worker.driver import forget_error
+
+    # The first use of the device makes its context, which must not count for the memory.
     torch.zeros(1, device=device())
     runtime, calls = Runtime(), torch.cuda.cudart()
     began_s = time.perf_counter()
@@ -38,11 +58,11 @@ def _register(findings: Findings, kind: str, address: int, size_bytes: int) -> N
     findings.expect(not status, f"the driver does not register {kind} memory")
     if not status:
         findings.figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
-    # After a success a second time is refused as well.
+    # A second registration is refused also after a success.
     refusal = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
     findings.figure(f"{kind}: status of the second time", runtime.describe(refusal))
     findings.figure(f"{kind}: last error after that", runtime.last_error())
-    _forget_error()
+    forget_error()
     left = runtime.last_error()
     findings.expect(left.startswith("0 "), f"the worker does not take back the last error: {left}")
     if not status:

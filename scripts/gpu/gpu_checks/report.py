@@ -1,4 +1,4 @@
-"""The report: printed while it grows, and written as text and as JSON."""
+"""The report: printed as it grows, and written as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PASSED, FAILED, WANTED_DEVICE = "passed", "failed", "wanted a device"
 
 @dataclass
 class Result:
-    """How a check went.
+    """The result of a check.
 
     Attributes:
-        check: which.
-        figures: what it measured.
-        failures: what does not hold; more than a line for an exception.
-        wanted: what it wanted a device for, where there is none; ``None`` until its end.
-        took_s: seconds.
+        check: the check.
+        figures: its measurements.
+        failures: the conditions that do not hold; several lines for an exception.
+        wanted: the purpose of a missing device; ``None`` until the check's end.
+        took_s: its duration.
     """
 
     check: Check
@@ -32,17 +32,17 @@ class Result:
 
     @property
     def status(self) -> str:
-        """How it ended; what ran before it wanted a device can have failed all the same."""
+        """The outcome in words; a check that wants a device can have failed before that."""
         if self.failures or self.wanted is None:
             return FAILED
         return WANTED_DEVICE if self.wanted else PASSED
 
 
 class Report:
-    """Prints what it is told, and keeps it for the files.
+    """A report that prints its messages, and keeps them for its files.
 
     Args:
-        folder: of ``report.txt`` and ``report.json``; made where it is missing.
+        folder: directory of ``report.txt`` and ``report.json``; made if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,17 +52,17 @@ class Report:
         self.results: list[Result] = []
 
     def say(self, text: str = "") -> None:
-        """Print a line, or several."""
+        """Print one or several lines."""
         print(text, flush=True)
         self._lines.append(text)
 
     def begin(self, check: Check) -> None:
-        """The next messages are this check's."""
+        """Begin a check, to which the next messages belong."""
         self.results.append(Result(check))
         self.say(f"\n{len(self.results)}. {check.title} ({check.name})")
 
     def take(self, message: Message) -> None:
-        """Note what the check says."""
+        """Note a message of the check."""
         result = self.results[-1]
         if isinstance(message, Figure):
             result.figures.append(message)
@@ -74,7 +74,7 @@ class Report:
             result.wanted = message.wanted
 
     def end(self, took_s: float) -> None:
-        """Say how the check went, and write all that there is: the next one may be the last."""
+        """Print the check's outcome, and write the files: the next check may be the last."""
         result = self.results[-1]
         result.took_s = took_s
         why = f" for {result.wanted}" if result.status == WANTED_DEVICE else ""
@@ -82,7 +82,7 @@ class Report:
         self.write()
 
     def conclude(self) -> bool:
-        """Say how many passed, and which did not; whether none failed."""
+        """Print how many checks passed, and which did not; return true if none failed."""
         by_status = {
             status: [result.check.name for result in self.results if result.status == status]
             for status in (PASSED, FAILED, WANTED_DEVICE)

@@ -1,4 +1,4 @@
-"""Blocks go to the pool, to the file tier, into a pool of another manager, and back."""
+"""A round trip of blocks: pool, file tier, the pool of another manager, and back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 
-from gpu_checks.accelerator import KIB, MIB, has_device, need_device
+from gpu_checks.accelerator import KIB, MIB, computing, has_device, need_device
 from gpu_checks.copies import finish, open_worker, random_blocks
 from gpu_checks.findings import Findings
 from kvtier_sdk import (
@@ -26,15 +26,16 @@ from kvtier_sdk import (
     open_manager,
     open_pool,
 )
+from kvtier_sdk.worker import OffloadWorker
 
 _CHUNKS = 64
 _PATIENCE_S = 20.0
-#: No report of a tier may be missed for longer than this.
+#: The longest wait for a report of a tier within a step.
 _STEP_S = 0.01
 
 
 def check(findings: Findings) -> None:
-    """Do it with the tier in a thread and in a process: with two kinds of host memory."""
+    """Make the trip with the tier in a thread and in a process: two kinds of host memory."""
     chunk_bytes = MIB if has_device() else 64 * KIB
     keys = [make_offload_key(number.to_bytes(32, "big")) for number in range(_CHUNKS)]
     for runner in ("thread", "process"):
@@ -82,11 +83,7 @@ def _store(
     output = manager.prepare_store(keys, request)
     if output.keys_to_store != list(keys):
         raise RuntimeError(f"{len(output.keys_to_store)} of {len(keys)} keys got a slot")
-    with open_worker(blocks, pool.part(0)) as worker:
-        worker.submit_store(1, ids, output.slots)
-        ended = finish(worker, 1)[1]
-    if not ended.success:
-        raise RuntimeError(f"the store failed: {ended.error}")
+    _copy(OffloadWorker.submit_store, blocks, ids, pool, output.slots)
     manager.complete_store(keys, request)
     manager.on_request_finished(request)
     for _ in _steps(manager, reported):
@@ -112,20 +109,31 @@ def _load(
         if set(found) == {LookupResult.HIT}:
             break
     spec = manager.prepare_load(keys, request)
-    with open_worker(blocks, pool.part(0)) as worker:
-        worker.submit_load(1, ids, spec.slots)
-        ended = finish(worker, 1)[1]
-    if not ended.success:
-        raise RuntimeError(f"the load failed: {ended.error}")
+    _copy(OffloadWorker.submit_load, blocks, ids, pool, spec.slots)
     manager.complete_load(keys, request)
     manager.on_request_finished(request)
 
 
+def _copy(
+    submit: Callable[..., None],
+    blocks: torch.Tensor,
+    ids: np.ndarray,
+    pool: HostPool,
+    slots: Sequence[int],
+) -> None:
+    """Copy blocks to slots or back, to the end."""
+    with open_worker(blocks, pool.part(0)) as worker:
+        submit(worker, 1, ids, slots, after=computing())
+        ended = finish(worker, 1)[1]
+    if not ended.success:
+        raise RuntimeError(f"{submit.__name__} failed: {ended.error}")
+
+
 def _steps(manager: TieringManager, reported: threading.Event) -> Iterator[None]:
-    """The steps of an engine, each ended when its caller asks for the next.
+    """Yield the steps of an engine; asking for the next ends the step.
 
     Raises:
-        TimeoutError: the caller is not done in time.
+        TimeoutError: the caller has asked for steps for too long.
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:

@@ -1,7 +1,7 @@
-"""A job's neighbours are merged into one run, and the driver may have to register memory in pieces.
+"""A merged run that crosses the end of a piece of registered memory.
 
-The driver knows each piece as memory of its own: does it take a copy that goes from one to the
-next?
+A job's neighbours are merged into one run, and the driver may have to register memory in pieces. It
+knows each piece as memory of its own: does it take a copy that goes from one to the next?
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 
 import numpy as np
 
-from gpu_checks.accelerator import MIB, need_device
+from gpu_checks.accelerator import MIB, computing, need_device
 from gpu_checks.copies import (
     Bytes,
     finish,
@@ -22,17 +22,17 @@ from gpu_checks.copies import (
 )
 from gpu_checks.findings import Findings
 from kvtier_sdk import HostPool
-from kvtier_sdk.worker import cuda
+from kvtier_sdk.worker import registration
 
 _SLOTS = 15
 _PIECE_BYTES = 4 * MIB
-#: A worker's part of a slot may begin inside of a page.
+#: A worker's part of a slot may begin inside a page.
 _OFFSETS_BYTES = (0, 100)
 
 
 def check(findings: Findings) -> None:
     """Copy 15 MiB at once over memory that is registered by 4 MiB."""
-    cuda.MAX_REGISTER_BYTES = _PIECE_BYTES
+    registration.MAX_REGISTER_BYTES = _PIECE_BYTES
     with contextlib.closing(HostPool(_SLOTS + 1, MIB)) as pool:
         for offset_bytes in _OFFSETS_BYTES:
             _copy_all(findings, _slots(pool, offset_bytes), f"{offset_bytes} bytes into a page")
@@ -40,7 +40,7 @@ def check(findings: Findings) -> None:
 
 
 def _slots(pool: HostPool, offset_bytes: int) -> Bytes:
-    """Slots without gaps, the first of which begins in the pool's first page."""
+    """Return slots without gaps, the first of which begins in the pool's first page."""
     return pool.part(0).reshape(-1)[offset_bytes:][: _SLOTS * MIB].reshape(_SLOTS, MIB)
 
 
@@ -52,14 +52,14 @@ def _copy_all(findings: Findings, host: Bytes, where: str) -> None:
         for way, how in (("batch", contextlib.nullcontext()), ("run by run", run_by_run(worker))):
             with how:
                 host[:] = 0
-                worker.submit_store(1, slots, slots)
+                worker.submit_store(1, slots, slots, after=computing())
                 stored = finish(worker, 1)[1]
                 right = same(blocks, slots, host, slots)
                 findings.figure(f"{where}, {way}: store", _words(stored.error, right))
                 findings.expect(stored.success and right, f"{where}, {way}: the store is wrong")
-                # In another order, so that the blocks that are there are no answer.
+                # In another order, so that the old content of the blocks is not the expected one.
                 host[:] = host[::-1].copy()
-                worker.submit_load(2, slots + _SLOTS, slots)
+                worker.submit_load(2, slots + _SLOTS, slots, after=computing())
                 loaded = finish(worker, 2)[2]
                 right = same(blocks, slots + _SLOTS, host, slots)
                 findings.figure(f"{where}, {way}: load", _words(loaded.error, right))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 
@@ -19,28 +18,25 @@ _ASLEEP_S = 0.3
 
 
 def check(findings: Findings) -> None:
-    """Store and load behind a computation that has not ended.
+    """Store and load behind a computation that has not ended, from this thread and another.
 
-    A worker waits for the stream that is current where a job is submitted. A thread that has not
-    been told of the engine's stream has another one: whether its job sees the computation is a
-    figure, and no failure.
+    The other thread has another current stream than the engine's, which makes no difference.
     """
     side = torch.cuda.Stream() if has_device() else None
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
-    ways: dict[str, tuple[bool, bool, bool]] = {
-        # In another thread; with the engine's stream current; it has to wait.
-        "same thread": (False, True, True),
-        "another thread, on the engine's stream": (True, True, True),
-        "another thread, on its own stream": (True, False, False),
-    }
     with open_worker(blocks, host) as worker:
-        for way, (threaded, told, must_wait) in ways.items():
-            for operation in (_store, _load):
-                waited = operation(worker, blocks, host, side, threaded=threaded, told=told)
-                name = f"{operation.__name__.strip('_')}, {way}"
-                findings.figure(f"{name}: waited", "yes" if waited else "no")
-                findings.expect(waited or not must_wait, f"{name}: did not wait")
+        for threaded in (False, True):
+            for by_event in (False, True):
+                for operation in (_store, _load):
+                    waited = operation(worker, blocks, host, side, threaded, by_event)
+                    name = (
+                        f"{operation.__name__.strip('_')} after "
+                        f"{'an event' if by_event else 'a stream'}, "
+                        f"{'another thread' if threaded else 'same thread'}"
+                    )
+                    findings.figure(f"{name}: waited", "yes" if waited else "no")
+                    findings.expect(waited, f"{name}: did not wait")
     need_device("streams")
 
 
@@ -49,9 +45,8 @@ def _store(
     blocks: torch.Tensor,
     host: Bytes,
     side: torch.cuda.Stream | None,
-    *,
     threaded: bool,
-    told: bool,
+    by_event: bool,
 ) -> bool:
     """Store what is still to be computed; tell whether it was stored."""
     blocks.fill_(1)
@@ -60,7 +55,8 @@ def _store(
     with torch.cuda.stream(side):
         sleep_on_stream(_ASLEEP_S)
         blocks.fill_(7)
-        _submit(lambda: worker.submit_store(1, [2], [3]), side, threaded=threaded, told=told)
+    after = _after(side, by_event)
+    _submit(lambda: worker.submit_store(1, [2], [3], after=after), threaded)
     ended = finish(worker, 1)[1]
     synchronize()
     return ended.success and bool((host[3] == 7).all())
@@ -71,9 +67,8 @@ def _load(
     blocks: torch.Tensor,
     host: Bytes,
     side: torch.cuda.Stream | None,
-    *,
     threaded: bool,
-    told: bool,
+    by_event: bool,
 ) -> bool:
     """Load into a block that is still to be cleared; tell whether it holds what was loaded."""
     host[1] = 9
@@ -81,15 +76,20 @@ def _load(
     with torch.cuda.stream(side):
         sleep_on_stream(_ASLEEP_S)
         blocks.fill_(7)
-        _submit(lambda: worker.submit_load(2, [2], [1]), side, threaded=threaded, told=told)
+    after = _after(side, by_event)
+    _submit(lambda: worker.submit_load(2, [2], [1], after=after), threaded)
     ended = finish(worker, 2)[2]
     synchronize()
     return ended.success and bool((blocks[2] == 9).all())
 
 
-def _submit(
-    submit: Callable[[], None], side: torch.cuda.Stream | None, *, threaded: bool, told: bool
-) -> None:
+def _after(
+    side: torch.cuda.Stream | None, by_event: bool
+) -> torch.cuda.Stream | torch.cuda.Event | None:
+    return side.record_event() if side is not None and by_event else side
+
+
+def _submit(submit: Callable[[], None], threaded: bool) -> None:
     if not threaded:
         submit()
         return
@@ -97,8 +97,7 @@ def _submit(
 
     def work() -> None:
         try:
-            with torch.cuda.stream(side) if told else contextlib.nullcontext():
-                submit()
+            submit()
         except Exception as error:
             raised.append(error)
 

@@ -1,4 +1,4 @@
-"""How long the engine's thread is held by a job of 131,072 runs that cannot begin yet."""
+"""Time that the engine's thread spends to submit 131,072 runs that cannot begin yet."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 import numpy as np
 import torch
 
-from gpu_checks.accelerator import has_device, need_device, sleep_on_stream
+from gpu_checks.accelerator import computing, has_device, need_device, sleep_on_stream
 from gpu_checks.copies import finish, open_worker, random_blocks, run_by_run, same
 from gpu_checks.findings import Findings
 from kvtier_sdk.worker import OffloadWorker
 
 _RUNS = 131_072
 _POLLS = 100
-#: More than a submission may take. What is submitted behind it has to come back before it wakes.
+#: Longer than a submission may take: it has to return before the stream wakes.
 _ASLEEP_S = 2.0
 
 
@@ -24,13 +24,13 @@ def check(findings: Findings) -> None:
     blocks = random_blocks(2 * _RUNS, page_bytes)
     host = np.zeros((2 * _RUNS, page_bytes), np.uint8)
     chooser = np.random.default_rng(0)
-    # Every second one, in any order: no two are neighbours, so that nothing is merged.
+    # Every second one, in random order: no two are neighbours, so that nothing is merged.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
         for operation in ("store", "load"):
             _submit(findings, worker, operation, ids, slots, operation)
             findings.expect(same(blocks, ids, host, slots), f"{operation}: bytes differ")
-            # What is loaded next is not what is there.
+            # The next load brings other bytes than the blocks hold.
             host[slots] += 1
         if has_device():
             with run_by_run(worker):
@@ -53,7 +53,7 @@ def _submit(
         awake.record()
     submit = worker.submit_store if operation == "store" else worker.submit_load
     began_s = time.perf_counter()
-    submit(1, ids, slots)
+    submit(1, ids, slots, after=computing())
     findings.figure(f"{name}: submitted in", (time.perf_counter() - began_s) * 1e3, "ms")
     asleep = awake is None or not awake.query()
     findings.figure(f"{name}: back before the stream woke", "yes" if asleep else "no")

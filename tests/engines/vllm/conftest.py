@@ -1,4 +1,4 @@
-"""Engines for the tests: started as late as possible, and shared where a test leaves no trace."""
+"""Engines for the tests: started as late as possible, and shared if a test leaves no trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OFFLOADING = [OUR_TIERS, OUR_MANAGER]
 def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngine]:
     """Start an engine of the test model; the caller closes it.
 
-    With ``fresh``, in an interpreter that was started for it: nothing is shared with any other.
+    With ``fresh``, it runs in a new interpreter and shares nothing with others.
     """
     model = make_model(tmp_path_factory.mktemp("model"))
     folder = tmp_path_factory.mktemp("engines")
@@ -48,14 +48,14 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngi
 
 
 class Plain:
-    """What an engine that offloads nothing answers."""
+    """The answers of an engine that offloads nothing."""
 
     def __init__(self, start_engine: StartEngine) -> None:
         self._start = start_engine
         self._engine: Engine | None = None
 
     def outputs(self, prompts: list[list[int]], **params: Any) -> list[dict[str, Any]]:
-        """The outputs of prompts, each computed on its own from an empty cache."""
+        """Return the outputs of prompts, each computed by itself from an empty cache."""
         if self._engine is None:
             self._engine = self._start()
         outputs = []
@@ -72,7 +72,7 @@ class Plain:
 
 @pytest.fixture(scope="session")
 def plain(start_engine: StartEngine) -> Iterator[Plain]:
-    """The engine that everything is compared with."""
+    """The engine that all outputs are compared with."""
     engine = Plain(start_engine)
     yield engine
     engine.close()
@@ -80,12 +80,12 @@ def plain(start_engine: StartEngine) -> Iterator[Plain]:
 
 @pytest.fixture(scope="module", params=OFFLOADING, ids=lambda way: way.name)
 def offloading_way(request: pytest.FixtureRequest) -> Way:
-    """Every way that offloads."""
+    """Each way to offload, in turn."""
     chosen: Way = request.param
     return chosen
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the module's own."""
+    """A folder for the test's module."""
     return tmp_path_factory.mktemp("tiers")

@@ -1,4 +1,4 @@
-"""What the engine tells others: metrics and events."""
+"""Metrics and events of an engine."""
 
 from __future__ import annotations
 

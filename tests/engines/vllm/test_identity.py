@@ -1,4 +1,4 @@
-"""Which engines share chunks: those, and only those, whose bytes mean the same."""
+"""Engines share chunks if, and only if, their bytes mean the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    # What vLLM and torch warn of when they are imported is not ours to mend.
+    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     import torch
     from support.vllm_config import CHUNK_BYTES, make_config, opened_manager
@@ -29,7 +29,7 @@ def facts_of(config: OffloadingConfig, revision: str | None = None) -> dict[str,
 
 
 def config_of(dtype: str) -> OffloadingConfig:
-    """An engine with blocks as they are on a CPU."""
+    """Make the configuration of an engine, with a CPU's blocks."""
     config = make_config([])
     group = replace(config.groups[0], tokens_per_block=128)
     return replace(config, groups=(group,), model=replace(config.model, dtype=dtype))
@@ -89,7 +89,7 @@ def test_a_model_of_the_hub_that_cannot_be_told_from_others_needs_a_revision() -
     assert facts_of(config, revision="v2")["model_revision"] == "v2"
 
 
-#: By who copies: vLLM's spec with our tiers, ours for CPUs, and our manager.
+#: By the side that copies: vLLM's spec with our tiers, our spec for CPUs, and our manager.
 WAYS: dict[str, dict[str, Any]] = {
     "a": {"spec_name": "TieringOffloadingSpec"},
     "a on CPUs": {"spec_name": "KVTierCPUTieringSpec"},
@@ -99,7 +99,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def namespace_of(way: str, root: Path) -> str:
-    """The fingerprint under which an engine's file tier is opened."""
+    """Return the fingerprint under which an engine opens its file tier."""
     tier = {"type": "kvtier", "backend": "file", "root": str(root)}
     config = make_config([tier], cpu_bytes_to_use=8 * CHUNK_BYTES, **WAYS[way])
     plugin.register()

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler and workers call, without an engine: runs against the next release too."""
+"""The calls of vLLM's scheduler and workers, without an engine: run on the next release too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 with warnings.catch_warnings():
-    # What vLLM and torch warn of when they are imported is not ours to mend.
+    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     import torch
     from support.vllm_config import (
@@ -72,6 +72,31 @@ def test_a_cache_that_cannot_be_described_gives_the_slots_back() -> None:
     assert given_back == [True]
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_copies_wait_for_the_stream_on_which_vllm_computes(
+    monkeypatch: pytest.MonkeyPatch, on_gpu: bool
+) -> None:
+    platform = type(compat.current_platform)
+    stream = object()
+    monkeypatch.setattr(platform, "is_cpu", lambda self: not on_gpu)
+    monkeypatch.setattr(platform, "current_stream", lambda self: stream, raising=False)
+    cache = torch.zeros(4, 64, dtype=torch.int8)
+    caches = base.CanonicalKVCaches(
+        [base.CanonicalKVCacheTensor(cache, 64)], [[base.CanonicalKVCacheRef(0, 64)]]
+    )
+    worker = KVTierOffloadingWorker(caches, np.zeros((4, 64), np.uint8), 1, lambda: None)
+    found: list[object] = []
+    for submit in ("submit_store", "submit_load"):
+        note = lambda *_, after, **__: found.append(after)  # noqa: E731
+        monkeypatch.setattr(worker._worker, submit, note)
+    blocks = base.GPULoadStoreSpec([1], group_sizes=[1], block_indices=[0])
+    slots = base.BlockIDsLoadStoreSpec([2])
+    assert worker.submit_store(1, blocks, slots)
+    assert worker.submit_load(2, slots, blocks, expedited=True)
+    worker.shutdown()
+    assert found == [stream if on_gpu else None] * 2
+
+
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     # vLLM looks for the device in the metadata of its own package, which is not installed here.
@@ -98,7 +123,7 @@ def end_step(manager: KVTierOffloadingManager) -> None:
 
 
 def store(manager: KVTierOffloadingManager, keys: list[bytes]) -> None:
-    """Store chunks by a request of their own, down to the tier."""
+    """Store chunks in a new request, down to the tier."""
     storing = request(manager, "stores")
     output = manager.prepare_store(keys, storing)
     assert output is not None
@@ -113,7 +138,7 @@ def store(manager: KVTierOffloadingManager, keys: list[bytes]) -> None:
 def look_up(
     manager: KVTierOffloadingManager, keys: list[bytes], context: base.ReqContext
 ) -> list[base.LookupResult]:
-    """Look chunks up as the connector does, until none is pending."""
+    """Look up chunks as the connector does, until none is pending."""
     while True:
         results = [manager.lookup(key, context) for key in keys]
         if set(results) <= {LookupResult.HIT, LookupResult.MISS}:
@@ -215,7 +240,7 @@ def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ende
 
 @pytest.fixture
 def another_hash(monkeypatch: pytest.MonkeyPatch) -> str:
-    """vLLM hashes by another algorithm than the one that it would use if nothing were said."""
+    """Make vLLM hash with another algorithm than its default."""
     name = "sha256_cbor"
     seed = kv_cache_utils.get_none_hash_seed()
     value = kv_cache_utils.BlockHash(get_hash_fn_by_name(name)(seed))
@@ -224,7 +249,7 @@ def another_hash(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def facts_in(root: Path) -> list[dict[str, Any]]:
-    """The facts of every namespace that a file tier has opened."""
+    """Return the facts of every namespace that a file tier has opened."""
     return [json.loads(path.read_text())["facts"] for path in root.rglob("manifest.json")]
 
 

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 with warnings.catch_warnings():
-    # What vLLM and torch warn of when they are imported is not ours to mend.
+    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
@@ -23,7 +23,7 @@ def test_vllm_finds_it() -> None:
 
 
 def test_this_release_is_one_that_was_tried() -> None:
-    # A test of another release than the environment's says which it means to see.
+    # A test of another release than the environment's names it.
     assert compat.release() == os.environ.get("KVTIER_TEST_VLLM_RELEASE", "0.32")
     assert compat.release() in compat.TRIED
 

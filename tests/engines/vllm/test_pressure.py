@@ -33,7 +33,7 @@ def store(folder: Path, offloading_way: Way) -> Folder:
 def engine(offloading_way: Way, start_engine: Any, store: Folder) -> Iterator[Engine]:
     offloading = offloading_way.offloading(store.url, host_bytes=HOST_SLOTS * CHUNK_BYTES)
     assert offloading is not None
-    # Generated tokens too, so that what a preempted request has computed is stored.
+    # Generated tokens too, so that the chunks of a preempted request are stored.
     offloading["offload_prompt_only"] = False
     with start_engine(
         offloading, num_gpu_blocks_override=DEVICE_BLOCKS, max_model_len=1024

@@ -1,4 +1,4 @@
-"""vLLM's shared memory: its name goes when all have come, so that a kill leaves nothing behind."""
+"""vLLM's shared memory: its name is removed once all have it, so a kill leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 with warnings.catch_warnings():
-    # What vLLM and torch warn of when they are imported is not ours to mend.
+    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     from support.vllm_config import (
         CHUNK_BYTES,
@@ -34,7 +34,7 @@ MEMBERS = (None, *range(WORKERS))
 
 
 def path_of(engine_id: str) -> Path:
-    """Where vLLM puts a replica's memory."""
+    """Return vLLM's path for a replica's memory."""
     return Path(f"/dev/shm/vllm_offload_{engine_id}.mmap")
 
 
@@ -95,7 +95,7 @@ def test_nobody_comes_twice(engine_id: str) -> None:
     first.cleanup()
 
 
-#: Those of vLLM's memory: its copies and our manager, and its manager and our copies.
+#: The specs with vLLM's memory: its copies and our manager, and its manager and our copies.
 WAYS = {
     "our manager": ("cuda", "KVTierOffloadingSpec"),
     "our worker": ("cpu", "KVTierCPUTieringSpec"),

@@ -1,4 +1,4 @@
-"""What one process has stored, the next one finds, and nothing but what was stored."""
+"""The next process finds the chunks that one has stored, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from support.vllm_engine import (
 
 CHUNKS = (3, 2, 4)
 PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
-#: Steps in which a store that is back has to be used again.
+#: Steps within which a store that is back has to be used again.
 PATIENCE = 500
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
 class Case(NamedTuple):
-    """A way of offloading into a store, and what runs its tier in the second process."""
+    """A way to offload into a store, and the runner of its tier in the second process."""
 
     way: Way
     kind: type[Store]
@@ -49,14 +49,14 @@ CASES = [
 
 @dataclass
 class Second:
-    """The second process, which has served what the first one has, and nothing else.
+    """The second process, which has served the same prompts as the first, and nothing else.
 
     Attributes:
-        engine: it.
-        store: that both use.
+        engine: its engine.
+        store: the store that both use.
         before: blocks on the device and chunks in the host pool before it served anything.
-        outputs: of the prompts.
-        stats: what the tier counted while it served them.
+        outputs: outputs of the prompts.
+        stats: the tier's counters after they were served.
     """
 
     engine: Engine
@@ -75,9 +75,9 @@ def second(
     with start_engine(way.offloading(store.url, runner=runner)) as first:
         first.generate(prompts=PROMPTS)
         first.settle()
-    # Probed soon, for the test in which it goes away.
+    # A short probe interval, for the test in which the store goes away.
     options = {"runner": runner, "probe_interval": "100ms", "max_probe_interval": "100ms"}
-    # What differs between interpreters is found out once.
+    # Differences between interpreters need only one test.
     fresh = kind is Folder and runner == "thread"
     with start_engine(way.offloading(store.url, **options), fresh=fresh) as engine:
         before = engine.device_blocks(), engine.primary_chunks()
@@ -121,7 +121,7 @@ def test_a_damaged_chunk_is_recomputed(second: Second, plain: Any) -> None:
     assert [output["cached"] for output in outputs] == [0, 0, 0]
     assert same(outputs, plain.outputs(PROMPTS))
     assert engine.stats()[second.store.name]["failures"] == {"load.corrupt": sum(CHUNKS)}
-    # What was damaged is gone, and what was recomputed has taken its place.
+    # The damaged chunks are gone, and recomputed ones have taken their place.
     assert_served_from_the_tier(engine, plain)
 
 
@@ -140,7 +140,7 @@ def test_no_request_fails_when_the_store_goes_away_while_it_is_read(
     assert not any(engine.leftovers().values()), engine.leftovers()
     if not isinstance(store, ServedStore):
         return
-    # When it is back it is used again, for what it has kept or is given anew.
+    # When the store is back it is used again, for the chunks that it has kept or gets again.
     store.start()
     wait_until_used(engine, store)
     assert engine.reset_all()
@@ -159,7 +159,7 @@ def wait_until_used(engine: Engine, store: Store) -> None:
 
 
 def assert_served_from_the_tier(engine: Engine, plain: Any) -> None:
-    """The prompts, from nowhere else."""
+    """Assert that the prompts came from the tier and from nowhere else."""
     assert engine.reset_all()
     outputs = engine.generate(prompts=PROMPTS)
     assert [output["cached"] for output in outputs] == FULL
@@ -169,7 +169,7 @@ def assert_served_from_the_tier(engine: Engine, plain: Any) -> None:
 def test_without_verification_a_damaged_chunk_is_served(
     offloading_way: Way, start_engine: Any, folder: Path, plain: Any
 ) -> None:
-    # The comparison with the plain engine can fail, and digests are what keeps it from failing.
+    # Without digests, the comparison with the plain engine fails.
     store = Folder(folder / f"unverified-{offloading_way.name}", CHUNK_BYTES)
     with start_engine(offloading_way.offloading(store.url, verify=False)) as engine:
         engine.generate(prompts=PROMPTS)

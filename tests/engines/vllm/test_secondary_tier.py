@@ -19,7 +19,7 @@ from support.redis_server import free_port
 from support.stores import RedisStore
 
 with warnings.catch_warnings():
-    # What vLLM and torch warn of when they are imported is not ours to mend.
+    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     from support.vllm_config import KEYS, make_config
     from vllm.v1.kv_offload import base
@@ -92,7 +92,7 @@ def move(
     *,
     load: bool,
 ) -> JobResult:
-    """Hand a job over and wait for its result, as the manager does step by step."""
+    """Hand a job over, and wait for its result step by step, as the manager does."""
     job = TransferJob(
         job_id=next(job_ids),
         keys=keys,
@@ -142,7 +142,7 @@ def test_a_load_that_failed_is_a_miss_for_its_request(make_tier: MakeTier, tmp_p
     result = move(tier, loads, KEYS[:2], [0, 1], load=True)
     assert not result.success
     assert list(result.successful_keys or ()) == [KEYS[1]]
-    # It does not ask again and again for what cannot be had.
+    # It does not ask again and again for a chunk that cannot be loaded.
     assert look_up(tier, loads, KEYS[:2]) == [MISS, HIT]
     assert tier.stats.failures == {"load.corrupt": 1}
 
@@ -181,7 +181,7 @@ def test_vllms_manager_sees_what_the_tier_is(make_tier: MakeTier) -> None:
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a tier on another machine, as far as it can tell."""
+    """The URL of a tier that declares itself to be on another machine."""
     store = RedisStore(tmp_path_factory.mktemp("redis"), ROW_BYTES)
     yield f"{store.url}?name=remote"
     store.kill()

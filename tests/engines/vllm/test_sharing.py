@@ -1,4 +1,4 @@
-"""Requests that want the same chunks share the way up."""
+"""Requests that want the same chunks share their promotion."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def engine(
 
 @pytest.fixture
 def cold(engine: Engine) -> Engine:
-    """The same with an empty device cache and an empty host pool."""
+    """The same engine with an empty device cache and an empty host pool."""
     engine.reset_all()
     assert (engine.device_blocks(), engine.primary_chunks()) == (0, 0)
     return engine
 
 
 def loaded_chunks(engine: Engine) -> int:
-    """How many chunks have been loaded from the tier."""
+    """Return the number of chunks that were loaded from the tier."""
     count: int = engine.stats()["memory"]["loaded_chunks"]
     return count
 

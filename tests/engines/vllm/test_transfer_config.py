@@ -1,4 +1,4 @@
-"""``kvtier check`` refuses what vLLM would refuse at its start, and nothing else that is ours."""
+"""``kvtier check`` refuses what vLLM refuses at its start, and no other option of ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    # What vLLM and torch warn of when they are imported is not ours to mend.
+    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -28,7 +28,7 @@ HOST = {"spec_name": "KVTierOffloadingSpec", "secondary_tiers": ["memory:"]}
 GUEST = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [TIER]}
 ON_CPU = {**GUEST, "spec_name": "KVTierCPUTieringSpec"}
 
-#: What stands in the extra config, and beside it.
+#: Contents of the extra config, and keys beside it.
 ACCEPTED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**HOST, "spec_module_path": OURS}, {}),
     ({**HOST, "spec_module_path": f"{OURS}.spec"}, {}),
@@ -72,7 +72,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of an operator's own."""
+    """Modules of an operator."""
     (tmp_path / "passes_ours_on.py").write_text(f"from {OURS} import KVTierOffloadingSpec")
     (tmp_path / "fails").mkdir()
     (tmp_path / "fails/__init__.py").write_text("raise RuntimeError")
@@ -80,7 +80,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusals(extra: dict[str, Any], further: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Why vLLM does not take a configuration, and why we do not."""
+    """Return the errors with which vLLM and we refuse a configuration."""
     config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", **further}
     config["kv_connector_extra_config"] = {"cpu_bytes_to_use": 1 << 20, **extra}
     theirs = ours = None
@@ -96,7 +96,7 @@ def refusals(extra: dict[str, Any], further: dict[str, Any]) -> tuple[str | None
 
 
 def start(config: dict[str, Any]) -> None:
-    """What vLLM makes of a configuration before it has an engine."""
+    """Read a configuration as vLLM does before it has an engine."""
     plugin.register()
     read = KVTransferConfig(**config)
     KVConnectorFactory.get_connector_class(read)
@@ -117,7 +117,7 @@ def test_what_vllm_refuses_is_wrong(extra: dict[str, Any], further: dict[str, An
 
 
 def test_every_option_of_this_release_is_known() -> None:
-    # An unknown one is told with all that are known.
+    # The error for an unknown name lists all known ones.
     _, complaint = refusals(GUEST, {"?": 1})
     assert complaint is not None
     allowed = complaint.partition("allowed: ")[2].split(", ")

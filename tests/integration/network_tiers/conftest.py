@@ -1,4 +1,4 @@
-"""Each network tier in turn: a real server, a proxy before it, and tiers that go through both."""
+"""Each network tier in turn: a real server, a proxy before it, and tiers behind both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvtier_sdk import SecondaryTierManager
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Each test runs on both loops: they report and tear down in ways of their own."""
+    """Run each test on both loops, which report and tear down in different ways."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
@@ -36,7 +36,7 @@ class Network:
     """A way to a server that can be held, cut or reset.
 
     Attributes:
-        proxy: what stands in the way.
+        proxy: the proxy before the server.
         bench: makes chunks, and tiers.
     """
 
@@ -45,7 +45,7 @@ class Network:
     bench: Workbench = field(default_factory=Workbench)
 
     async def open(self, **options: object) -> SecondaryTierManager:
-        """A tier of one connection, through the proxy."""
+        """Open a tier with one connection, through the proxy."""
         url = self.url(await self.proxy.start())
         return await self.bench.open(url, **{"connections": 1, **options})
 

@@ -11,7 +11,7 @@ import pytest
 from kvtier_sdk import TierTimeoutError, TierUnavailableError
 
 CHUNK_BYTES = 4 * 2**20
-# More than the sockets between client and server hold.
+# More than the sockets' buffers hold.
 LONG_BYTES = 32 * 2**20
 
 _numbers = itertools.count()
@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def keys() -> list[bytes]:
-    """Keys that no other test has used."""
+    """Keys that no other test uses."""
     return [next(_numbers).to_bytes(20, "big") for _ in range(20)]
 
 
@@ -38,7 +38,7 @@ async def test_a_cancelled_load_leaves_its_buffers_alone(network, keys, passed_b
         await task
     target.payload[:] = b"n" * len(target.payload)
     network.proxy.release()
-    # Another chunk comes through, and so would the rest of the first have.
+    # Another chunk comes through, as the rest of the first would have.
     assert await bench.loads(tier, keys[0])
     assert bytes(target.payload) == b"n" * len(target.payload)
 
@@ -58,7 +58,7 @@ async def test_a_cancelled_store_leaves_its_buffers_alone(network, keys, passed_
     source.payload[:] = b"n" * len(source.payload)
     network.proxy.release()
     assert await bench.put(tier, keys[1]) == [None]
-    # It is not there, in part or in a mixture.
+    # It is not there, neither in part nor as a mixture.
     assert await bench.has(tier, *keys[:2]) == [False, True]
 
 

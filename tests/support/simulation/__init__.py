@@ -1,4 +1,4 @@
-"""Simulation: the whole manager over faulty tiers on virtual time, decided by a seed."""
+"""Simulation of the whole manager over faulty tiers on virtual time, decided by a seed."""
 
 from support.simulation.breach import Breach
 from support.simulation.report import SimulationReport

@@ -18,10 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: those of the command line where absent.
+        arguments: the command line's by default.
 
     Returns:
-        The exit status: 1 where a rule was broken.
+        The exit status: 1 if a rule was broken.
     """
     options = _parser().parse_args(arguments)
     try:

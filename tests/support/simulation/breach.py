@@ -1,4 +1,4 @@
-"""What the simulation says when a rule is broken, and what it remembers to say it with."""
+"""The error of a broken rule, and the journal that it quotes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _LAST_ACTIONS = 30
 
 
 class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is breached
-    """A rule was broken.
+    """A broken rule.
 
     Attributes:
-        rule: what should hold, in words.
-        message: what is wrong.
-        seed: of the simulation; ``None`` while it is not known.
-        step: in which step it was found.
+        rule: the rule, in words.
+        message: the finding.
+        seed: seed of the simulation; ``None`` while it is not known.
+        step: the step in which it was found.
         actions: the last few actions before it, oldest first.
     """
 
@@ -36,7 +36,7 @@ class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is 
         return f"{seed}{self.rule}: {self.message}"
 
     def story(self) -> str:
-        """What led to it, what is wrong, and how to see it again; several lines."""
+        """Describe the actions before it, the finding, and a way to repeat it, in several lines."""
         again = (
             f"see it again: make soak SEED={self.seed}, or with every action: "
             f"python -m support.simulation --seed {self.seed} --trace"
@@ -45,11 +45,11 @@ class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is 
 
 
 class Journal:
-    """The last actions of a simulation; put into words only when somebody wants to read them.
+    """The last actions of a simulation, put into words only on demand.
 
     Args:
-        now_s: tells the time.
-        echo: takes each action in words at once, where somebody watches.
+        now_s: returns the time.
+        echo: called with each action in words at once, if given.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class Journal:
         self._last: deque[tuple[int, float, tuple[object, ...]]] = deque(maxlen=_LAST_ACTIONS)
 
     def note(self, *words: object) -> None:
-        """Remember an action: a verb and what it was applied to."""
+        """Remember an action: a verb and its objects."""
         entry = self.step, self._now_s(), words
         self._last.append(entry)
         if self._echo is not None:
             self._echo(_in_words(entry))
 
     def last(self) -> list[str]:
-        """The last actions in words, oldest first."""
+        """Return the last actions in words, oldest first."""
         return [_in_words(entry) for entry in self._last]
 
 
 def short(key: bytes) -> str:
-    """A chunk's name as it is shown: the start of its hash, and its KV-cache group."""
+    """Return a chunk's short name: the start of its hash, and its KV-cache group."""
     return f"{key[:3].hex()}.{int.from_bytes(key[-4:], 'big')}"
 
 

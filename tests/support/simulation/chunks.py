@@ -13,18 +13,18 @@ _CONVERSATIONS = 6
 
 
 class ChunkTree:
-    """Prefixes that branch: most requests begin alike, and many take an earlier one up again.
+    """Prefixes that branch: most requests begin alike, and many continue an earlier one.
 
-    A prefix is a path, of which each letter is a node; a node is a chunk of every KV-cache group.
+    A prefix is a path, in which each letter is a node; a node is a chunk of every KV-cache group.
 
     Attributes:
-        content: the bytes of every chunk that was ever named.
+        content: the bytes of every chunk named so far.
 
     Args:
-        groups: KV-cache groups.
+        groups: number of KV-cache groups.
         depth: nodes of the longest prompt of a new conversation.
         chunk_bytes: length of a chunk.
-        rng: the seed's.
+        rng: the seed's generator.
     """
 
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:
@@ -37,10 +37,10 @@ class ChunkTree:
         self._conversations: deque[bytes] = deque(maxlen=_CONVERSATIONS)
 
     def new_path(self) -> bytes:
-        """A prompt: a new conversation, the next turn of one, or a turn once more."""
+        """Return a prompt: a new conversation, the next turn of one, or a repeated turn."""
         if self._conversations and self._rng.random() < 0.6:
             path = self._rng.choice(self._conversations)
-            # A conversation that has outgrown the pool grows no longer.
+            # A conversation that has outgrown the pool stops growing.
             if len(path) < 2 * self._depth and self._rng.random() < 0.5:
                 return self.longer(path)
             return path
@@ -50,15 +50,15 @@ class ChunkTree:
         return path
 
     def longer(self, path: bytes) -> bytes:
-        """A path and one more node."""
+        """Return a path with one more node."""
         return path + self._rng.choices((b"a", b"b", b"c"), (5, 4, 1))[0]
 
     def ended(self, path: bytes) -> None:
-        """A request is over; another turn may follow."""
+        """Note that a request is over, so that another turn may follow."""
         self._conversations.append(path)
 
     def keys(self, path: bytes) -> list[OffloadKey]:
-        """The chunks of a path, in the order in which an engine names them."""
+        """Return the chunks of a path, in the order in which an engine names them."""
         keys = self._keys.get(path)
         if keys is None:
             keys = self._keys[path] = self._make_keys(path)

@@ -1,4 +1,4 @@
-"""The accelerator: copies between its memory and slots that take their time."""
+"""The accelerator: copies between its memory and slots, which take time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
 
-#: What is in a slot that is being written.
+#: Content of a slot that is being written.
 _NOISE = b"\xbb"
 _LONGEST_COPY_STEPS = 8
 
@@ -18,12 +18,12 @@ class Copy:
     """One chunk on its way between the device and a slot.
 
     Attributes:
-        request_id: for whom.
+        request_id: the request that it belongs to.
         key: the chunk.
         slot: its place in the pool.
-        due_step: from which step on it has ended.
-        writes: whether the device writes the slot; otherwise it reads it.
-        written: whether the chunk's bytes are there.
+        due_step: the first step in which it has ended.
+        writes: true if the device writes the slot; otherwise it reads it.
+        written: true if the chunk's bytes are there.
     """
 
     __slots__ = ("due_step", "key", "request_id", "slot", "writes", "written")
@@ -40,17 +40,17 @@ class Copy:
 
 
 class Device:
-    """Moves real bytes, at moments that the seed chooses, and compares what it is given.
+    """A device that moves real bytes, at moments that the seed chooses, and compares them.
 
     Attributes:
         live: copies that will be completed.
-        stale: copies of before a reset: they go on, and nobody completes them.
+        stale: copies from before a reset: they go on, and are never completed.
 
     Args:
         pool: the slots' memory.
         content: the bytes of each chunk.
-        rng: the seed's.
-        on_breach: told of a broken rule, and why.
+        rng: the seed's generator.
+        on_breach: called with a broken rule and the reason.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Device:
 
     @property
     def all(self) -> list[Copy]:
-        """Every copy that is under way."""
+        """Return every copy in flight."""
         return self.live + self.stale
 
     def begin(
@@ -84,11 +84,11 @@ class Device:
         """Begin copies.
 
         Args:
-            request_id: for whom.
+            request_id: the request that it belongs to.
             keys: the chunks.
             slots: a slot for each.
-            step: the number of this step.
-            writes: whether the device writes the slots.
+            step: number of this step.
+            writes: true if the device writes the slots.
         """
         for key, slot in zip(keys, slots, strict=True):
             due_step = step + self._rng.choice((0, 1, 2, _LONGEST_COPY_STEPS))
@@ -100,17 +100,17 @@ class Device:
                 self._compare(copy)
 
     def run(self) -> None:
-        """A step passes: some of the writes arrive."""
+        """Let a step pass, in which some of the writes arrive."""
         for copy in self.all:
             if copy.writes and not copy.written and self._rng.random() < 0.4:
                 self._write(copy)
 
     def due(self, step: int) -> list[Copy]:
-        """The copies that have ended and can be completed."""
+        """Return the copies that have ended and can be completed."""
         return [copy for copy in self.live if copy.due_step <= step]
 
     def end(self, copies: Sequence[Copy], *, success: bool) -> None:
-        """Copies are over; those that succeed have all their bytes in place."""
+        """End copies; those that succeed have all their bytes in place."""
         for copy in copies:
             if not copy.writes:
                 self._compare(copy)
@@ -121,12 +121,12 @@ class Device:
             self.live.remove(copy)
 
     def make_stale(self) -> None:
-        """A reset: what is under way goes on, and will not be completed."""
+        """Note a reset: copies in flight go on, and will not be completed."""
         self.stale += self.live
         self.live = []
 
     def flush(self) -> None:
-        """The stale copies end: they read to the last, and write what they had not written yet."""
+        """End the stale copies: they read until now, and write the rest of their bytes."""
         for copy in self.stale:
             if not copy.writes:
                 self._compare(copy)
@@ -135,11 +135,11 @@ class Device:
         self.stale = []
 
     def holds(self, slot: int, key: OffloadKey) -> bool:
-        """Whether a slot has exactly the bytes of a chunk."""
+        """Return true if a slot has exactly the bytes of a chunk."""
         return bytes(self._views[slot]) == self._content.get(key)
 
     def close(self) -> None:
-        """Let go of the pool's memory."""
+        """Release the pool's memory."""
         self._views.clear()
 
     def _compare(self, copy: Copy) -> None:
@@ -151,7 +151,7 @@ class Device:
             )
 
     def _scribble(self, slot: int) -> None:
-        """Fill a slot with what belongs to no chunk."""
+        """Fill a slot with bytes of no chunk."""
         view = self._views[slot]
         view[:] = _NOISE * len(view)
 

@@ -1,4 +1,4 @@
-"""An engine's scheduler: requests that come, wait, load, store, are preempted, and go."""
+"""An engine's scheduler: requests that arrive, wait, load, store, are preempted, and end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_FLUSH_STEPS = 6
 class _Phase(Enum):
     #: Looks its prefix up until nothing is pending.
     WAITING = "waiting"
-    #: What was found is being copied to the device.
+    #: Its hits are being copied to the device.
     LOADING = "loading"
     #: Computes and stores the rest.
     RUNNING = "running"
@@ -36,11 +36,11 @@ class _Request:
     """One request.
 
     Attributes:
-        context: as the manager gets it.
+        context: the request as the manager gets it.
         path: its prefix.
-        phase: what it is doing.
-        done: chunks from the start that were loaded or offered for storing.
-        waits_since_s: since when it is kept waiting.
+        phase: its current phase.
+        done: number of chunks from the start that were loaded or offered for storing.
+        waits_since_s: the time since which it waits.
     """
 
     __slots__ = ("context", "done", "path", "phase", "waits_since_s")
@@ -51,32 +51,32 @@ class _Request:
         self.wait(now_s)
 
     def wait(self, now_s: float) -> None:
-        """Begin, or begin anew."""
+        """Begin, or begin again."""
         self.phase = _Phase.WAITING
         self.done = 0
         self.waits_since_s = now_s
 
 
 class Engine:
-    """Drives the manager as an engine does, and holds it to its answers.
+    """An engine that drives the manager, and holds it to its answers.
 
     Attributes:
-        counts: what happened how often.
-        step: the number of the present step.
-        requests: those that are alive.
-        choosy: names of the tiers that may be asked for a request, where these are not all.
+        counts: number of occurrences of each event.
+        step: number of the current step.
+        requests: the live requests.
+        choosy: names of the tiers that a request may use, if these are not all.
 
     Args:
-        manager: what is driven.
-        inside: its tables.
+        manager: the manager under test.
+        inside: the manager's tables.
         device: makes the copies.
         tree: makes the prompts.
-        plan: of the simulation.
-        rng: the seed's.
-        clock: time.
-        journal: takes each action down.
-        on_breach: told of a broken rule, and why; raises.
-        resetting: entered while everything is being forgotten.
+        plan: plan of the simulation.
+        rng: the seed's generator.
+        clock: the virtual clock.
+        journal: notes each action.
+        on_breach: called with a broken rule and the reason; raises.
+        resetting: a context that is open during a reset.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class Engine:
         self._lookup_deadline_s = _lookup_deadline_s(plan)
         self._arrived = 0
         self._flush_step = 0
-        # What loads at the end of the step, after others have taken slots.
+        # Requests that load at the end of the step, after others have taken slots.
         self._later: list[tuple[_Request, list[OffloadKey]]] = []
 
     def run_step(self, *, arrivals: bool = True) -> None:
-        """One step, up to and with its end.
+        """Play one step to its end.
 
         Args:
-            arrivals: whether requests come, are aborted and preempted, and resets happen.
+            arrivals: let requests arrive, be aborted and preempted, and resets happen.
         """
         self.step += 1
         self._device.run()
@@ -157,19 +157,19 @@ class Engine:
                 self._manager.complete_load(keys, context)
 
     def abort_all(self) -> None:
-        """Every request is aborted."""
+        """Abort every request."""
         for request in list(self.requests):
             self._finish(request, "aborted")
 
     def excuse(self, duration_s: float) -> None:
-        """The engine has done nothing for a while: nobody else is to blame for that wait."""
+        """Leave a lull out of the requests' waits: it is the engine's own fault."""
         for request in self.requests:
             request.waits_since_s += duration_s
 
-    # --- what happens to an engine ------------------------------------------------------------
+    # --- events from outside ------------------------------------------------------------------
 
     def _disturb(self) -> list[str]:
-        """What comes from outside in a step; the ids of those that are preempted."""
+        """Play a step's events from outside, and return the ids of preempted requests."""
         rng = self._rng
         while len(self.requests) < self._plan.requests and rng.random() < 0.6:
             self._arrive()
@@ -236,11 +236,11 @@ class Engine:
                 "stores do not wait for another step", f"after {request.context.request_id}"
             )
 
-    # --- what a request does ------------------------------------------------------------------
+    # --- the course of a request --------------------------------------------------------------
 
     def _act(self, request: _Request) -> None:
         if request.phase is _Phase.WAITING:
-            # A request is not looked at in every step.
+            # A request does not look up in every step.
             if self._rng.random() < 0.9:
                 self._look(request)
         elif request.phase is _Phase.LOADING:
@@ -268,7 +268,7 @@ class Engine:
                 )
             return
         self._count("lookups with hits" if hits else "lookups without hits")
-        # There may be no room on the device: it asks again.
+        # There may be no room on the device: the request asks again.
         if self._rng.random() < 0.1:
             request.waits_since_s = self._clock.now_s()
             return
@@ -363,5 +363,5 @@ def _patience_s(plan: Plan) -> float:
 
 
 def _lookup_deadline_s(plan: Plan) -> float:
-    """How long an answer is waited for: as long as the most patient tier has."""
+    """Return the time limit for an answer, the longest lookup deadline of the tiers."""
     return max(float(tier.options["lookup_deadline"]) for tier in plan.tiers)

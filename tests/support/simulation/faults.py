@@ -1,4 +1,4 @@
-"""What goes wrong in a tier, call by call, as the seed says."""
+"""Faults of a tier, call by call, as the seed says."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _KINDS = {"error": 4, "bug": 1, "late": 2, "hang": 2, "some": 4, "damage": 4, "l
 
 
 class Weather:
-    """The troubles of one tier. Each call draws its own, so that calls do not disturb each other.
+    """The faults of one tier. Each call draws its own, so that calls do not affect each other.
 
     Attributes:
-        calm: nothing goes wrong any more, nor takes time.
-        seen: how often each kind of trouble came.
+        calm: true once nothing fails or takes time any more.
+        seen: count of each kind of fault.
 
     Args:
-        plan: the tier's.
-        rng: the seed's, for this tier alone.
-        clock: time.
+        plan: plan of the tier.
+        rng: the seed's generator for this tier alone.
+        clock: the virtual clock.
     """
 
     def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
@@ -54,20 +54,20 @@ class Weather:
         self._may_break_contract = plan.breaks_contract
 
     def begin_outage(self) -> None:
-        """For a while, the tier cannot be reached."""
+        """Make the tier unreachable for a while."""
         self.seen["outage"] += 1
         self._out_until_s = self._clock.now_s() + self._rng.uniform(0.02, 0.5)
 
     def clear_up(self) -> None:
-        """From now on nothing goes wrong."""
+        """End all faults."""
         self.calm = True
 
     async def suffer(self) -> str:
-        """Spend the time that a call takes, and fail it as a whole where that is its fate.
+        """Spend the time of a call, and raise if the call is to fail as a whole.
 
         Returns:
-            The kind of trouble that is left to the call: ``"some"`` of its chunks fail, the
-            ``"damage"`` of a stored object, a result of wrong ``"length"``, or ``""``.
+            The fault that is left to the call: ``"some"`` of its chunks fail, the ``"damage"`` of
+            a stored object, a result of wrong ``"length"``, or ``""``.
 
         Raises:
             TierError: the call fails.
@@ -75,7 +75,7 @@ class Weather:
         """
         rng = self._rng
         kind = self._draw()
-        # All is drawn before the first wait: how calls interleave changes nothing.
+        # All is drawn before the first wait, so that the order of calls changes nothing.
         latency_s = 0.0 if self.calm else rng.uniform(0, self._plan.latency_s)
         late_s = rng.uniform(0.5, 2.0) * self._plan.longest_s
         error = rng.choice(_ERRORS)("drawn")
@@ -105,7 +105,7 @@ class Weather:
         return kind
 
     async def _hang(self, until_s: float) -> None:
-        """Wait, and let no cancellation through before the time: so hangs a system call."""
+        """Wait, and ignore cancellations until the time is over, like a hung system call."""
         while not self.calm and (left_s := until_s - self._clock.now_s()) > 0:
             try:
                 await self._clock.sleep(left_s)

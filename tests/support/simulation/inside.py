@@ -1,4 +1,4 @@
-"""The narrow door through which the simulation reads the manager's own tables."""
+"""Access to the manager's own tables, in one place."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from support.simulation.ledger import Transfer
 
 
 class Inside:
-    """Reads and counts, and changes nothing. Only here are the manager's private names used.
+    """A view of the manager that changes nothing. Its private names are used here and nowhere else.
 
     Args:
-        manager: whose tables.
+        manager: the manager.
     """
 
     def __init__(self, manager: TieringManager) -> None:
@@ -42,25 +42,25 @@ class Inside:
 
     @property
     def requests(self) -> list[str]:
-        """Ids of the requests that the manager remembers."""
+        """Return the ids of the requests that the manager remembers."""
         return list(self._manager._requests)
 
     @property
     def promotions(self) -> int:
-        """How many they do, by the manager's own count."""
+        """The number of promotions by the manager's own count."""
         return self._manager._promotions._occupied
 
     @property
     def stale_copies(self) -> list[Slot]:
-        """Slots that copies of before a reset may still touch, by the manager's own list."""
+        """Return the slots that stale copies may still touch, by the manager's own list."""
         return self._manager._stale_copies
 
     def asked(self, request_id: str, key: OffloadKey) -> PendingLookup | None:
-        """The pending lookup of a request, for a chunk."""
+        """Return the pending lookup of a request for a chunk."""
         return self._manager._requests[request_id].asked.get(key)
 
     def sent(self, tier: ManagedTier) -> Iterator[OffloadKey]:
-        """Readable chunks that a tier is taken to have or to be getting."""
+        """Return the readable chunks that a tier is believed to have or to be getting."""
         for key, slot in self.primary.by_key.items():
             if slot.offers is not None and slot.offers.sent & tier.bit:
                 yield key
@@ -80,14 +80,14 @@ class Inside:
         return counts
 
     def claims(self) -> Iterator[tuple[str, OffloadKey, Slot]]:
-        """Chunks that requests hold because they were promoted for them."""
+        """Return the chunks that requests hold because they were promoted for them."""
         for request_id, state in self._manager._requests.items():
             for key, slot in state.claims.items():
                 yield request_id, key, slot
 
     @staticmethod
     def collected(tier: ManagedTier) -> Iterator[Transfer]:
-        """Loads and stores that were not handed over yet."""
+        """Return the loads and stores that were not handed over yet."""
         for job in tier.client._collected:
             if job.operation in (Operation.LOAD, Operation.STORE):
                 for key, slot in zip(job.keys, job.slots, strict=True):
@@ -95,26 +95,26 @@ class Inside:
 
     @staticmethod
     def running(tier: ManagedTier) -> dict[int, Job]:
-        """Jobs that the manager takes to be without a result."""
+        """Return the jobs without a result, by the manager's own table."""
         return tier.client.jobs._running
 
     @staticmethod
     def quarantined(tier: ManagedTier) -> dict[int, Job]:
-        """Jobs that it takes to have a result, and I/O that goes on."""
+        """Return the jobs with a result but running I/O, by the manager's own table."""
         return tier.client.jobs._quarantined
 
     @property
     def open_lookups(self) -> dict[OffloadKey, PendingLookup]:
-        """The pending lookup of each chunk that is being asked for."""
+        """Return the pending lookup of each chunk that is being asked for."""
         return self._manager._lookups.open
 
     @property
     def new_lookups(self) -> list[PendingLookup]:
-        """Lookups that no tier has been asked yet."""
+        """Return the lookups that no tier has been asked yet."""
         return self._manager._lookups._new
 
     def offered(self) -> Iterator[Slot]:
-        """Slots of which something is still to go to a tier as soon as they are readable."""
+        """Return the slots that will be offered to a tier as soon as they are readable."""
         for slot in self.primary.slots:
             if slot.offers is not None and slot.offers.followers:
                 yield slot

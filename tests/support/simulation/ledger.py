@@ -1,4 +1,4 @@
-"""The books that the simulation keeps of each tier's jobs, beside the manager's own."""
+"""The simulation's own ledger of each tier's jobs, beside the manager's."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from kvtier_sdk.testing.inline_runner import InlineRunner
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
 
-#: How far apart two moments of the virtual clock may be that are meant to be one.
+#: Tolerance for two moments of the virtual clock that are meant to be equal.
 ROUNDING_S = 1e-6
-#: How often a poll brings a result of a job that is over.
+#: Rate of polls that bring a result of a job that is over.
 _LATE_RATE = 0.02
 
 
@@ -39,8 +39,8 @@ class Transfer(NamedTuple):
     Attributes:
         operation: load or store.
         key: the chunk.
-        slot: its place.
-        moves: whether the slot is still written or read; the pin stays until the job has ended.
+        slot: its slot.
+        moves: true while the slot is written or read; the pin stays until the job has ended.
     """
 
     operation: Operation
@@ -56,9 +56,9 @@ class Ledger:
     later: until then the job is *pending* and *held* for it.
 
     Attributes:
-        name: the tier's.
+        name: name of the tier.
         pending: jobs whose result the manager has not taken.
-        held: jobs whose end the manager has not taken: those still hold pins.
+        held: jobs whose end the manager has not taken, and which still hold pins.
         found: chunks that the tier said it has since the last reset, in answers to questions of
             after it, and how often it did.
         settled: chunks that a store of the tier has been concluded for, well or not.
@@ -66,15 +66,15 @@ class Ledger:
         stored: chunks to announce as stored, in order: not those that left before the manager
             knew that they had been stored.
         removed: chunks to announce as removed, in order.
-        given: how many chunks it was handed over to store.
-        refuses: directions whose breaker is not closed, as far as the manager was told.
-        counts: what happened how often.
+        given: number of chunks that it was handed to store.
+        refuses: directions whose breaker is not closed, as reported to the manager.
+        counts: number of occurrences of each event.
 
     Args:
-        name: the tier's.
-        clock: time.
-        holds: whether a slot has exactly a chunk's bytes.
-        on_breach: told of a broken rule, and why.
+        name: name of the tier.
+        clock: the virtual clock.
+        holds: returns true if a slot has exactly a chunk's bytes.
+        on_breach: called with a broken rule and the reason.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Ledger:
         self._on_breach = on_breach
         self._running: dict[int, Job] = {}
         self._lingering: dict[int, Job] = {}
-        # Jobs of before the last reset, whose results mean nothing.
+        # Jobs from before the last reset, whose results mean nothing.
         self._outdated: set[int] = set()
         # Loads that failed since then.
         self._failed: Counter[OffloadKey] = Counter()
@@ -116,18 +116,18 @@ class Ledger:
 
     @property
     def busy(self) -> bool:
-        """Whether the runner has anything to do."""
+        """True if the runner has anything to do."""
         return bool(self._running or self._lingering)
 
     @property
     def running(self) -> int:
-        """How many jobs have no result."""
+        """Number of jobs without a result."""
         return len(self._running)
 
-    # --- what happens -------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------
 
     def submitted(self, jobs: Sequence[Job]) -> None:
-        """The manager has handed jobs over."""
+        """Note jobs that the manager has handed over."""
         for job in jobs:
             what = f"{self.name} got {job.operation.value} {job.job_id}"
             self.counts[f"{job.operation.value} jobs"] += 1
@@ -143,7 +143,7 @@ class Ledger:
             self._running[job.job_id] = self.pending[job.job_id] = self.held[job.job_id] = job
 
     def reported(self, report: Report) -> None:
-        """The runner reports."""
+        """Note a report of the runner."""
         if isinstance(report, JobResult):
             self._concluded(report)
         elif isinstance(report, IoEnded):
@@ -153,7 +153,7 @@ class Ledger:
             self.counts[f"{report.direction.value} breaker opened"] += 1
 
     def taken(self, reports: Sequence[Report]) -> None:
-        """The manager takes reports."""
+        """Note reports that the manager takes."""
         for report in reports:
             if isinstance(report, JobResult):
                 job = self.pending.pop(report.job_id, None)
@@ -173,27 +173,27 @@ class Ledger:
                     self.refuses.add(report.direction)
 
     def put(self, key: OffloadKey) -> None:
-        """The tier has written a chunk."""
+        """Note a chunk that the tier has written."""
         for job in self._under_way():
             if job.operation is Operation.STORE and key in job.keys:
                 self._put_by_job.add((job.job_id, key))
                 self._put_eras[key] = max(self._put_eras.get(key, 0), self._job_eras[job.job_id])
 
     def reset(self, *, tiers_too: bool) -> None:
-        """The manager was reset: answers to what was asked before mean nothing.
+        """Note a reset of the manager, after which answers to earlier lookups mean nothing.
 
         Args:
-            tiers_too: whether what was stored in the tiers before shall not be found either.
+            tiers_too: chunks stored in the tiers before must not be found either.
         """
         self._era += tiers_too
         self.found.clear()
         self._failed.clear()
         self._outdated.update(self.pending)
 
-    # --- what is to be known ------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------
 
     def check_deadlines(self) -> None:
-        """Call it when the runner has just run: what is due has been concluded."""
+        """Check that all due jobs are concluded; call it when the runner has just run."""
         now_s = self._clock.now_s() - ROUNDING_S
         for job in self._running.values():
             if job.deadline_s < now_s:
@@ -203,7 +203,7 @@ class Ledger:
                 )
 
     def may_touch(self, operation: Operation, slot: int, key: OffloadKey) -> bool:
-        """Whether a job is under way that moves this chunk from or to this slot."""
+        """Return true if a job in flight moves this chunk from or to this slot."""
         for job in self._under_way():
             if job.operation is operation:
                 for index, place in enumerate(zip(job.keys, job.slots, strict=True)):
@@ -212,7 +212,7 @@ class Ledger:
         return False
 
     def transfers(self) -> Iterator[Transfer]:
-        """What loads and stores still hold pins on."""
+        """Return the chunks on which loads and stores still hold pins."""
         for job in self.held.values():
             known = job.job_id not in self.pending
             for index, slot in enumerate(job.slots):
@@ -220,14 +220,14 @@ class Ledger:
                 yield Transfer(job.operation, job.keys[index], slot, moves)
 
     def describe(self) -> str:
-        """The jobs that have not ended, in words."""
+        """Describe the jobs that have not ended."""
         return f"{self.name}: " + ", ".join(
             f"{job.operation.value} {job.job_id} of {' '.join(map(short, job.keys))}"
             for job in self.held.values()
         )
 
     def _is_done(self, job: Job, index: int) -> bool:
-        """Whether a chunk has arrived, also if the job goes on for the sake of others."""
+        """Return true if a chunk has arrived, even if the job goes on for others."""
         result = self._results.get(job.job_id)
         return result is not None and result.verdicts[index] is Verdict.OK
 
@@ -313,15 +313,15 @@ class Ledger:
 
 
 class WatchedRunner(InlineRunner):
-    """An inline runner that enters all it is given and all it says into a ledger.
+    """An inline runner that enters its jobs and its reports into a ledger.
 
     Args:
-        make_loop: as the inline runner's.
-        clock: likewise.
-        ledger: the books.
-        note: told of jobs as they are handed over, in words.
-        let_go: ends what hangs in the tier.
-        rng: says when a result of a job that is long over comes once more.
+        make_loop: as for the inline runner.
+        clock: as for the inline runner.
+        ledger: the ledger.
+        note: called with the jobs that are handed over, in words.
+        let_go: ends hung calls in the tier.
+        rng: decides when a result of a job that is long over comes again.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ class WatchedRunner(InlineRunner):
         return [*reports, *self._late(reports)]
 
     def _late(self, reports: Sequence[Report]) -> list[Report]:
-        """Note what was polled; sometimes return a result of a job that is over already."""
+        """Note the reports of a poll; sometimes return a result of a job that is over already."""
         late: list[Report] = []
         if self._over and self._rng.random() < _LATE_RATE:
             over = self._rng.choice(self._over)
@@ -388,11 +388,11 @@ class WatchedRunner(InlineRunner):
         self.discard()
 
     def discard(self) -> None:
-        """End the loop, and before it whatever hangs in it: that may do harm to the last."""
+        """End hung calls, which may do harm to the last, and then the loop."""
         if self._event_loop.is_closed():
             return
         self._let_go()
-        # What was handed over just now has not even begun.
+        # Jobs that were just handed over have not even begun.
         self.run_for(0)
         while tasks := asyncio.all_tasks(self._event_loop):
             for task in tasks:

@@ -1,4 +1,4 @@
-"""What a seed decides before anything runs: sizes, tiers, options, how bad the weather is."""
+"""The decisions of a seed before anything runs: sizes, tiers, options, and rates of faults."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ CHUNK_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """One tier.
+    """The plan of one tier.
 
     Attributes:
         name: unique.
-        options: of the runner, as they are written in a configuration.
-        capacity_chunks: what it holds before the least recently used goes; ``None`` is all.
-        padded: whether its buffers are longer than a chunk.
-        latency_s: the longest time that a call takes where nothing is wrong.
-        fault_rate: share of the calls in which something is wrong.
-        removals: share of the steps in which it lets go of a chunk by itself.
+        options: options of the runner, as written in a configuration.
+        capacity_chunks: most chunks that it holds before it evicts the least recently used one;
+            ``None`` is unlimited.
+        padded: its buffers are longer than a chunk.
+        latency_s: the longest time of a call without a fault.
+        fault_rate: share of the calls with a fault.
+        removals: share of the steps in which it removes a chunk by itself.
         outages: share of the steps in which one begins.
         stalls: share of the steps in which its loop begins to stand still for some steps.
-        breaks_contract: whether it may return a wrong number of results once.
+        breaks_contract: it may return a wrong number of results once.
     """
 
     name: str
@@ -45,24 +46,24 @@ class TierPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole simulation.
+    """The plan of a simulation.
 
     Attributes:
-        slots: of the pool.
-        policy: which chunk leaves a full pool.
+        slots: number of slots of the pool.
+        policy: eviction policy of the pool.
         store_reserve: share of the slots that promotions leave to stores.
         one_copy: as the manager's.
         recompute_s: as the manager's.
-        groups: KV-cache groups of a request.
-        depth: chunks of the longest prefix.
-        requests: how many are alive at most.
-        steps: of the engine, before it comes to rest.
-        step_s: how long a tier runs in a step, at most.
+        groups: number of KV-cache groups of a request.
+        depth: number of chunks of the longest prefix.
+        requests: most requests alive at once.
+        steps: number of steps of the engine before it comes to rest.
+        step_s: the longest time that a tier runs in a step.
         reset_rate: share of the steps with a reset.
-        lull_rate: share of the steps after which the engine does nothing for a while.
-        choosy_rate: share of the requests for which not all tiers may be asked.
-        ends: how it comes to an end: the requests ``"finish"``, are ``"aborted"``, or the manager
-            is ``"shut down"`` in the midst of everything.
+        lull_rate: share of the steps after which the engine pauses for a while.
+        choosy_rate: share of the requests that may not use all tiers.
+        ends: its end: the requests ``"finish"``, are ``"aborted"``, or the manager is ``"shut
+            down"`` in the middle of everything.
         tiers: in the order in which they are asked.
     """
 
@@ -84,17 +85,17 @@ class Plan:
 
 
 def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
-    """Decide on everything that does not change while the simulation runs.
+    """Draw everything that does not change while the simulation runs.
 
     Args:
-        rng: the seed's.
+        rng: the seed's generator.
         policies: names of eviction policies to choose from.
 
     Returns:
         The plan.
     """
     slots = rng.choice([4, 6, 8, 12, 16, 20, 24, 32, 40])
-    # A share of the seeds knows no trouble at all: what is wrong there is wrong every day.
+    # A share of the seeds has no faults at all: a breach there happens in everyday use.
     fault_rate = rng.choice([0.0, 0.02, 0.06, 0.2])
     tiers = rng.choices([1, 2, 3], [2, 7, 1])[0]
     return Plan(
@@ -142,7 +143,7 @@ def _draw_tier(rng: random.Random, index: int, slots: int, fault_rate: float) ->
         options=options,
         capacity_chunks=rng.choice([None, slots, 2 * slots]),
         padded=rng.random() < 0.2,
-        # A lookup is late now and then where nothing is wrong.
+        # A lookup is late now and then even without a fault.
         latency_s=lookup_deadline_s * rng.choice([0.0, 0.1, 0.3, 0.6, 1.1]),
         fault_rate=fault_rate,
         removals=rng.choice([0.0, 0.1]),

@@ -1,4 +1,4 @@
-"""What a simulation, or many, went through."""
+"""The report of one simulation or of many."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class SimulationReport:
-    """What happened, so that it can be seen what was covered.
+    """The events of simulations, which show their coverage.
 
     Attributes:
-        seeds: how many simulations.
-        steps: of the engine.
-        virtual_s: time that passed in them.
-        counts: what happened how often.
-        digest: of every action, in order: the same for the same seed.
+        seeds: number of simulations.
+        steps: number of steps of the engine.
+        virtual_s: virtual time that passed in them.
+        counts: number of occurrences of each event.
+        digest: digest of every action, in order; the same for the same seed.
     """
 
     seeds: int = 0
@@ -25,7 +25,7 @@ class SimulationReport:
     digest: int = 0
 
     def add(self, other: SimulationReport) -> None:
-        """Take another one's figures in."""
+        """Add the figures of another report."""
         self.seeds += other.seeds
         self.steps += other.steps
         self.virtual_s += other.virtual_s
@@ -33,7 +33,7 @@ class SimulationReport:
         self.digest ^= other.digest
 
     def table(self) -> str:
-        """The figures, a line each."""
+        """Return the figures, one a line."""
         width = max(map(len, self.counts), default=0)
         lines = [f"  {what:{width}}  {count:>12,}" for what, count in sorted(self.counts.items())]
         head = (

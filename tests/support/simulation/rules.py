@@ -1,4 +1,4 @@
-"""The rules that hold after every step, each checked against books that the manager cannot see."""
+"""The rules that hold after every step, checked against tables that the manager cannot see."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _FREE, _WRITING, _LOADING, _READY, _QUARANTINED = SlotState
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the rules are checked against.
+    """The evidence that the rules are checked against.
 
     Attributes:
         manager: the one under test.
         inside: its tables.
-        device: knows which copies are under way, and the bytes.
-        ledgers: know which jobs are under way; one a tier.
-        tiers: know what they hold; in the order of the ledgers.
-        policy: knows which chunks are readable.
-        choosy: names of the tiers that may be asked for a request, where these are not all.
-        promotion_limit: how many slots promotions may occupy.
+        device: knows the copies in flight, and the bytes.
+        ledgers: know the jobs in flight; one a tier.
+        tiers: know their chunks; in the order of the ledgers.
+        policy: knows the readable chunks.
+        choosy: names of the tiers that a request may use, if these are not all.
+        promotion_limit: most slots that promotions may occupy.
     """
 
     manager: TieringManager
@@ -49,7 +49,7 @@ class Evidence:
 
 @dataclass(slots=True)
 class _SlotUse:
-    """Who uses a slot, by the simulation's own books."""
+    """The users of a slot, by the simulation's own tables."""
 
     pins: int = 0
     writers: list[str] = field(default_factory=list)
@@ -61,32 +61,32 @@ class _SlotUse:
 
 
 class Rules:
-    """Checks them all; the first that is broken is reported.
+    """A checker of all rules, which reports the first broken one.
 
     Args:
-        evidence: what to look at.
-        on_breach: told of a broken rule, and why; raises.
+        evidence: the evidence.
+        on_breach: called with a broken rule and the reason; raises.
     """
 
     def __init__(self, evidence: Evidence, on_breach: Callable[[str, str], None]) -> None:
         self._see = evidence
         self._breach = on_breach
-        # What an attentive reader of the events takes the primary tier to hold.
+        # The content of the primary tier by its events.
         self._announced: set[OffloadKey] = set()
-        # And each secondary tier.
+        # The content of each secondary tier by its events.
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
-        # Stores that resets took back, by tier.
+        # Stores that resets withdrew, by tier.
         self._withdrawn: Counter[int] = Counter()
         self._offered_again = evidence.inside.count_offers_again()
 
     def before_reset(self) -> None:
-        """A reset is coming: what is only collected will not be handed over."""
+        """Prepare for a reset: jobs that are only collected will not be handed over."""
         for tier in self._see.inside.tiers:
             for item in self._see.inside.collected(tier):
                 self._withdrawn[tier.index] += item.operation is Operation.STORE
 
     def check(self) -> None:
-        """Check what holds after every step."""
+        """Check the rules that hold after every step."""
         uses = self._uses()
         self._check_table()
         for slot, use in zip(self._see.inside.primary.slots, uses, strict=True):
@@ -101,7 +101,7 @@ class Rules:
         self._check_events(self._see.manager.take_events())
 
     def check_idle(self) -> None:
-        """Check what holds where the manager says that no work is pending."""
+        """Check the rules that hold when the manager says that no work is pending."""
         inside = self._see.inside
         waiting = [item for tier in inside.tiers for item in inside.collected(tier)]
         jobs = [ledger.describe() for ledger in self._see.ledgers if ledger.pending]
@@ -109,7 +109,7 @@ class Rules:
             self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
 
     def check_rest(self) -> None:
-        """Check what holds besides when nothing is left to do."""
+        """Check the further rules that hold when nothing is left to do."""
         inside = self._see.inside
         left = {
             "pins": inside.primary.pins,
@@ -137,7 +137,7 @@ class Rules:
     # --- slots --------------------------------------------------------------------------------
 
     def _transfers(self) -> Iterator[Transfer]:
-        """Loads and stores that hold a pin: under way, or collected at the manager."""
+        """Return the loads and stores that hold a pin: in flight, or collected by the manager."""
         for ledger in self._see.ledgers:
             yield from ledger.transfers()
         for tier in self._see.inside.tiers:
@@ -275,7 +275,7 @@ class Rules:
                     )
 
     def _check_stores(self) -> None:
-        """What a tier with ``through`` is not given is counted, with the reason."""
+        """Check that chunks withheld from a tier with ``through`` are counted, with the reason."""
         inside = self._see.inside
         expected = self._see.manager.stats[0].stored_chunks
         for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
@@ -295,7 +295,7 @@ class Rules:
                 )
 
     def _check_offers(self) -> None:
-        """What a tier is taken to have is there, or on its way."""
+        """Check that chunks that a tier is believed to have are there, or on their way."""
         inside = self._see.inside
         for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
             under_way = {t.key for t in ledger.transfers()} | {
@@ -330,7 +330,7 @@ class Rules:
         if parts != usage.slots or usage.pinned > usage.ready:
             self._breach("the pool's figures add up", str(usage))
 
-    # --- what is said -------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------
 
     def _check_events(self, events: Sequence[OffloadingEvent]) -> None:
         for event in events:

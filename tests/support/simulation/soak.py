@@ -22,16 +22,16 @@ def soak(
     """Play one simulation for each of many seeds.
 
     Args:
-        first_seed: the others follow it.
-        seeds: how many.
-        processes: how many at once; one for each core where absent.
+        first_seed: the first seed; the others follow it.
+        seeds: number of seeds.
+        processes: number of processes; one for each core by default.
         on_progress: called with the figures so far after each seed.
 
     Returns:
-        The figures of all.
+        The figures of all simulations.
 
     Raises:
-        Breach: of the first seed that was seen to break a rule; no other is begun after it.
+        Breach: the first breach that was found; no other seed is started after it.
     """
     total = SimulationReport()
     with _outcomes(range(first_seed, first_seed + seeds), processes) as outcomes:

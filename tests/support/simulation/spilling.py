@@ -1,4 +1,4 @@
-"""What is owed to a tier does not leave the primary one before the tier has had it."""
+"""The rule that a chunk owed to a tier stays in the primary tier until the tier has got it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from support.simulation.ledger import Ledger
 
 
 class SpillRule:
-    """Watches what is evicted where a tier is given what leaves.
+    """A watch on evictions for tiers that get the evicted chunks.
 
     Attributes:
-        resetting: whether a reset is under way: what leaves then is forgotten, not evicted.
+        resetting: true during a reset, when chunks are forgotten, not evicted.
 
     Args:
-        on_breach: told of a broken rule, and why; raises.
+        on_breach: called with a broken rule and the reason; raises.
     """
 
     def __init__(self, on_breach: Callable[[str, str], None]) -> None:
@@ -30,20 +30,20 @@ class SpillRule:
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
-        """Learn of the tiers, once they are there."""
+        """Set the tiers, once they exist."""
         for tier, ledger in zip(inside.tiers, ledgers, strict=True):
             if tier.store_policy.moment is StoreMoment.EVICTED:
                 self._owed.append((tier, ledger))
                 self._let_go[ledger.name] = set()
 
     def arrived(self, key: OffloadKey) -> None:
-        """A chunk has become readable: it is owed from now on."""
+        """Note that a chunk has become readable: it is owed from now on."""
         for _, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)
 
     def left(self, key: OffloadKey) -> None:
-        """A chunk is readable no more."""
+        """Note that a chunk is not readable any more."""
         if self.resetting:
             return
         for tier, ledger in self._owed:
@@ -55,10 +55,10 @@ class SpillRule:
                 )
 
     def step_ended(self, readable: set[OffloadKey]) -> None:
-        """A step has ended.
+        """Note the end of a step.
 
         Args:
-            readable: the chunks that are.
+            readable: the readable chunks.
         """
         for tier, ledger in self._owed:
             if not tier.client.takes_stores:

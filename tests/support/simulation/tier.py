@@ -1,4 +1,4 @@
-"""A memory tier in bad weather, which also watches what it is given to touch."""
+"""A memory tier with faults, which also watches its buffers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from support.simulation.faults import Weather
 
 
 class SimulatedTierConfig(MemoryTierConfig):
-    """Options of the simulated tier, which come from the simulation and not from text.
+    """Options of the simulated tier, which come from the simulation, not from text.
 
     Attributes:
-        weather: what goes wrong; a :class:`Weather`.
-        on_touch: told of each transfer's buffers at the moments in which they are used.
-        on_put: told of each chunk that was written.
-        rng: chooses which of several chunks suffer.
+        weather: the faults; a :class:`Weather`.
+        on_touch: called with each transfer's buffers when they are used.
+        on_put: called with each chunk that was written.
+        rng: chooses the chunks with a fault.
     """
 
     weather: Any
@@ -30,7 +30,7 @@ class SimulatedTierConfig(MemoryTierConfig):
 
 
 class SimulatedTier(MemoryTier):
-    """Real bytes and real evictions; delays, errors and damage as the seed says."""
+    """A tier with real bytes and evictions, and delays, errors and damage as the seed says."""
 
     config_model: ClassVar[type[MemoryTierConfig]] = SimulatedTierConfig
     config: Any
@@ -72,7 +72,7 @@ class SimulatedTier(MemoryTier):
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         for transfer in batch:
             self._on_touch(Operation.LOAD, transfer)
-            # A read that is cut short leaves something behind.
+            # An interrupted read leaves bytes behind.
             transfer.payload[:] = b"\xaa" * len(transfer.payload)
         trouble = await self._weather.suffer()
         if trouble == "damage":
@@ -98,16 +98,16 @@ class SimulatedTier(MemoryTier):
             yield entry
 
     def holds(self, key: OffloadKey) -> bool:
-        """Whether the chunk is there."""
+        """Return true if the chunk is there."""
         return key in self._objects
 
     def lose(self) -> None:
-        """Let go of a chunk, as an expiry would."""
+        """Remove a chunk, as an expiry would."""
         if self._objects:
             self._remove([self._rng.choice(list(self._objects))])
 
     def damage(self, key: OffloadKey) -> None:
-        """Flip a bit of a stored object, cut it short, or put another chunk's in its place."""
+        """Flip a bit of a stored object, truncate it, or replace it by another chunk's."""
         stored = self._objects.get(key)
         if stored is None:
             return
@@ -125,7 +125,7 @@ class SimulatedTier(MemoryTier):
         self._objects[key] = content.copy()
 
     def _failing(self, batch: Sequence[Transfer], trouble: str) -> dict[int, TierError]:
-        """Which chunks of the batch fail, and how."""
+        """Choose the chunks of a batch that fail, and their errors."""
         if trouble != "some":
             return {}
         return {
@@ -136,6 +136,6 @@ class SimulatedTier(MemoryTier):
 
 
 class PaddedSimulatedTier(SimulatedTier):
-    """One whose buffers are longer than a chunk."""
+    """A simulated tier whose buffers are longer than a chunk."""
 
     alignment = 128

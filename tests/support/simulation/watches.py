@@ -1,4 +1,4 @@
-"""Go-betweens that see each use of the pool's memory and each call of the eviction policy."""
+"""Wrappers that see each use of the pool's memory and each call of the eviction policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class WatchedMemory:
-    """The pool as a runner sees it; tells of a view which slot it belongs to.
+    """The pool as a runner sees it; it knows the slot of each view.
 
     Args:
         pool: the memory.
@@ -18,7 +18,7 @@ class WatchedMemory:
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
-        # One view a slot and alignment, kept: the identity of a view says which slot it is of.
+        # One view is kept for each slot and alignment: a view's identity names its slot.
         self._views: dict[tuple[int, int], memoryview] = {}
         self._slots: dict[int, int] = {}
 
@@ -36,26 +36,26 @@ class WatchedMemory:
         return view
 
     def slot_of(self, view: memoryview) -> int | None:
-        """Index of the slot that a view belongs to, ``None`` for memory that is not the pool's."""
+        """Return the slot that a view belongs to, or ``None`` for memory outside of the pool."""
         return self._slots.get(id(view))
 
     def release(self) -> None:
-        """Let go of all views."""
+        """Release all views."""
         self._views.clear()
         self._slots.clear()
 
 
 class WatchedPolicy(EvictionPolicy):
-    """An eviction policy that is held to what it is told, and its manager to telling it.
+    """An eviction policy whose choices are checked, as are the manager's calls of it.
 
     Attributes:
-        known: the chunks that it was told of.
+        known: the chunks that it knows.
 
     Args:
-        policy: the one that decides.
-        on_breach: told of a broken rule, and why.
-        on_insert: told of a chunk that has become readable.
-        on_remove: told of one that is gone.
+        policy: the policy that decides.
+        on_breach: called with a broken rule and the reason.
+        on_insert: called with a chunk that has become readable.
+        on_remove: called with a chunk that is gone.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One simulation: everything put together, played to its end."""
+"""One simulation, from its set-up to its end."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from support.simulation.tier import (
 from support.simulation.watches import WatchedMemory, WatchedPolicy
 
 POLICIES = ("lru", "arc", "fifo")
-#: Steps in which requests that are alive have to end when nothing goes wrong any more.
+#: Steps within which live requests have to end once there are no faults any more.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02
-#: The longest that a tier's loop stands still; shorter than the manager's own patience with it.
+#: The longest stall of a tier's loop; shorter than the manager's time limit for it.
 _LONGEST_STALL_S = 0.8
 _LONGEST_STALL_STEPS = 15
-#: How long the engine does nothing, now and then.
+#: Length of the engine's lulls.
 _LULL_S = 1.0
-#: Time after which every breaker has closed: the longest pause, and a probe.
+#: Time after which every breaker has closed: the longest pause and a probe.
 _RECOVERY_S = 2.0
 
 
@@ -55,13 +55,13 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
 
     Args:
         seed: decides everything.
-        echo: takes each action in words, as it happens.
+        echo: called with each action in words.
 
     Returns:
-        What happened.
+        The report.
 
     Raises:
-        Breach: a rule was broken; it says which, and how to see it again.
+        Breach: a rule was broken; it names the rule, and a way to repeat the breach.
     """
     world = World(seed, echo)
     with _errors_of_the_sdk(world.note_error):
@@ -76,11 +76,11 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
 
 
 class World:
-    """A manager, its tiers, an engine, and whoever watches them.
+    """A manager, its tiers, an engine, and their watches.
 
     Args:
         seed: decides everything.
-        echo: takes each action in words.
+        echo: called with each action in words.
     """
 
     def __init__(self, seed: int, echo: Callable[[str], None] | None = None) -> None:
@@ -114,7 +114,7 @@ class World:
         self.weathers: list[Weather] = []
         self.ledgers: list[Ledger] = []
         self.runners: list[WatchedRunner] = []
-        # By tier: until which step its loop stands still.
+        # By tier: the step until which its loop is stalled.
         self._stalled_until: list[int] = []
         self.tiers: list[SimulatedTier] = []
         self.loops: list[TierLoop] = []
@@ -148,17 +148,17 @@ class World:
         )
 
     def breach(self, rule: str, message: str) -> None:
-        """A rule is broken. Where this is raised inside a tier, the step raises it again."""
+        """Raise a breach. If it is raised inside a tier, the step raises it again."""
         breach = Breach(rule, message)
         self._first_breach = self._first_breach or breach
         raise breach
 
     def note_error(self, message: str) -> None:
-        """The SDK has logged an error, which no trouble of a tier makes it do."""
+        """Note an error that the SDK has logged, which it must not do for a tier's fault."""
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:
-        """What went wrong first, with all that is known about it."""
+        """Return the first breach, with all that is known about it."""
         raised = Breach("the manager never raises", f"{type(error).__name__}: {error}")
         breach = self._first_breach or raised
         breach.seed = self.seed
@@ -167,18 +167,18 @@ class World:
         return breach
 
     def discard(self) -> None:
-        """End what is under way after a breach, whatever state it is in."""
+        """Stop everything after a breach, in any state."""
         for runner in self.runners:
             runner.discard()
 
     def close(self) -> None:
-        """Give the pool's memory back."""
+        """Release the pool's memory."""
         self.device.close()
         self.memory.release()
         self.pool.close()
 
     def play(self) -> None:
-        """Play to the end."""
+        """Play the simulation to its end."""
         for _ in range(self.plan.steps):
             self._step()
         if self.plan.ends == "shut down":
@@ -191,7 +191,7 @@ class World:
         self._raise_first_breach()
 
     def report(self) -> SimulationReport:
-        """What happened."""
+        """Return the report."""
         counts = Counter(self.engine.counts)
         for ledger, weather in zip(self.ledgers, self.weathers, strict=True):
             counts.update(ledger.counts)
@@ -208,11 +208,11 @@ class World:
         )
 
     def _digest(self, counts: Counter[str]) -> int:
-        """Of how it ended: what happened and how often, when, and what would be drawn next."""
+        """Return a digest of the end: counts of events, the time, and the next draw."""
         drawn = [rng.random() for rng in (self.rng, *self._tier_rngs)]
         return zlib.crc32(repr((sorted(counts.items()), self.clock.now_s(), drawn)).encode())
 
-    # --- putting together ---------------------------------------------------------------------
+    # --- set-up -------------------------------------------------------------------------------
 
     def _add_tier(self, plan: TierPlan) -> None:
         rng = random.Random(self.rng.getrandbits(64))
@@ -300,7 +300,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # What a request waits for is counted in steps of the plan's length.
+            # A request's patience is measured in steps of the plan's length.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:
@@ -343,14 +343,14 @@ class World:
                 tier.lose()
 
     def _come_to_rest(self) -> None:
-        """Nothing goes wrong any more: all requests end, and everything is let go."""
+        """End all faults and all requests, and check that everything is released."""
         for weather in self.weathers:
             weather.clear_up()
         if self.plan.ends == "aborted":
             self.engine.abort_all()
         self._play_until_idle()
         self._run_tiers(_RECOVERY_S)
-        # Recency may be handed over still, and reports be taken.
+        # Recency may still be handed over, and reports taken.
         self._play_until_idle()
         self.rules.check_rest()
         for tier, loop in zip(self.inside.tiers, self.loops, strict=True):
@@ -383,7 +383,7 @@ class World:
 
 @contextmanager
 def _errors_of_the_sdk(on_error: Callable[[str], None]) -> Iterator[None]:
-    """Listen to what the SDK logs as an error; what it warns of is the tiers' trouble."""
+    """Listen to the errors that the SDK logs; its warnings are about the tiers' faults."""
     log = logging.getLogger("kvtier")
     handler = _Listener(on_error)
     before = log.propagate, log.level
@@ -399,7 +399,7 @@ def _errors_of_the_sdk(on_error: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Listener(logging.Handler):
-    """Passes each record on in words."""
+    """A handler that passes each record on in words."""
 
     def __init__(self, on_error: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Both event loops, and an end for tests of calls that would wait for ever."""
+"""Both event loops, and a time limit for tests of calls that could wait forever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Each test runs on both loops: they report and tear down in ways of their own."""
+    """Run each test on both loops, which report and tear down in different ways."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 

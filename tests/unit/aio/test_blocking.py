@@ -14,20 +14,20 @@ import pytest
 from kvtier_sdk import run_blocking
 from kvtier_sdk.aio.blocking import THREAD_LIMIT, close_blocking_threads
 
-# Longer than any test takes; reached only where a test fails.
+# Longer than any test takes; reached only if a test fails.
 PATIENCE_S = 30.0
 
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """What the blocking calls of a test wait for; set at its end, come what may."""
+    """An event that the blocking calls of a test wait for; always set at the test's end."""
     event = threading.Event()
     yield event
     event.set()
 
 
 class Buffer:
-    """What can be asked whether it is still held."""
+    """An object that can have weak references, to see if it is still held."""
 
 
 async def until(event: threading.Event) -> None:
@@ -55,8 +55,8 @@ async def test_an_exception_is_raised_here(error: BaseException) -> None:
 
 
 def test_even_a_stop_iteration_comes_back() -> None:
-    # A future cannot carry it. In a process of its own, because the failure is a coroutine that
-    # not even a cancellation ends.
+    # A future cannot carry it. The test runs in a new process, because its failure is a coroutine
+    # that not even a cancellation ends.
     code = """
 import asyncio
 import contextlib
@@ -169,7 +169,7 @@ async def test_a_call_that_was_cancelled_before_it_started_is_not_run(
         await task
     released.set()
     await asyncio.gather(*occupied)
-    # In order: when this one has been run, the cancelled one has been passed over.
+    # Calls run in order: when this one has run, the cancelled one was skipped.
     await run_blocking(lambda: None)
     assert not ran.is_set()
 
@@ -177,7 +177,7 @@ async def test_a_call_that_was_cancelled_before_it_started_is_not_run(
 async def test_nothing_holds_the_arguments_of_a_call_that_was_cancelled_before_it_started(
     released: threading.Event,
 ) -> None:
-    """Not even while no thread is free, which is for ever where all of them hang."""
+    """Nothing holds them even while no thread is free, which lasts forever if all of them hang."""
     occupied = await occupy_all_threads(released)
     buffer = Buffer()
     seen = weakref.ref(buffer)
@@ -207,7 +207,7 @@ async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Even
 
 async def test_an_idle_thread_is_used_again() -> None:
     threads = {await run_blocking(threading.current_thread) for _ in range(50)}
-    # On a busy machine the next call comes now and then before a thread has said that it is idle.
+    # On a busy machine, the next call can come before a thread has reported itself idle.
     assert len(threads) < 25
 
 

@@ -12,12 +12,12 @@ from kvtier_sdk import Clock, SystemClock
 from kvtier_sdk.aio.clock import wait_out
 
 CLOCK = SystemClock()
-#: After which a task counts as one that never ends.
+#: Time after which a task counts as endless.
 PATIENCE_S = 30.0
 
 
 class Calls:
-    """Calls that wait to be let go, and a record of what became of them."""
+    """Calls that wait to be released, and a record of their ends."""
 
     def __init__(self) -> None:
         self.gates: dict[int, asyncio.Event] = {}

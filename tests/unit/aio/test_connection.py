@@ -1,4 +1,4 @@
-"""The connection: what arrives where, and what is true after each way in which a call can end."""
+"""The connection: bytes arrive in their place, and its state after each end of a call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.peer import Peer, open_peer, settle
 
 from kvtier_sdk import Connection, SystemClock, TierTimeoutError, TierUnavailableError
 
-# More than the sockets between take.
+# More than the sockets' buffers hold.
 LONG = bytes(32 * 2**20)
 
 
@@ -29,7 +29,7 @@ def rooms(*lengths: int) -> list[memoryview]:
 
 
 async def cancel_in_the_middle(call: Coroutine[Any, Any, object]) -> None:
-    """Start a call, cancel it while it waits, and let go of all that it holds."""
+    """Start a call, cancel it while it waits, and drop all references to it."""
     task = asyncio.ensure_future(call)
     await settle()
     assert not task.done()

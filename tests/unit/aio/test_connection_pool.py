@@ -1,4 +1,4 @@
-"""The connection pool: how many there are, which one is lent, and which are not kept."""
+"""The connection pool: its size, the order of lending, and connections that are dropped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtier_sdk import ConnectionPool
 
 
 class Line:
-    """A connection that is as usable as the test says."""
+    """A connection whose usability the test decides."""
 
     def __init__(self) -> None:
         self.is_usable = True
@@ -23,7 +23,7 @@ class Line:
 
 
 class Server:
-    """Dials, and remembers what it has dialled."""
+    """A server that makes connections, and remembers them."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
@@ -143,11 +143,11 @@ async def test_one_that_is_not_usable_is_closed(server: Server) -> None:
 
 
 class Borrowers:
-    """Tasks that borrow, and give back when they are told to."""
+    """Tasks that borrow a connection, and return it on demand."""
 
     def __init__(self, pool: ConnectionPool[Line]) -> None:
         self._pool = pool
-        #: Those that have a connection, in the order in which they got it.
+        #: The tasks that have a connection, in the order in which they got it.
         self.lent: list[str] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Event] = {}

@@ -1,4 +1,4 @@
-"""Trying tiers out: what works, what does not, and that nothing is left."""
+"""Checks of tiers: success, failures, and no remains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runners import RUNNERS, ScriptedTier
+from support.runners import RUNNERS, MisbehavingTier
 
 from kvtier_sdk import (
     Capability,
@@ -37,7 +37,7 @@ def trials(*tiers: TierSpec | str, timeout_s: float = PATIENCE_S) -> list[TierCh
 def trial_of(
     tier: type[MemoryTier], timeout_s: float = PATIENCE_S, *, name: str = "t", **options: Any
 ) -> TierCheck:
-    """The trial of one tier of a class."""
+    """Try one tier of a class."""
     runner = options.pop("runner", {})
     config = tier.config_model.model_validate(options)
     spec = TierSpec(name, "memory", tier, config, RunnerOptions.model_validate(runner))
@@ -76,7 +76,7 @@ def test_a_tier_that_cannot_delete_keeps_the_chunk_and_says_so() -> None:
 def test_what_a_tier_warns_of_is_remarked(runner: str, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("kvtier").setLevel(logging.ERROR)
     try:
-        trial = trial_of(ScriptedTier, on_open="warn", runner={"runner": runner})
+        trial = trial_of(MisbehavingTier, on_open="warn", runner={"runner": runner})
     finally:
         logging.getLogger("kvtier").setLevel(logging.NOTSET)
     assert (trial.fault, trial.remarks) == (None, ["90 percent full"])
@@ -85,13 +85,13 @@ def test_what_a_tier_warns_of_is_remarked(runner: str, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_remark_names_the_cause(runner: str) -> None:
-    trial = trial_of(ScriptedTier, on_close="misbehave", runner={"runner": runner})
+    trial = trial_of(MisbehavingTier, on_close="misbehave", runner={"runner": runner})
     assert (list(trial.steps_s), trial.fault) == (STEPS, None)
     assert trial.remarks == ["closing the tier failed: ZeroDivisionError: a bug"]
 
 
 def test_a_remark_names_causes_of_causes_and_no_secret() -> None:
-    class Loser(ScriptedTier):
+    class Loser(MisbehavingTier):
         async def close(self) -> None:
             try:
                 raise OSError("lost //u:pw@host\n  for good")
@@ -108,7 +108,7 @@ def test_a_remark_names_causes_of_causes_and_no_secret() -> None:
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_message_that_cannot_be_logged_is_remarked_and_no_fault(runner: str) -> None:
-    trial = trial_of(ScriptedTier, on_open="log_wrong", runner={"runner": runner})
+    trial = trial_of(MisbehavingTier, on_open="log_wrong", runner={"runner": runner})
     assert (list(trial.steps_s), trial.fault) == (STEPS, None)
     (remark,) = trial.remarks
     assert remark.startswith("cannot log '%s of %s, //u:***@host': not enough arguments ")
@@ -170,7 +170,7 @@ def test_a_tier_that_does_not_open_is_told(
     runner: str, on_open: str, fault: str, advice: str
 ) -> None:
     timeout_s = 0.2 if on_open == "hang" else PATIENCE_S
-    trial = trial_of(ScriptedTier, timeout_s, on_open=on_open, runner={"runner": runner})
+    trial = trial_of(MisbehavingTier, timeout_s, on_open=on_open, runner={"runner": runner})
     assert (trial.fault, trial.steps_s) == (fault, {})
     assert (trial.advice or "").startswith(advice)
     assert bool(trial.advice) == bool(advice)
@@ -190,26 +190,26 @@ def test_a_tier_that_cannot_be_made_does_not_hide_the_next() -> None:
 
 
 def test_a_tier_that_hangs_is_given_up() -> None:
-    trial = trial_of(ScriptedTier, 0.2, on_load="hang")
+    trial = trial_of(MisbehavingTier, 0.2, on_load="hang")
     assert list(trial.steps_s) == ["open", "store", "lookup"]
     assert trial.fault == "t load: no answer within 0.2 s"
     assert (trial.advice or "").endswith("; --timeout makes the check wait longer")
 
 
 def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
-    class Interrupted(ScriptedTier):
+    class Interrupted(MisbehavingTier):
         async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return await super().load(batch)
 
-    # Neither the call nor the closing would end within the test's life.
+    # Neither the call nor the close would end during the test.
     with pytest.raises(KeyboardInterrupt):
         # What it logs once the test is over is no remark on another test's tier.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)
 
 
 def test_a_secret_in_a_tiers_words_is_masked() -> None:
-    class Talkative(ScriptedTier):
+    class Talkative(MisbehavingTier):
         async def open(self) -> None:
             raise TierError(f"no {self.config.secret_key.get_secret_value()} at //u:pw@host")
 
@@ -228,7 +228,7 @@ async def _forget_nothing(self: MemoryTier, keys: Sequence[bytes]) -> None:
 
 
 def _stored_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
-    """Key and namespace of all that memory tiers store from now on."""
+    """Record key and namespace of each chunk that memory tiers store from now on."""
     stored: list[tuple[bytes, str]] = []
     store = MemoryTier.store
 

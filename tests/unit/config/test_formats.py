@@ -186,7 +186,7 @@ tiers = st.one_of(
 
 @st.composite
 def configurations(draw: st.DrawFn) -> dict[str, Any]:
-    """Options as people write them."""
+    """Generate options as users write them."""
     options = draw(
         st.fixed_dictionaries(
             {},
@@ -211,7 +211,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def _apart(entry: Any, index: int) -> Any:
-    """A tier with a name and a place of its own."""
+    """Return a tier entry with a name and a place that no other has."""
     if isinstance(entry, str):
         return f"{entry}&name=t{index}"
     root = {"root": f"{entry['root']}{index}"} if "root" in entry else {}

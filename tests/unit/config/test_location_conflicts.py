@@ -1,4 +1,4 @@
-"""Tiers that keep their chunks where another one does are told from those that do not."""
+"""Tiers that share a place with another tier are told from those that do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtier_sdk.integrations.vllm.options import SecondaryTierEntry
 
 
 def complaint(*tiers: str) -> str:
-    """What is said about tiers beside each other; empty where nothing is."""
+    """Return the complaint about a set of tiers, or an empty string."""
     try:
         TieringConfig.from_dict({"slots": 4, "tiers": list(tiers)}, where="kv")
     except ConfigError as error:

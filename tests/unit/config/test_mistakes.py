@@ -1,4 +1,4 @@
-"""Each mistake in a configuration is told with the path of its option."""
+"""Each mistake in a configuration is reported with the path of its option."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNITS = "B, KiB, MiB, GiB, TiB, PiB, EiB, KB, MB, GB, TB, PB, EB"
 NO_POOL = "option 'slots' or 'pool_bytes' is missing; it says how big the host pool is, for "
 NO_POOL += "example pool_bytes '4GiB' or '5%'"
 
-#: Names of backends are what is installed, so messages that list them are compared up to there.
+#: Lists of backends depend on the installed ones, so messages are compared up to there.
 MISTAKES: list[tuple[str, Any, str]] = [
     ("nothing", {}, NO_POOL),
     ("both sizes", {"pool_bytes": 1}, "options 'slots' and 'pool_bytes' are both given; leave one"),
@@ -208,7 +208,7 @@ def test_a_mistake_is_told_with_the_path_of_its_option(options: Any, message: st
         assert "\n" not in told
     else:
         assert told.startswith(f"kv.toml: {message}")
-        # What is cut off in the table above is the end of a sentence.
+        # The table above cuts off the end of this sentence.
         assert "\n" not in told
 
 
@@ -230,7 +230,7 @@ def test_a_backend_that_is_missing_is_kept_as_the_cause() -> None:
 
 
 def typos(word: str) -> set[str]:
-    """One letter is missing, swapped with the next, wrong, or too many."""
+    """Generate names with one letter missing, swapped with the next, wrong, or too many."""
     cuts = [(word[:index], word[index:]) for index in range(len(word) + 1)]
     letters = "eqs_"
     return {

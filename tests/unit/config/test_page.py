@@ -33,7 +33,7 @@ Row = tuple[str, str, str]
 
 
 def rows(text: str, name: str) -> list[Row]:
-    """Option, type and default of the table that is marked with a name."""
+    """Return option, type and default of each row of the table marked with a name."""
     _, _, rest = text.partition(f"<!-- options: {name} -->")
     lines = rest.strip().splitlines()
     table = lines[2 : next((n for n, line in enumerate(lines) if not line), len(lines))]
@@ -42,7 +42,7 @@ def rows(text: str, name: str) -> list[Row]:
 
 
 def written(option: OptionInfo) -> Row:
-    """How the page writes an option."""
+    """Return an option's row as the page writes it."""
     kind = ", ".join(f"`{choice}`" for choice in option.choices) or option.kind
     return option.name, kind, "needed" if option.required else default(option.default)
 

@@ -21,7 +21,7 @@ from kvtier_sdk import (
 )
 
 REQUEST = RequestContext("r")
-#: After which a task counts as one that never ends.
+#: Time after which a task counts as endless.
 PATIENCE_S = 30.0
 ContextFactory = Callable[..., TierContext]
 
@@ -34,7 +34,7 @@ def transfers(*keys: OffloadKey) -> list[Transfer]:
 
 
 class Recorder(ChunkTierManager):
-    """Each chunk waits for its gate, then does what ``outcomes`` says of its key."""
+    """A tier in which each chunk waits for its gate, and then ends as ``outcomes`` says."""
 
     contract_version = 1
     fan_out = 3

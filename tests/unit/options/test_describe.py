@@ -1,4 +1,4 @@
-"""What is said about options, whoever declared them."""
+"""Descriptions of options, for any model that declares them."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def test_a_password_in_a_url_is_not_shown() -> None:
 
 
 class Guarded(TierConfig):
-    """Options of which some are secrets, by name or by type."""
+    """Options, some of which are secrets by name or by type."""
 
     auth_token: Annotated[str, BeforeValidator(_refuse)] = ""
     pin: SecretStr | None = Field(None, min_length=9)

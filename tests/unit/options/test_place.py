@@ -1,4 +1,4 @@
-"""What a complaint about an option begins with, and how it ends."""
+"""The beginning and the end of a complaint about an option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every eviction policy against a model of what is resident, and what each is good at."""
+"""Every eviction policy against a model of the resident chunks, and the strengths of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(name: str, slots: int) -> EvictionPolicy:
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """A full primary tier of the smallest kind: who is resident, and who is pinned."""
+    """A minimal full primary tier: its resident and its pinned chunks."""
 
     name: str
 
@@ -131,7 +131,7 @@ def test_a_policy_is_found_by_its_name(name: str) -> None:
 
 
 def order_after(name: str, slots: int, calls: str) -> str:
-    """The order of eviction after inserts (small letters), uses (capitals), removals (after -)."""
+    """Return the eviction order after inserts (small letters), uses (capitals), removals (-)."""
     policy = made(name, slots)
     letters = iter(calls)
     for letter in letters:
@@ -152,11 +152,11 @@ def order_after(name: str, slots: int, calls: str) -> str:
         ("lru", "abcA", "bca"),
         ("lru", "abcBA", "cba"),
         ("lru", "abc-bAbC", "abc"),
-        # Used again goes after used once, whatever is more recent.
+        # Chunks used again go after chunks used once, even if these are more recent.
         ("arc", "abA" + "cd", "bcda"),
         ("arc", "abcdBA", "cdba"),
-        # 'a' comes back while it is remembered: it goes to the list of those used again, and the
-        # list of those used once may keep one chunk more, here 'd'.
+        # 'a' comes back while it is remembered: it joins the chunks used again, and the list of
+        # chunks used once may keep one chunk more, here 'd'.
         ("arc", "abcC-ad-ba", "cad"),
         ("arc", "abcC-ad-bae", "dcae"),
     ],
@@ -196,7 +196,7 @@ def test_arc_says_that_it_was_not_opened() -> None:
 
 
 def hit_rate(name: str, slots: int, uses: Iterable[int]) -> float:
-    """Play uses of numbered chunks through a cache of that many slots."""
+    """Play uses of numbered chunks through a cache, and return its hit rate."""
     policy = made(name, slots)
     resident: set[OffloadKey] = set()
     hits = total = 0
@@ -217,7 +217,7 @@ def hit_rate(name: str, slots: int, uses: Iterable[int]) -> float:
 
 
 def hot_prompts_between_scans() -> Iterator[int]:
-    """40 hot chunks, used over and over beside new ones; now and then a scan of 150 new ones."""
+    """Generate uses of 40 hot chunks among new ones, and at times a scan of 150 new ones."""
     fresh = iter(range(1000, 100_000))
     for turn in range(200):
         for hot in range(40):
@@ -231,7 +231,7 @@ def hot_prompts_between_scans() -> Iterator[int]:
 def test_a_scan_hurts_lru_and_not_arc_and_fifo_is_below_both() -> None:
     rates = {name: hit_rate(name, 100, hot_prompts_between_scans()) for name in NAMES}
     best = 199 * 40 / (200 * 80 + 50 * 150)
-    # ARC misses each hot chunk once, and again while it learns; LRU after each scan anew.
+    # ARC misses each hot chunk once, and again while it learns; LRU misses it after each scan.
     assert rates["arc"] > 0.95 * best
     assert rates["lru"] < 0.80 * best
     assert rates["fifo"] < 0.70 * best < rates["lru"]

@@ -1,4 +1,4 @@
-"""Views of the host pool: what they are, how long they live, and who is named when they stay."""
+"""Views of the host pool: their content, their lifetime, and the holders named if they stay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def address_of(view: memoryview) -> int:
 
 
 def warnings_of(pool: HostPool, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What closing the pool says."""
+    """Return the warnings of closing the pool."""
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="kvtier.pool"):
         pool.close()
@@ -58,7 +58,7 @@ def test_there_is_no_other_slot(pool: HostPool, slot: int) -> None:
         pool.view(slot)
 
 
-# What somebody may make of a view and keep. The view itself is gone in each case but the first.
+# Objects that can be made of a view and kept. The view itself is gone in each case but the first.
 KEPT: dict[str, Callable[[memoryview], Any]] = {
     "the view": lambda view: view,
     "a slice": lambda view: view[10:20],

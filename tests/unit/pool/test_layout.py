@@ -1,4 +1,4 @@
-"""Where the parts of a slot lie, and what the header says of it."""
+"""The place of a slot's parts, and the header's record of it."""
 
 from __future__ import annotations
 

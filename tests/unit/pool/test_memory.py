@@ -1,4 +1,4 @@
-"""The memory of a host pool: is it there, how is it paged, and is there room for it."""
+"""The memory of a host pool: its presence, its paging, and its room."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAKE: dict[str, Callable[..., HostPool]] = {
 
 
 def faults_of_touching(pool: HostPool) -> int:
-    """Page faults while a byte of each page is written."""
+    """Count the page faults while a byte of each page is written."""
     pages = np.arange(0, pool.chunk_bytes, mmap.PAGESIZE)
     views = [np.frombuffer(pool.view(slot), np.uint8) for slot in range(pool.slots)]
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
@@ -192,7 +192,7 @@ def test_a_failure_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> Non
     open_before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(memory, "prefault", fail)
     for make in MAKE.values():
-        # The traceback keeps what was made alive, so that nothing is closed by chance.
+        # The traceback keeps all objects alive, so that nothing is closed by chance.
         with pytest.raises(ConfigError, match="no") as failure:
             make()
         assert len(os.listdir("/proc/self/fd")) == open_before

@@ -1,4 +1,4 @@
-"""Moments between two steps of a start, in which another process may come: each by itself."""
+"""Races at a start: another process comes between two steps, each race by itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYOUT = PoolLayout(2, 100)
 
 @pytest.fixture
 def pool(shm_directory: Path) -> Iterator[HostPool]:
-    """A pool whose worker is not there yet, so that it has its name."""
+    """A pool that still has its name, because its worker has not joined yet."""
     pool = HostPool.join("one", LAYOUT, directory=str(shm_directory))
     yield pool
     pool.close()
@@ -35,7 +35,7 @@ def no_room() -> None:
 def test_a_file_that_lost_its_name_before_one_could_join_is_left_alone(
     shm_directory: Path, pool: HostPool
 ) -> None:
-    """The others would not be there: they find another file, or make one."""
+    """The other members would never join it: they find another file, or make one."""
     path = path_of(shm_directory)
     fd = os.open(path, os.O_RDWR)
     pool.close()

@@ -1,4 +1,4 @@
-"""A tier's loop over a scripted tier, checked and closed with its test."""
+"""A tier's loop over a scripted tier, checked and closed at the end of the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.scripted_loop import Act, Rig
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Rig]]:
-    """Make a loop over a tier that follows a script; at the end no rule may be broken."""
+    """Make a loop over a scripted tier; at the end no rule may have been broken."""
     rigs: list[Rig] = []
 
     def build(*script: Act, **options: Any) -> Rig:

@@ -1,4 +1,4 @@
-"""The circuit breaker: a pure state machine, held against a plain account of its rules."""
+"""The circuit breaker, a pure state machine, against a plain model of its rules."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_is_long_past_does_not_count() -> None:
 
 def test_late_calls_make_no_row_but_count_among_the_last() -> None:
     assert outcomes(make(), *[LATE] * 10) == [False] * 9 + [True]
-    # A row goes on over one: it is no answer either.
+    # Such a call does not end a row of failures: it is no answer either.
     assert outcomes(make(), FAILED, FAILED, LATE, FAILED, FAILED, FAILED)[-1] is True
 
 
@@ -120,7 +120,7 @@ def test_it_opens_exactly_when_the_rules_say(
         assert breaker.note(outcome, 0.0) is opens
         assert breaker.is_closed is not opens
         if opens:
-            # Shut again by a probe, it remembers nothing.
+            # A breaker that a probe has closed remembers nothing.
             breaker.begin_probe()
             breaker.end_probe(True, 0.0)
             past.clear()

@@ -1,4 +1,4 @@
-"""Every job ends in exactly one result, whatever a tier does and whenever the loop is disturbed."""
+"""Every job ends in exactly one result, for any behaviour of the tier and any disturbance."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_job_ends_once_and_nothing_is_left(
         elif step == "drain":
             rig.run(rig.loop.drain(argument))
         elif step == "cancel":
-            # As if somebody cancelled one of the loop's tasks behind its back.
+            # As if a third party cancelled one of the loop's tasks.
             tasks = sorted(asyncio.all_tasks(rig.event_loop), key=lambda task: task.get_name())
             for task in tasks[argument : argument + 1]:
                 if task.get_name().endswith(" job"):

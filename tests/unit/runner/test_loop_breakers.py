@@ -1,4 +1,4 @@
-"""What opens a breaker, and what an open one refuses."""
+"""Causes that open a breaker, and calls that an open one refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_whatever_a_tier_raises_counts_for_the_breaker(make: Make, kind: str) ->
 
 
 def test_an_interruption_is_not_the_tiers(make: Make) -> None:
-    """Where the loop is on the main thread, Ctrl-C arrives in whatever runs."""
+    """If the loop is on the main thread, Ctrl-C is raised in the running call."""
     rig = make(Act("interrupted"))
     lookup = rig.loop._call.lookup([make_offload_key(b"k")], RequestContext("r"))
     with pytest.raises(KeyboardInterrupt):
@@ -115,7 +115,7 @@ def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) 
     rig = make(concurrency=1, breaker_failures=1)
     rig.tier.always["load"] = Act(after_s=2.0)
     for _ in range(4):
-        # One is done in its time, the next has a fifth of its own left, the others none.
+        # The first ends in time, the next has a fifth of its time left, the others have none.
         rig.ask(LOAD, within_s=2.5)
     rig.run_for(2.6)
     verdicts = [rig.account.verdicts(job_id) for job_id in range(4)]
@@ -128,7 +128,7 @@ def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) 
 def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     make: Make, operation: Operation, breaker_failures: int
 ) -> None:
-    """A probe needs no place among the calls: it would succeed, and requests would wait."""
+    """A probe takes no place among the calls: it would succeed, while requests would wait."""
     # Stores have three quarters of the places.
     hung = 3 if operation is STORE else 4
     hangs = Act(after_s=200.0, stubborn=True)
@@ -137,10 +137,10 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     for _ in range(hung):
         rig.ask(operation, within_s=2.0)
     rig.run_for(2.1)
-    # Where they were too few to open the breaker, requests wait for one deadline, and no more.
+    # If they were too few to open the breaker, requests wait for one deadline at most.
     waiting = [rig.ask(operation, within_s=2.0) for _ in range(3)]
     for _ in range(25):
-        # Lookups are answered, and end each row of failures.
+        # Lookups succeed, and end each row of failures.
         rig.ask(LOOKUP, run_s=0.1)
     assert {job.job_id for job in waiting} <= rig.account.results.keys()
     for _ in range(10):
@@ -149,7 +149,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
         assert rig.account.verdicts(refused.job_id) == ["unavailable"]
         rig.run_for(10.0)
     assert rig.loop._queue == []
-    # One that ends makes a place.
+    # A call that ends frees a place.
     rig.tier.let_go.set()
     rig.run_for(35.0)
     assert rig.account.breakers[direction] is BreakerState.CLOSED

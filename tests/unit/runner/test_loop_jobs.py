@@ -167,7 +167,7 @@ def test_headers_come_back_whatever_becomes_of_a_call(make: Make) -> None:
     rig.tier.always["load"] = Act(after_s=40.0)
     for _ in range(40):
         rig.ask(LOAD, within_s=0.1, run_s=0.2)
-    # One mapping's worth was ever made: nothing had to be lent anew.
+    # Headers of one mapping were enough: each was lent again.
     assert len(rig.loop._mover._headers._free) == rig.loop._mover._headers._PER_MAPPING
 
 

@@ -1,4 +1,4 @@
-"""How an open breaker is probed, and what closes it again."""
+"""Probes of an open breaker, and the conditions that close it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_closes_by_itself_when_the_tier_works_again(make: Make, operation: st
     assert rig.account.breakers[direction] is BreakerState.CLOSED
     states = [move.state.value for move in rig.account.moves]
     assert states == ["open", *["half_open", "open"] * 3, "half_open", "closed"]
-    # And the next outage is probed after a second again.
+    # The next outage is probed after a second again.
     rig.tier.probes.clear()
     failing(rig, operation)
     began_s = rig.clock.now_s()
@@ -90,7 +90,7 @@ def test_a_slow_first_answer_closes_it_if_the_next_is_in_time(make: Make) -> Non
     rig = make(retries=0)
     failing(rig, "lookup")
     rig.tier.always.clear()
-    # It has to connect anew, which takes longer than a lookup may.
+    # It has to reconnect, which takes longer than a lookup may.
     rig.tier.script = iter([Act(after_s=0.5)])
     rig.run_for(1.6)
     assert [name for name, _ in rig.tier.probes] == ["lookup", "lookup", "load"]
@@ -136,7 +136,7 @@ def test_calls_that_never_end_are_given_up_after_a_minute(
     assert "stay refused" not in caplog.text
     rig.run_for(1000.0)
     (given_up_s,) = rig.given_up_s
-    # Jitter shortens pauses, and the one that completes the minute may be a long one.
+    # Jitter shortens pauses, and the pause that completes the minute may be a long one.
     assert 2.0 + 54.0 <= given_up_s <= 2.0 + 90.0
     told = STAY_REFUSED.format("calls that hang leave no room for another")
     assert caplog.text.count(f"tier: {'writes' if operation is STORE else 'reads'} {told}") == 1
@@ -157,7 +157,7 @@ def test_a_probe_that_never_ends_is_given_up_too(
 
 
 def test_calls_that_are_slow_to_end_are_not_given_up(make: Make) -> None:
-    """Each takes as long as its client waits for the server, and the tier is tried in between."""
+    """Each ends when its client gives up on the server, and the tier is probed in between."""
     rig = make(concurrency=2, breaker_failures=2)
     rig.tier.always[""] = Act("timeout", after_s=50.0, stubborn=True)
     for _ in range(30):

@@ -1,6 +1,6 @@
 """The thread runner: wake-ups, and loops that break down. Real threads, no timing.
 
-What every runner promises is in test_transports.py.
+The promises of every runner are tested in test_transports.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOBODY = RequestContext("nobody")
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
-    """Counts how often it is woken by other threads, and can be made to break down."""
+    """A loop that counts its wake-ups by other threads, and can be made to break down."""
 
     wakes = 0
     breaks_down = False
@@ -48,7 +48,7 @@ class CountedLoop(asyncio.SelectorEventLoop):
 
 
 class CountingClock(SystemClock):
-    """Makes one loop, and keeps it."""
+    """A clock that makes one loop, and keeps it."""
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         self.loop = CountedLoop()
@@ -117,20 +117,20 @@ class Rig:
         self.results += self.runner.submit(jobs)
 
     def take(self) -> list[str]:
-        """Poll once; the verdicts of all results so far."""
+        """Poll once, and return the verdicts of all results so far."""
         for report in self.runner.poll():
             (self.results if isinstance(report, JobResult) else self.others).append(report)  # type: ignore[attr-defined]
         return [result.verdicts[0].value for result in self.results]
 
     def wait_for(self, count: int) -> list[str]:
-        """Poll, at each notification, until so many results are there."""
+        """Poll at each notification until a number of results have come."""
         while len(verdicts := self.take()) < count:
             assert self.notified.wait(30), f"{len(verdicts)} results, and no notification"
             self.notified.clear()
         return verdicts
 
     def wait_for_notifications(self, count: int) -> None:
-        """Wait for so many notifications since the start; there are no more."""
+        """Wait for a number of notifications since the start, and assert that no more come."""
         for _ in range(6000):
             if self.notifications >= count:
                 break
@@ -138,7 +138,7 @@ class Rig:
         assert self.notifications == count
 
     def hold(self) -> threading.Event:
-        """Stop the tier's thread in mid-call, until the event is set. Takes one job."""
+        """Stop the tier's thread in mid-call until the event is set; this takes one job."""
         entered, release = threading.Event(), threading.Event()
 
         def stop() -> None:

@@ -1,8 +1,10 @@
-"""What every runner promises, over each of them: with real threads and processes, no timing."""
+"""The promises of every runner, over each of them: real threads and processes, no timing."""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ MakeRig = Callable[..., Rig]
 
 @pytest.fixture(params=RUNNERS)
 def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
-    """Make a runner around a scripted tier; it is at an end with the test."""
+    """Make a runner around a misbehaving tier; the test's end closes it."""
     rigs: list[Rig] = []
 
     def make(**options: Any) -> Rig:
@@ -47,6 +49,36 @@ def test_chunks_go_there_and_back(make_rig: MakeRig) -> None:
     for chunk in (3, 0, 1):
         assert rig.pool.view(chunk) == bytes([chunk + 1]) * CHUNK_BYTES
     assert rig.pool.view(2) == bytes(CHUNK_BYTES)
+
+
+def in_a_forked_copy(action: Callable[[], bool]) -> bool:
+    """Return what an action returns in a forked copy of this process; false if it hangs."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        try:
+            os._exit(0 if action() else 1)
+        finally:
+            os._exit(2)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_forked_copy_shuts_down_and_leaves_the_tier_to_its_parent(make_rig: MakeRig) -> None:
+    rig = make_rig(on_load="hang")
+    rig.client.open()
+    assert rig.do(Operation.STORE, 0) == ["ok"]
+    rig.submit([rig.job(Operation.LOAD, 0)])
+    rig.wait_past("hanging")
+
+    def use_and_close() -> bool:
+        rig.submit([rig.job(Operation.STORE, 1)])
+        refused = rig.take()[1:] == ["cancelled"]
+        rig.client.close(5.0)
+        return refused and rig.take()[1:] == ["cancelled"] * 2
+
+    assert in_a_forked_copy(use_and_close)
+    assert rig.do(Operation.LOOKUP, 0, 1) == ["ok", "not_found"]
+    assert rig.take() == ["ok", "ok"], "the load is still under way"
 
 
 def test_what_a_tier_lets_go_of_is_reported(make_rig: MakeRig) -> None:

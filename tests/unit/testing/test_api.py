@@ -1,4 +1,4 @@
-"""What ``kvtier_sdk.testing`` offers: exactly that, explained, and without pytest where it can."""
+"""``kvtier_sdk.testing``: exact names, explained, and without pytest where possible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PUBLIC = {name: getattr(testing, name) for name in testing.__all__}
 
 
 def plain(text: str) -> str:
-    """Prose without markup and line breaks."""
+    """Return prose without markup and line breaks."""
     text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
     return " ".join(text.replace("*", "").replace("`", "").split())
 
@@ -78,7 +78,7 @@ def test_a_public_name_is_explained(name: str) -> None:
         if inspect.isfunction(method) and not attribute.startswith(("_", "test_"))
     ]
     for attribute, method in [(name, found)] if inspect.isfunction(found) else methods:
-        # What overrides a method of the contract is explained there.
+        # A method that overrides one of the contract is explained there.
         inherited = getattr(kvtier_sdk.SecondaryTierManager, attribute, None)
         text = inspect.getdoc(method) or inspect.getdoc(inherited) or ""
         assert text, f"{name}.{attribute} has no docstring"

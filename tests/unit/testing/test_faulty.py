@@ -1,4 +1,4 @@
-"""Faults around a tier: each does what it says, when it is told to, and the runner copes."""
+"""Faults around a tier: each comes as planned, and the runner copes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_damage_is_found_by_the_digest(make_bench, kind: FaultKind, operation: s
     bench = make_bench(Fault(kind, operation))
     before = [bytes(bench.pool.view(slot)) for slot in range(4)]
     assert bench.do(Operation.STORE) == ["ok"] * 4
-    # The slots are not the store's to damage.
+    # A store must not damage the slots.
     assert [bytes(bench.pool.view(slot)) for slot in range(4)] == before
     assert bench.do(Operation.LOAD) == ["corrupt"] * 4
     assert bench.plan.happened == [(operation, kind)]

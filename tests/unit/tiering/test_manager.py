@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, start_promotion, stored_below
 
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -15,7 +15,6 @@ from kvtier_sdk import (
     CorruptChunkError,
     KVTierError,
     LookupResult,
-    TierError,
     TierUnavailableError,
     Transfer,
 )
@@ -112,31 +111,6 @@ def test_a_chunk_of_another_key_is_corrupt(make: Callable[..., Engine]) -> None:
     assert engine.manager.stats[1].failures["load.corrupt"] == 1
 
 
-def test_the_keys_of_a_batch_have_verdicts_of_their_own(make: Callable[..., Engine]) -> None:
-    engine = make()
-    engine.tiers[0].on_store = lambda transfer: TierError("no") if transfer.key == KEYS[1] else None
-    engine.store(A, *KEYS[:3])
-    engine.at_rest()
-    assert list(engine.tiers[0]._objects) == [KEYS[0], KEYS[2]]
-    assert engine.manager.stats[1].stored_chunks == 2
-    assert engine.manager.stats[1].failures == {"store.failed": 1}
-
-
-def test_an_unexpected_exception_fails_its_job_and_the_next_runs(
-    make: Callable[..., Engine],
-) -> None:
-    engine = make()
-    engine.tiers[0].raises = KeyError("bug")
-    engine.store(A, KEYS[0])
-    engine.step()
-    engine.store(A, KEYS[1])
-    engine.at_rest()
-    assert list(engine.tiers[0]._objects) == [KEYS[1]]
-    stats = engine.manager.stats[1]
-    assert stats.failures == {"store.contract": 1}
-    assert "tier0 store: raised KeyError: 'bug'" in stats.errors
-
-
 def test_an_outage_is_retried_inside_the_deadline(make: Callable[..., Engine]) -> None:
     engine = make()
     engine.tiers[0].raises = TierUnavailableError("connection reset")
@@ -157,49 +131,14 @@ def test_a_tier_that_never_answers_a_lookup_is_a_miss_after_the_deadline(
     assert engine.look(B, KEYS[0]) == ["RETRY"], "the late answer belongs to the old question"
 
 
-def test_a_load_past_its_deadline_is_a_miss_and_its_slot_waits_for_the_io(
-    make: Callable[..., Engine],
-) -> None:
-    engine = make(load_deadline="1s")
-    stored_below(engine, KEYS[0])
-    tier = engine.tiers[0]
-    tier.gate, tier.stubborn = asyncio.Event(), True
-    engine.look(B, KEYS[0])
-    engine.step()
-    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
-    engine.step(1.5)
-    assert engine.look(B, KEYS[0]) == ["MISS"]
-    assert engine.manager.usage().quarantined == 1
-    engine.manager.on_request_finished(B)
-    assert not engine.manager.has_pending_work(), "an engine does not spin for a hung call"
-    tier.gate.set()
-    engine.at_rest()
-
-
 def test_a_stuck_loop_is_given_up_by_the_manager(make: Callable[..., Engine]) -> None:
     engine = make(load_deadline="1s")
-    stored_below(engine, KEYS[0])
-    engine.look(B, KEYS[0])
-    engine.step()
-    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    start_promotion(engine, KEYS[0])
     engine.manager.on_schedule_end()  # handed over, but the tier's loop does not run
     engine.clock.advance(2.5)
     engine.manager.on_schedule_end()
     assert engine.look(B, KEYS[0]) == ["MISS"]
     assert engine.manager.usage().quarantined == 1
-    engine.at_rest()
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_request_that_ends_while_its_load_is_under_way_leaves_no_pin(
-    make: Callable[..., Engine], steps: int
-) -> None:
-    engine = make()
-    stored_below(engine, *KEYS[:2])
-    for _ in range(steps):
-        engine.look(B, *KEYS[:2])
-        engine.step()
-    engine.manager.on_request_finished(B)
     engine.at_rest()
 
 
@@ -210,8 +149,7 @@ def test_completions_after_the_end_of_a_request_are_taken(make: Callable[..., En
     engine.manager.prepare_load([KEYS[2]], B)
     engine.manager.on_request_finished(A)
     engine.manager.on_request_finished(B)
-    for key, slot in zip(output.keys_to_store, output.slots, strict=True):
-        engine.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
+    engine.write(output)
     engine.manager.complete_store(set(KEYS[:2]), A)
     engine.manager.complete_load([KEYS[2]], B)
     engine.at_rest()
@@ -282,20 +220,6 @@ def test_what_is_used_above_stays_warm_below(make: Callable[..., Engine]) -> Non
     assert list(engine.tiers[0]._objects)[-1] == KEYS[0]
 
 
-def test_two_tiers_one_stalled(make: Callable[..., Engine]) -> None:
-    engine = make(tiers=2, store_deadline="30s")
-    engine.tiers[0].gate = asyncio.Event()
-    engine.store(A, KEYS[0])
-    engine.step()
-    engine.step()
-    assert list(engine.tiers[1]._objects) == [KEYS[0]]
-    assert engine.manager.usage().pinned == 1
-    engine.step(31.0)
-    engine.step()
-    assert engine.manager.usage().pinned == 0
-    assert engine.manager.stats[1].failures == {"store.timeout": 1}
-
-
 def test_stores_beyond_the_queue_are_dropped_with_the_reason(make: Callable[..., Engine]) -> None:
     engine = make(max_queue=str(2 * CHUNK_BYTES))
     engine.store(A, *KEYS[:5])
@@ -305,16 +229,6 @@ def test_stores_beyond_the_queue_are_dropped_with_the_reason(make: Callable[...,
     engine.store(A, KEYS[6])
     engine.at_rest()
     assert KEYS[6] in engine.tiers[0]._objects
-
-
-def test_the_last_request_ends_and_its_stores_are_written_without_a_step(
-    make: Callable[..., Engine],
-) -> None:
-    engine = make()
-    engine.store(A, KEYS[0])
-    engine.manager.on_request_finished(A)
-    engine.runners[0].run_for(1.0)
-    assert list(engine.tiers[0]._objects) == [KEYS[0]]
 
 
 def test_a_preempted_request_asks_anew(make: Callable[..., Engine]) -> None:

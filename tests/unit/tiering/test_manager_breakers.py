@@ -1,4 +1,4 @@
-"""Tiers that fail in the background: what the manager's callers see. Virtual clock, real bytes."""
+"""Tiers that fail in the background, as the manager's callers see it: virtual clock, real bytes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from support.engine import KEYS, A, B, Engine
 from kvtier_sdk import OffloadKey, RequestContext, TierCapacityError, TierUnavailableError
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 
-#: A step of this engine.
+#: Duration of this engine's step.
 STEP_S = 0.01
 
 
 @pytest.fixture
 def make_weak(make: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
-    """Make an engine whose tiers can be stalled whole; at the end nothing is pinned."""
+    """Make an engine whose tiers can be stalled; at the end nothing may be pinned."""
     engines: list[Engine] = []
 
     def build(slots: int = 8, tiers: int = 1, **runner: Any) -> Engine:
@@ -39,7 +39,7 @@ def make_weak(make: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
 
 
 def settle(engine: Engine, key: OffloadKey, request: RequestContext = B) -> tuple[str, float]:
-    """Look up until nothing is pending, and load what is there: the answer, and after how long."""
+    """Look up until nothing is pending, and load the hits; return the answer and its delay."""
     started_s = engine.clock.now_s()
     while (answer := engine.manager.lookup(key, request).name) in ("RETRY", "HIT_PENDING"):
         engine.step(STEP_S)
@@ -70,7 +70,7 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     for index in range(100):
         fresh = KEYS[10 + index]
         assert engine.store(A, fresh) == 1, "its pins never fill the pool"
-        # What both have comes from the one that answers, and no later than a lookup may take.
+        # A chunk of both comes from the tier that answers, within the lookup's deadline.
         answer, waited_s = settle(engine, KEYS[index % 3], A)
         assert answer == "HIT"
         assert waited_s < 0.5
@@ -87,7 +87,7 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     stalled.gate.set()
     engine.steps(31.0)
     assert {state for _, _, state in engine.moves[0][-1:]} == {BreakerState.CLOSED}
-    # It is a tier like before.
+    # It is used as before.
     assert engine.store(A, KEYS[150])
     engine.steps(0.1)
     assert KEYS[150] in stalled._objects
@@ -105,7 +105,7 @@ def test_ten_seconds_down_then_up_again_without_traffic(
     index = 100
     while engine.clock.now_s() < down_s + 10.0:
         if with_traffic or not engine.moves[0]:
-            # Through the breaker or not, an answer takes no longer than a lookup may.
+            # With or without the breaker, an answer comes within the lookup's deadline.
             answer, waited_s = settle(engine, KEYS[index])
             assert (answer, waited_s <= 0.06) == ("MISS", True)
             index += 1
@@ -114,7 +114,7 @@ def test_ten_seconds_down_then_up_again_without_traffic(
     assert (direction, state) == (Direction.READ, BreakerState.OPEN)
     assert opened_s - down_s < 0.5
     calls = len(tier.calls)
-    # Five calls that failed, and one a probe.
+    # Five failed calls, and one a probe.
     assert calls - tier.called().index("lookup") < 20
     tier.down = None
     up_s = engine.clock.now_s()

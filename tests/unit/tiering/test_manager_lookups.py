@@ -1,4 +1,4 @@
-"""What a lookup answers, and why it is a miss when it is one."""
+"""The answers of lookups, and the reasons of misses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_request_is_served_by_the_tiers_that_may_be_asked_for_it(make: EngineF
     engine.manager.on_new_request(picky, [])
     assert engine.settle(picky, KEYS[0]) == ["MISS"]
     assert engine.tiers[0].calls == []
-    # What was promoted for one is there for all, and a miss for one is none for another.
+    # A chunk promoted for one request is there for all; a miss for one is no miss for another.
     assert engine.settle(picky, KEYS[1]) == ["HIT"]
     assert engine.settle(A, *KEYS[:2]) == ["HIT", "HIT"]
     assert misses(engine) == {"absent": 2}
@@ -81,12 +81,12 @@ CHOOSY = RequestContext("choosy")
 def a_load_that_will_fail(
     make: EngineFactory, first: RequestContext, second: RequestContext
 ) -> Engine:
-    """Two tiers have a chunk, the first a damaged one, which is loaded; ``CHOOSY`` asks it alone.
+    """Start a load from the first of two tiers, which will fail; ``CHOOSY`` may use no other.
 
     Args:
         make: the fixture.
-        first: has asked for it.
-        second: has joined.
+        first: the request that asks for it.
+        second: the request that joins.
     """
     engine = make(tiers=2)
     stored_below(engine, KEYS[0])
@@ -189,7 +189,7 @@ def test_no_room_in_the_queue_of_loads(make: EngineFactory) -> None:
 
 
 def slow_below(make: EngineFactory, **manager: Any) -> Engine:
-    """A tier that was seen to need 10 ms for a chunk, and has KEYS[1:4]."""
+    """Make an engine with KEYS[1:4] in a tier that was measured to need 10 ms for a chunk."""
     engine = make(manager=manager, load_deadline="10s", lookup_deadline="1s")
     stored_below(engine, *KEYS[:4])
     config = engine.tiers[0].config

@@ -1,4 +1,4 @@
-"""Which chunk goes to which tier, and when."""
+"""Store policies: the chunks that each tier gets, and the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy that knows the prefix tree, through the manager: it is told parents and positions."""
+"""A policy that knows the prefix tree: the manager tells it parents and positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLOTS = 8
 
 
 class LeavesFirstPolicy(EvictionPolicy):
-    """Evicts the least recently used chunk among those that no resident chunk builds upon."""
+    """A policy that evicts the least recently used chunk without resident children."""
 
     uses_prefix = True
 
@@ -53,14 +53,14 @@ class LeavesFirstPolicy(EvictionPolicy):
         victims: list[OffloadKey] = []
         while left and len(victims) < count:
             needed = {self.parents[key] for key in self.order if key not in victims}
-            # Where all leaves are pinned, a parent goes after all.
+            # If all leaves are pinned, a parent goes after all.
             victims.append(next((key for key in left if key not in needed), next(iter(left))))
             del left[victims[-1]]
         return victims
 
 
 def key_of(path: Sequence[int], group: int = 0) -> OffloadKey:
-    """A chunk is what leads to it, as in a chain of hashes."""
+    """Return the key of a prefix, as in a chain of hashes."""
     return make_offload_key(bytes(path).ljust(32, b"."), group)
 
 
@@ -69,7 +69,7 @@ def prefix_of(path: Sequence[int], group: int = 0) -> list[OffloadKey]:
 
 
 class Tree:
-    """A manager without secondary tiers under that policy."""
+    """A manager with that policy and without secondary tiers."""
 
     def __init__(self) -> None:
         self.policy = LeavesFirstPolicy()
@@ -78,7 +78,7 @@ class Tree:
         self.requests = 0
 
     def serve(self, path: Sequence[int]) -> list[OffloadKey]:
-        """Look a prompt up, load what is there, store the rest; what was evicted for it."""
+        """Look up a prompt, load the hits and store the rest; return the evicted chunks."""
         self.requests += 1
         request = RequestContext(f"request-{self.requests}")
         keys = prefix_of(path)
@@ -138,7 +138,7 @@ def test_what_is_resident_is_a_tree_with_its_root(paths: list[list[int]]) -> Non
             tree.serve(path)
             resident = set(tree.policy.order)
             assert {parent for parent in tree.policy.parents.values() if parent} <= resident
-            # What was served last is whole: its first chunks were not evicted for its last.
+            # The last prompt is whole: its first chunks were not evicted for its last.
             assert set(prefix_of(path)) <= resident
     finally:
         tree.manager.shutdown(1.0)

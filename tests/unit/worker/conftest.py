@@ -1,4 +1,4 @@
-"""Workers whose copies stop at a gate, shut down with their test."""
+"""Workers whose copies stop at a gate, shut down at the end of the test."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.fake_cuda import FakeCUDA, fake_cuda
 from support.gated_copies import Gate
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
@@ -21,7 +22,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
-    """Make a worker whose copies stop at the gate; it is shut down with the test."""
+    """Make a worker whose copies stop at the gate; the test's end shuts it down."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVTensor, *, threads: int = 1) -> OffloadWorker:
@@ -34,3 +35,11 @@ def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
     gate.open()
     for worker in workers:
         worker.shutdown()
+
+
+@pytest.fixture(params=["cuda", "hip"])
+def runtime(request: pytest.FixtureRequest) -> Iterator[FakeCUDA]:
+    """A fake of either vendor's libraries, which ends with no error left for the engine."""
+    with fake_cuda(request.param) as runtime:
+        yield runtime
+        assert runtime.error == 0, "the engine is told of an error that is not its own"

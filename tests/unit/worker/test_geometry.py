@@ -19,7 +19,7 @@ def cache(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float16)
 
 
-# Name, tensor, segments of a block, bytes of each.
+# Name, tensor, number of segments of a block, bytes of each.
 LAYOUTS = [
     ("one page", KVTensor(cache(BLOCKS, 64)), 1, 128),
     ("NHD, keys and values in a block", KVTensor(cache(BLOCKS, 2, TOKENS, HEADS, DIM)), 1, 256),
@@ -38,7 +38,7 @@ LAYOUTS = [
 
 
 def naive_addresses(kv: KVTensor) -> list[set[int]]:
-    """The address of every byte of every block, element by element."""
+    """Return the address of every byte of every block, element by element."""
     tensor, size = kv.tensor, kv.tensor.element_size()
     found: list[set[int]] = [set() for _ in range(kv.blocks)]
     for index in np.ndindex(tuple(tensor.shape)):

@@ -25,7 +25,7 @@ def int64s(values: list[int]) -> np.ndarray:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> GroupLayout:
-    """Segments in one arena: packed tightly or with gaps, so that some merge and some do not."""
+    """Generate segments in one arena, packed tightly or with gaps: some merge, some do not."""
     blocks = draw(st.integers(1, 8))
     per_chunk = draw(st.integers(1, 4))
     lengths, addresses, strides = [], [], []
@@ -44,7 +44,7 @@ def layouts(draw: st.DrawFn) -> GroupLayout:
 
 
 def interleaved(blocks: int, lengths: list[int]) -> GroupLayout:
-    """All segments of a block side by side: one page that somebody cut into layers."""
+    """Generate a layout with all segments of a block side by side: a page cut into layers."""
     offsets = np.cumsum(lengths) - lengths
     strides = np.full(len(lengths), sum(lengths))
     return GroupLayout(blocks, 1, 7 + offsets, strides, int64s(lengths), offsets)
@@ -52,7 +52,7 @@ def interleaved(blocks: int, lengths: list[int]) -> GroupLayout:
 
 @st.composite
 def shares(draw: st.DrawFn) -> tuple[GroupLayout, HostLayout, list[int], int, list[int]]:
-    """A group, slots, and what a job names of them."""
+    """Generate a group, slots, and a job's share of them."""
     layout = draw(layouts() | st.builds(interleaved, st.integers(1, 8), st.just([2, 1, 3])))
     blocks = draw(
         st.lists(st.integers(0, layout.blocks - 1), min_size=1, max_size=8, unique=True)
@@ -70,7 +70,7 @@ def shares(draw: st.DrawFn) -> tuple[GroupLayout, HostLayout, list[int], int, li
 def naive(
     layout: GroupLayout, host: HostLayout, blocks: list[int], first: int, slots: list[int]
 ) -> dict[int, int]:
-    """Device address of each byte by its host address."""
+    """Return the device address of each byte by its host address."""
     found: dict[int, int] = {}
     for number, block in enumerate(blocks):
         position = first % layout.blocks_per_chunk + number
@@ -113,6 +113,21 @@ def test_a_plan_copies_the_same_bytes_as_the_oracle_in_the_fewest_runs(share) ->
     assert plan.size_bytes == len(expected)
     in_parts = {address - host.address for address in expected}
     assert all(offset % host.row_bytes < host.part_bytes for offset in in_parts)
+
+
+@given(shares(), st.sets(st.integers(0, 80), max_size=6))
+def test_a_plan_that_is_cut_copies_the_same_bytes_and_crosses_no_cut(share, cuts) -> None:
+    layout, host, blocks, first, slots = share
+    plan = plan_group(layout, host, int64s(blocks), first, int64s(slots))
+    addresses = int64s([host.address + cut for cut in sorted(cuts)])
+    cut = plan.cut_at(addresses)
+    assert bytes_of(cut) == bytes_of(plan)
+    ends = cut.host + cut.lengths_bytes
+    assert not ((cut.host[:, None] < addresses) & (addresses < ends[:, None])).any()
+    crossed = (plan.host[:, None] < addresses) & (
+        addresses < (plan.host + plan.lengths_bytes)[:, None]
+    )
+    assert len(cut.lengths_bytes) == len(plan.lengths_bytes) + crossed.sum()
 
 
 @given(shares(), st.integers(1, 9))
@@ -158,7 +173,7 @@ def test_a_contiguous_cache_is_one_run() -> None:
     everything = np.arange(64)
     plan = plan_group(layout, host, everything, 0, everything)
     assert plan.lengths_bytes.tolist() == [64 * 512]
-    # Found in any order, as long as block and slot go together.
+    # In any order, as long as block and slot go together.
     backwards = everything[::-1].copy()
     assert len(plan_group(layout, host, backwards, 0, backwards).lengths_bytes) == 1
 

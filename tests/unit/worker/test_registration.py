@@ -2,87 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-from collections.abc import Iterator
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import pytest
 import torch
+from support.fake_cuda import PAGE_BYTES, FakeCUDA, pages_of
 
 from kvtier_sdk import PoolLayout
-from kvtier_sdk.worker import cuda as cuda_module
+from kvtier_sdk.worker import registration as registration_module
 from kvtier_sdk.worker.cuda import CUDADevice
 from kvtier_sdk.worker.planning import HostLayout
 
-PAGE_BYTES = mmap.PAGESIZE
 ADDRESS = 1 << 40
-REFUSED, REGISTERED_ALREADY, NOT_REGISTERED = 1, 712, 713
-
-
-class Runtime:
-    """Its part in registering: a page is registered once, and an error stays until it is asked for.
-
-    Attributes:
-        pieces: address to size of what is registered.
-        error: what the engine's next kernel would be told.
-        limit_bytes: of what may be registered (``ulimit -l``).
-    """
-
-    def __init__(self, limit_bytes: int = 1 << 60) -> None:
-        self.pieces: dict[int, int] = {}
-        self.error = 0
-        self.limit_bytes = limit_bytes
-
-    def pages(self) -> set[int]:
-        """Those that are registered."""
-        return {page for piece in self.pieces.items() for page in _pages(*piece)}
-
-    def register(self, address: int, size_bytes: int, flags: int) -> int:
-        pages = _pages(address, size_bytes)
-        if not self.pages().isdisjoint(pages):
-            return self._fail(REGISTERED_ALREADY)
-        if (len(self.pages()) + len(pages)) * PAGE_BYTES > self.limit_bytes:
-            return self._fail(REFUSED)
-        self.pieces[address] = size_bytes
-        return 0
-
-    def unregister(self, address: int) -> int:
-        return 0 if self.pieces.pop(address, None) else self._fail(NOT_REGISTERED)
-
-    def last_error(self) -> int:
-        error, self.error = self.error, 0
-        return error
-
-    def _fail(self, error: int) -> int:
-        self.error = error
-        return error
-
-
-def _pages(address: int, size_bytes: int) -> range:
-    return range(address // PAGE_BYTES, -(-(address + size_bytes) // PAGE_BYTES))
-
-
-@pytest.fixture(params=["cuda", "hip"])
-def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
-    """In the place of the libraries; torch passes on two calls of the runtime and no other."""
-    runtime = Runtime()
-    monkeypatch.setattr(torch.version, "hip", "7.0" if request.param == "hip" else None)
-    libraries = {
-        "libcuda.so.1": SimpleNamespace(cuMemcpyAsync=SimpleNamespace()),
-        "libamdhip64.so": SimpleNamespace(hipMemcpyAsync=SimpleNamespace()),
-        torch._C.__file__: SimpleNamespace(**{f"{request.param}GetLastError": runtime.last_error}),
-    }
-    monkeypatch.setattr(ctypes, "CDLL", libraries.__getitem__)
-    passed_on = SimpleNamespace(
-        cudaHostRegister=runtime.register, cudaHostUnregister=runtime.unregister
-    )
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: passed_on)
-    monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: None)
-    yield runtime
-    assert runtime.error == 0, "the engine is told of an error that is not its own"
 
 
 def host(slots: int, part_bytes: int, *, workers: int = 1, worker: int = 0) -> HostLayout:
@@ -94,17 +23,17 @@ def host(slots: int, part_bytes: int, *, workers: int = 1, worker: int = 0) -> H
 def slot_pages(host: HostLayout) -> set[int]:
     """What must be registered for a slot to be copied at once."""
     begins = range(host.address, host.address + host.slots * host.row_bytes, host.row_bytes)
-    return {page for begin in begins for page in _pages(begin, host.part_bytes)}
+    return {page for begin in begins for page in pages_of(begin, host.part_bytes)}
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 10 * PAGE_BYTES])
 def test_a_refusal_is_warned_of_and_not_left_for_the_engine(
-    runtime: Runtime,
+    runtime: FakeCUDA,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     limit_bytes: int,
 ) -> None:
-    monkeypatch.setattr(cuda_module, "MAX_REGISTER_BYTES", 8 * PAGE_BYTES)
+    monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 8 * PAGE_BYTES)
     runtime.limit_bytes = limit_bytes
     CUDADevice(torch.device("cuda")).register(host(100, PAGE_BYTES))
     assert runtime.pieces == {}
@@ -112,7 +41,7 @@ def test_a_refusal_is_warned_of_and_not_left_for_the_engine(
 
 
 def test_memory_that_is_not_registered_any_more_is_no_error_of_the_engines(
-    runtime: Runtime,
+    runtime: FakeCUDA,
 ) -> None:
     device = CUDADevice(torch.device("cuda"))
     device.register(host(4, PAGE_BYTES))
@@ -123,9 +52,9 @@ def test_memory_that_is_not_registered_any_more_is_no_error_of_the_engines(
 @pytest.mark.parametrize("worker", range(3))
 @pytest.mark.parametrize("part_bytes", [PAGE_BYTES, 5000, 100, 3 * PAGE_BYTES + 64])
 def test_pieces_of_a_large_pool_share_no_page_and_cut_no_slot(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, part_bytes: int, worker: int
+    runtime: FakeCUDA, monkeypatch: pytest.MonkeyPatch, part_bytes: int, worker: int
 ) -> None:
-    monkeypatch.setattr(cuda_module, "MAX_REGISTER_BYTES", 64 * PAGE_BYTES)
+    monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 64 * PAGE_BYTES)
     part = host(100, part_bytes, workers=3, worker=worker)
     device = CUDADevice(torch.device("cuda"))
     device.register(part)
@@ -142,10 +71,57 @@ def test_pieces_of_a_large_pool_share_no_page_and_cut_no_slot(
 
 @pytest.mark.parametrize("row_bytes", [1000, 5000, 70_000])
 def test_rows_that_begin_inside_pages_are_registered_too(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, row_bytes: int
+    runtime: FakeCUDA, monkeypatch: pytest.MonkeyPatch, row_bytes: int
 ) -> None:
-    monkeypatch.setattr(cuda_module, "MAX_REGISTER_BYTES", 64 * PAGE_BYTES)
+    monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 64 * PAGE_BYTES)
     part = HostLayout(1000, ADDRESS + 32, row_bytes, row_bytes - 64)
     CUDADevice(torch.device("cuda")).register(part)
     assert len(runtime.pieces) > 1
     assert slot_pages(part) <= runtime.pages()
+
+
+def open_device(host: HostLayout) -> CUDADevice:
+    device = CUDADevice(torch.device("cuda"))
+    device.register(host)
+    return device
+
+
+def test_workers_over_the_same_memory_share_its_registration(
+    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = open_device(host(4, PAGE_BYTES)), open_device(host(4, PAGE_BYTES))
+    assert caplog.text == ""
+    first.close()
+    assert slot_pages(host(4, PAGE_BYTES)) == runtime.pages()
+    second.close()
+    assert runtime.pieces == {}
+
+
+def test_workers_over_parts_that_overlap_register_what_is_left(
+    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = [host(4, 3000, workers=5, worker=worker) for worker in range(5)]
+    devices = [open_device(part) for part in parts]
+    assert caplog.text == ""
+    for part, device in zip(parts, devices, strict=True):
+        assert slot_pages(part) <= runtime.pages()
+        device.close()
+    assert runtime.pieces == {}
+
+
+def test_memory_that_its_owner_has_registered_is_used_and_left_to_him(
+    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime.register(ADDRESS, 8 * PAGE_BYTES, 0)
+    open_device(host(4, PAGE_BYTES)).close()
+    assert caplog.text == ""
+    assert runtime.pieces == {ADDRESS: 8 * PAGE_BYTES}
+
+
+def test_memory_that_its_owner_has_registered_in_part_is_not_taken_for_registered(
+    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime.register(ADDRESS, PAGE_BYTES, 0)
+    open_device(host(4, PAGE_BYTES)).close()
+    assert "did not register 16 KiB of host memory (error 712)" in caplog.text
+    assert runtime.pieces == {ADDRESS: PAGE_BYTES}

@@ -17,7 +17,7 @@ from kvtier_sdk.worker.cpu import CPUDevice
 
 @st.composite
 def caches(draw: st.DrawFn) -> list[KVGroup]:
-    """Hybrid groups of tensors in every layout, over the same number of blocks or not."""
+    """Generate hybrid groups of tensors in every layout, with equal or different block counts."""
     groups = []
     for _ in range(draw(st.integers(1, 3))):
         blocks = draw(st.integers(4, 12))
@@ -46,7 +46,7 @@ def caches(draw: st.DrawFn) -> list[KVGroup]:
 
 
 def page(kv: KVTensor, block: int) -> bytes:
-    """A block's bytes, by indexing alone."""
+    """Return a block's bytes, by indexing alone."""
     k = kv.kernel_blocks
     steps = kv.tensor.movedim(kv.block_dim, 0)[block * k : (block + 1) * k]
     return steps.contiguous().view(torch.uint8).numpy().tobytes()
@@ -59,7 +59,7 @@ def pages(group: KVGroup, block: int) -> list[bytes]:
 @settings(max_examples=60)
 @given(caches(), st.data())
 def test_blocks_come_back_into_other_blocks(groups: list[KVGroup], data: st.DataObject) -> None:
-    """Every group at once, into scattered slots, then any stretch of it into other blocks."""
+    """Store every group into scattered slots, then load any stretch of it into other blocks."""
     stored, sizes, slots_of = [], [], []
     free = data.draw(st.permutations(range(64)))
     for group in groups:

@@ -1,21 +1,26 @@
-"""When the worker copies: order, waiting, failures, and its end."""
+"""Jobs of the worker: order, waiting, failures, and shutdown."""
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
+import subprocess
+import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from support.gated_copies import GRACE_S, PATIENCE_S, Gate, one_tensor, until_finished
 
-from kvtier_sdk import KVTierError
+from kvtier_sdk import HostPool, KVTierError
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.worker import KVGroup, OffloadWorker
+from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cpu as cpu_module
 from kvtier_sdk.worker.cpu import CPUDevice
-from kvtier_sdk.worker.device import Copy, Device
+from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout
 
 
@@ -40,7 +45,7 @@ def test_wait_blocks_until_the_job_has_ended(gate: Gate, gated) -> None:
     waited = threading.Event()
     waiter = threading.Thread(target=lambda: (worker.wait({1}), waited.set()))
     waiter.start()
-    # A grace for a wait that wrongly returns; a right one cannot, however long this takes.
+    # Time for a wrong wait to return; a right one cannot, after any time.
     waiter.join(GRACE_S)
     assert not waited.is_set()
     gate.open()
@@ -90,6 +95,19 @@ def test_a_load_overtakes_a_store_that_has_begun(
     worker.submit_store(1, range(12), range(12))
     gate.until_begun()
     worker.submit_load(2, [14], [14])
+    gate.open()
+    until_finished(worker, 2)
+    assert gate.began == [1024, 256, 1024, 1024]
+
+
+def test_an_expedited_load_overtakes_a_load_that_has_begun(
+    gate: Gate, gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_module, "MAX_PART_BYTES", 1024)
+    worker = gated(one_tensor(16, 256))
+    worker.submit_load(1, range(12), range(12))
+    gate.until_begun()
+    worker.submit_load(2, [14], [14], expedited=True)
     gate.open()
     until_finished(worker, 2)
     assert gate.began == [1024, 256, 1024, 1024]
@@ -161,13 +179,13 @@ def test_a_failed_copy_is_reported_only_when_its_other_parts_have_ended(
     worker = gated(one_tensor(16, 256), threads=2)
     worker.submit_store(1, range(6), range(6))
     gate.until_begun(2)
-    # One of the two that run fails; no other has passed the gate.
+    # One of the two running parts fails; no other has passed the gate.
     gate.failing.add(256)
     gate.open(1)
     worker.submit_load(2, range(2), range(2))
     gate.until_begun(1)
     assert worker.get_finished() == []
-    # What had not begun never does: the load took the place of the third part.
+    # The other parts never begin: the load took the place of the third part.
     gate.open()
     worker.wait([1, 2])
     assert {result.job_id: result.success for result in worker.get_finished()} == {
@@ -212,6 +230,76 @@ def test_no_thread_is_left() -> None:
     assert len(worker.get_finished()) == 1
 
 
+DROP_ALL = """
+from support.gated_copies import Gate, one_tensor
+from kvtier_sdk import HostPool
+from kvtier_sdk.worker import KVGroup, OffloadWorker
+from kvtier_sdk.worker.cpu import CPUDevice
+import threading
+
+MIB = 1 << 20
+gate = Gate()
+worker = OffloadWorker(
+    [KVGroup([one_tensor(8, MIB)])],
+    HostPool(8, MIB).part(0),
+    device=CPUDevice(threads=1, copy=gate),
+)
+worker.submit_store(1, range(8), range(8))
+gate.until_begun()
+del worker
+gate.open()
+for thread in threading.enumerate():
+    if thread is not threading.main_thread():
+        thread.join()
+print("ended")
+"""
+
+
+def test_a_worker_can_be_dropped_with_all_its_memory_while_it_copies() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", DROP_ALL],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+def test_a_dropped_worker_ends_its_threads_and_says_so(
+    gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = set(threading.enumerate())
+    kv, host = one_tensor(), np.zeros((16, 64), np.uint8)
+    worker = OffloadWorker([KVGroup([kv])], host, device=CPUDevice(threads=2, copy=gate))
+    worker.submit_store(1, [1], [1])
+    gate.until_begun()
+    del worker
+    left = set(threading.enumerate()) - before
+    assert "kvtier-dropped-worker" in {thread.name for thread in left}
+    gate.open()
+    for thread in left:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert np.array_equal(host[1], kv.tensor[1].numpy())
+    assert "dropped without a call of shutdown()" in caplog.text
+
+
+def test_shutdown_lets_go_of_slots_and_tensors(caplog: pytest.LogCaptureFixture) -> None:
+    pool = HostPool(16, 64)
+    tensor = torch.zeros(16, 64, dtype=torch.uint8)
+    alive = weakref.ref(tensor)
+    worker = OffloadWorker([KVGroup([KVTensor(tensor)])], pool.part(0, "device copies"))
+    worker.submit_store(1, [1], [1])
+    worker.shutdown()
+    del tensor
+    gc.collect()
+    assert alive() is None
+    with caplog.at_level(logging.WARNING):
+        pool.close()
+    assert caplog.text == ""
+    assert len(worker.get_finished()) == 1
+
+
 class Refusing(Device):
     """A device whose memory cannot be registered at all."""
 
@@ -220,7 +308,14 @@ class Refusing(Device):
     def register(self, host: HostLayout) -> None:
         raise RuntimeError("no")
 
-    def start(self, plan: CopyPlan, operation: Operation, *, expedited: bool) -> Copy:
+    def start(
+        self,
+        plan: CopyPlan,
+        operation: Operation,
+        *,
+        expedited: bool,
+        after: StreamOrEvent | None,
+    ) -> Copy:
         raise AssertionError
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The file behind a mapping that somebody else has made."""
+"""The file behind a mapping that another library has made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOTS, ROW_BYTES = 4, 8192
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    """Of shared memory, without a name, and longer than what is mapped of it."""
+    """A file of shared memory without a name, longer than its mapping."""
     fd = os.memfd_create("engine")
     os.ftruncate(fd, (SLOTS + 1) * ROW_BYTES)
     yield fd

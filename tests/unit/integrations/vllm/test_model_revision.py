@@ -1,4 +1,4 @@
-"""Which model an engine serves, as far as its name, its files and the operator tell."""
+"""The revision of an engine's model, from its name, its files or the operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAIN, OTHER = "a" * 40, "b" * 40
 
 
 def make_model(folder: Path, weights: bytes = WEIGHTS.tobytes()) -> Path:
-    """A model in a directory, as it is after a training."""
+    """Make a model in a directory, as after a training."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
@@ -27,7 +27,7 @@ def make_model(folder: Path, weights: bytes = WEIGHTS.tobytes()) -> Path:
 
 
 def digest_of(model: Path) -> str | None:
-    """What the files of a model tell."""
+    """Return the revision that a model's files tell."""
     return model_facts(str(model), model.parent / "hub")["model_files"]
 
 
@@ -83,7 +83,7 @@ def test_a_directory_whose_config_or_weights_are_elsewhere_is_the_operators_to_n
 ) -> None:
     model = make_model(tmp_path / "model_streamer")
     (model / lacking).unlink()
-    # What no engine loads from a directory.
+    # Files that no engine loads from a directory.
     for name in ("training_args.bin", "model.gguf"):
         (model / name).write_text("of a training")
     with pytest.raises(
@@ -103,14 +103,14 @@ def test_weights_written_by_tensorizer_tell_a_model(tmp_path: Path) -> None:
 
 
 class Cache:
-    """The cache of the hub: what is equal is kept once."""
+    """The cache of the hub, which keeps equal files once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._repository = folder / "models--acme--llama"
 
     def hold(self, commit: str, **blobs: str) -> Path:
-        """Have a revision, of files by what is in them."""
+        """Add a revision; each file is named with its content."""
         snapshot = self._repository / "snapshots" / commit
         snapshot.mkdir(parents=True)
         store = self._repository / "blobs"

@@ -1,4 +1,4 @@
-"""What stands in vLLM's configuration, read without vLLM."""
+"""Our options in vLLM's configuration, read without vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENTRY = {"type": "kvtier", "url": "memory:?capacity=1GiB"}
 
 
 def guest(entries: list[dict[str, Any]], index: int = 0) -> SecondaryTierEntry:
-    """Read an entry as vLLM hands it over: without the keys that are its own."""
+    """Read an entry as vLLM passes it on: without vLLM's own keys."""
     own = {"type", "module_path", "backpressure"}
     options = {key: value for key, value in entries[index].items() if key not in own}
     spec = SimpleNamespace(extra_config={"secondary_tiers": entries})

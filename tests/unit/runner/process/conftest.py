@@ -1,4 +1,4 @@
-"""A process runner around a scripted tier, closed with its test."""
+"""A process runner around a misbehaving tier, closed at the end of the test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clock() -> HeldBackClock:
 
 @pytest.fixture
 def make_rig(tmp_path: Path, clock: HeldBackClock) -> Iterator[Callable[..., Rig]]:
-    """Make a process runner around a scripted tier; it is at an end with the test."""
+    """Make a process runner around a misbehaving tier; the test's end closes it."""
     rigs: list[Rig] = []
 
     def make(**options: Any) -> Rig:

@@ -53,7 +53,7 @@ class OddConfig(MemoryTierConfig):
 
 
 class MegaConfig(MemoryTierConfig):
-    """An option that does not read what it is written down as."""
+    """An option that is not read back as it was written."""
 
     size: Annotated[int, BeforeValidator(lambda value: int(value) << 20)] = 0
 
@@ -67,7 +67,7 @@ class MegaTier(MemoryTier):
 
 
 def cross(config: MemoryTierConfig, tier_class: type[MemoryTier]) -> tuple[TierSpec, TierSpec]:
-    """A tier in the engine, and as its process reads it."""
+    """Return a tier's entry in the engine, and as its process reads it."""
     spec = TierSpec("mine", "mine", tier_class, config, RunnerOptions(load_deadline="2s"))
     assert fault_of(spec) is None
     sent = write_bootstrap(
@@ -103,7 +103,7 @@ def test_an_option_that_is_another_in_the_process_is_refused_there() -> None:
 
 
 class OddError(Exception):
-    """Takes more than it keeps, and says what none of it was."""
+    """An error that does not keep its arguments, and whose text is none of them."""
 
     def __init__(self, code: int, *, hint: str) -> None:
         super().__init__(code, object())
@@ -114,7 +114,7 @@ class OddError(Exception):
 
 
 class StubbornError(ConnectionError):
-    """Cannot be made of a text."""
+    """An error that cannot be made from its text."""
 
     def __new__(cls, host: str, port: int) -> StubbornError:
         return super().__new__(cls)

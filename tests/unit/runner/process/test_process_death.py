@@ -1,4 +1,4 @@
-"""A process that dies: its jobs, its slots, its successor, and what is said."""
+"""A process that dies: its jobs, its slots, its successor, and the messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_killed_process_fails_its_jobs_and_is_restarted(
     assert not is_there(first), "slots are free, so nobody may write to them any more"
     assert not rig.client.takes_reads
     assert not rig.client.takes_stores
-    # Nothing waits for the next one.
+    # Jobs do not wait for the next process.
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     assert clock.paused.wait(30)
     clock.go_on()
@@ -61,7 +61,7 @@ def test_a_killed_process_fails_its_jobs_and_is_restarted(
 def test_a_process_that_dies_with_jobs_unread(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its end of the socket is reset then, not only closed."""
+    """The end of the socket is reset then, not only closed."""
     rig = make_rig()
     rig.client.open()
     os.kill(pid_of(rig.runner), signal.SIGSTOP)
@@ -119,9 +119,13 @@ def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Ri
     assert rig.client.jobs.unreleased == 0
 
 
-@pytest.mark.parametrize(
-    ("trouble", "reason"), [("crash", "signal 11"), ("leave", "exit status 7")]
-)
+DEATHS = [
+    ("crash", "signal 11; it printed 'Fatal Python error: Segmentation fault'"),
+    ("leave", "exit status 7"),
+]
+
+
+@pytest.mark.parametrize(("trouble", "reason"), DEATHS)
 def test_it_is_said_what_a_process_died_of(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str, reason: str
 ) -> None:
@@ -132,9 +136,7 @@ def test_it_is_said_what_a_process_died_of(
     assert f"the tier's process died: {reason}" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("trouble", "reason"), [("crash", "signal 11"), ("leave", "exit status 7")]
-)
+@pytest.mark.parametrize(("trouble", "reason"), DEATHS)
 def test_a_process_that_dies_at_the_start_is_an_error_of_the_start(
     make_rig: Callable[..., Rig], trouble: str, reason: str
 ) -> None:
@@ -142,6 +144,32 @@ def test_a_process_that_dies_at_the_start_is_an_error_of_the_start(
     with pytest.raises(TierUnavailableError) as told:
         rig.client.open()
     assert str(told.value) == f"held open: the tier's process died: {reason}"
+
+
+@pytest.mark.parametrize("trouble", ["on_init", "on_open"])
+def test_an_abort_at_the_start_is_said_with_what_was_printed(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    rig = make_rig(**{trouble: "abort"})
+    with pytest.raises(TierUnavailableError) as told:
+        rig.client.open()
+    panic = "thread 'main' panicked at client.rs:7: redis://u:***@h is no URL"
+    assert str(told.value) == (
+        f"held open: the tier's process died: signal 6; it printed \"{panic}; "
+        'Fatal Python error: Aborted"'
+    )
+    assert f"held: stderr: {panic}\n" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_what_a_library_writes_to_stderr_is_in_the_log_of_the_tier(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(on_lookup="print_raw")
+    rig.client.open()
+    rig.do(Operation.LOOKUP, 0)
+    rig.close()
+    assert "held: stderr: last words" in caplog.text
 
 
 def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
@@ -157,7 +185,7 @@ def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
     assert clock.pauses_s == [1.0, 2.0, 4.0, 8.0]
     rig.wait_for(0, others=1)
     assert not rig.client.takes_reads
-    # The end does not wait for the pause.
+    # Closing does not wait for the end of the pause.
     rig.client.close(5.0)
 
 
@@ -196,7 +224,7 @@ def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
     rig.client.open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
-    # More than the socket holds, and than is kept for it.
+    # More than the socket and our buffer hold.
     keys = [bytes(36)] * 20_000
     deadline_s = rig.clock.now_s() + 60
     jobs = [
@@ -231,7 +259,7 @@ def test_restarts_are_counted(clock: HeldBackClock) -> None:
 
 
 def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Callable[..., Rig]) -> None:
-    """As in the engine's process, where logging says so on standard error."""
+    """The engine's process behaves the same: logging complains on standard error."""
     rig = make_rig(on_lookup="log_badly")
     rig.client.open()
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
@@ -244,7 +272,7 @@ def test_a_result_that_does_not_fit_its_job_is_a_failure(
     rig.client.open()
     job = rig.job(Operation.LOAD, 0, 1)
     rig.submit([job])
-    # The process has heard of two chunks.
+    # The process knows of two chunks.
     job.keys = [*job.keys, KEYS[2]]
     rig.client.drain(0.01)
     assert rig.wait_for(1) == ["failed"]
@@ -255,7 +283,7 @@ def test_a_result_that_does_not_fit_its_job_is_a_failure(
 def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     make_rig: Callable[..., Rig], clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that was idle reads the old socket's end when the next process is there."""
+    """An engine that was idle reads the old socket's end after the next process has started."""
     suspected: list[int | None] = []
     monkeypatch.setattr(ChildProcess, "lost", lambda child: suspected.append(child.pid))
     rig = make_rig()

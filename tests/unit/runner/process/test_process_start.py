@@ -1,4 +1,4 @@
-"""What a process is started with: secrets, options, classes, a pool that it can map."""
+"""Start of a process: secrets, options, classes, and a pool that it can map."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic import SecretBytes
-from support.runners import Rig, ScriptedConfig, ScriptedTier
+from support.runners import MisbehavingConfig, MisbehavingTier, Rig
 from support.tier_process import children, pid_of
 
 from kvtier_sdk import (
@@ -39,7 +39,7 @@ from kvtier_sdk.runner.factory import make_runner
 def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """Whatever it fails with, and however far it has come."""
+    """This holds for every failure, at every stage of the start."""
     start_thread = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -121,19 +121,19 @@ def make(
     )
 
 
-class RemoteTier(ScriptedTier):
-    """A tier on another machine, as far as its runner knows."""
+class RemoteTier(MisbehavingTier):
+    """A tier that declares itself to be on another machine."""
 
     locality = Locality.REMOTE
 
 
-class DiskTier(ScriptedTier):
-    """A tier on this machine that waits for a disk, likewise."""
+class DiskTier(MisbehavingTier):
+    """A tier that declares itself to be on a disk of this machine."""
 
     medium = Medium.STORAGE
 
 
-class BytesConfig(ScriptedConfig):
+class BytesConfig(MisbehavingConfig):
     """Options that plain data cannot hold."""
 
     key: SecretBytes = SecretBytes(b"")
@@ -151,13 +151,13 @@ def test_auto_takes_a_process_for_all_but_memory_where_that_can_be(
         assert isinstance(make(shared, MemoryTier), ThreadRunner)
         assert not isinstance(make(shared, MemoryTier), ProcessRunner)
         for tier_class in (RemoteTier, DiskTier):
-            script = ScriptedConfig()
+            script = MisbehavingConfig()
             assert isinstance(make(shared, tier_class, script), ProcessRunner)
             assert not isinstance(make(shared, tier_class, script, "thread"), ProcessRunner)
         assert caplog.text == ""
-        assert not isinstance(make(own, RemoteTier, ScriptedConfig()), ProcessRunner)
+        assert not isinstance(make(own, RemoteTier, MisbehavingConfig()), ProcessRunner)
         assert "runs in a thread, which may slow the engine down: the host pool" in caplog.text
-        assert not isinstance(make(shared, LocalClassTier, ScriptedConfig()), ProcessRunner)
+        assert not isinstance(make(shared, LocalClassTier, MisbehavingConfig()), ProcessRunner)
         assert "cannot import" in caplog.text
     finally:
         shared.close()
@@ -176,7 +176,7 @@ def test_what_cannot_run_in_a_process_is_told_with_what_to_do() -> None:
             (shared, LocalClassTier, None, "a process of its own cannot import"),
             (
                 shared,
-                ScriptedTier,
+                MisbehavingTier,
                 BytesConfig(key=b"\xff"),
                 "a process of its own gets the options",
             ),

@@ -1,4 +1,4 @@
-"""A process that hangs is told from one that is busy, is killed, and is started again."""
+"""A stuck process is told from a busy one, killed, and restarted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtier_sdk.runner.jobs import Job, Operation, ProcessRestarted
 
 
 def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
-    """One whose deadline the process has still before it, and a clock that is ahead has not."""
+    """Make a job whose deadline is past by a clock that is ahead, but not by the process's."""
     job = rig.job(operation, *chunks)
     job.deadline_s = time.monotonic() + 600
     return job

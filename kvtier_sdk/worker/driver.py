@@ -1,0 +1,178 @@
+"""The calls of CUDA and HIP that torch does not pass on, through ctypes.
+
+torch has no batched copy, and a tensor for each run would cost more than the run. A queued copy
+consists of addresses alone; CUDA and HIP accept them for host and device memory alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kvtier_sdk.errors import ConfigError, KVTierError
+from kvtier_sdk.worker.planning import Int64s
+
+#: The time at which a copy may read its sources: in stream order, or any time after the call.
+ORDER_STREAM, ORDER_ANY = 1, 3
+#: The driver derives the direction from the addresses.
+_HIP_MEMCPY_DEFAULT = 4
+#: The mode in which a thread may make any call while another thread captures a graph.
+_CAPTURE_RELAXED = 2
+
+
+class Driver(ABC):
+    """One vendor's calls. Each applies to the calling thread's current device."""
+
+    _exchange_capture_mode: Any
+    _host_get_device_pointer: Any
+
+    @abstractmethod
+    def copy_batch(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        """Queue all runs in one call. Both ends must be device memory or registered memory."""
+
+    @abstractmethod
+    def copy_each(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        """Queue the runs one by one."""
+
+    def device_address(self, host_address: int) -> int | None:
+        """Return the device's address of registered memory; ``None`` if it is not registered."""
+        found = ctypes.c_void_p(0)
+        if self._host_get_device_pointer(ctypes.byref(found), host_address, 0):
+            forget_error()
+            return None
+        return found.value
+
+    @contextlib.contextmanager
+    def during_captures(self) -> Iterator[None]:
+        """Let this thread make calls that the capture of a graph forbids, such as a query.
+
+        Made otherwise, such a call fails and the capture is lost, even if it is another thread's.
+        The block must use no stream that is being captured.
+        """
+        mode = ctypes.c_int(_CAPTURE_RELAXED)
+        self._exchange_capture_mode(ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._exchange_capture_mode(ctypes.byref(mode))
+
+
+class _Attributes(ctypes.Structure):
+    """``CUmemcpyAttributes``; a location of type 0 gives no hint."""
+
+    _fields_ = (
+        ("order", ctypes.c_int),
+        ("source_type", ctypes.c_int),
+        ("source_id", ctypes.c_int),
+        ("destination_type", ctypes.c_int),
+        ("destination_id", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+    )
+
+
+class CUDADriver(Driver):
+    """``cuMemcpyBatchAsync`` from CUDA 12.8 on; before that, one ``cuMemcpyAsync`` for each run."""
+
+    def __init__(self) -> None:
+        library = _load_library("libcuda.so.1")
+        pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
+        self._copy_one = library.cuMemcpyAsync
+        self._copy_one.argtypes = [pointer, pointer, size_t, pointer]
+        self._exchange_capture_mode = library.cuThreadExchangeStreamCaptureMode
+        self._host_get_device_pointer = library.cuMemHostGetDevicePointer_v2
+        self._host_get_device_pointer.argtypes = [pointer, pointer, ctypes.c_uint]
+        # The first version has one more argument, which receives the run that it refused.
+        self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
+        name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
+        self._batch = getattr(library, name, None)
+        if self._batch is not None:
+            runs = [pointer, pointer, pointer, size_t]
+            attributes = [pointer, pointer, size_t]
+            self._batch.argtypes = [*runs, *attributes, *[pointer] * (1 + self._says_which)]
+
+    def copy_batch(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        if self._batch is None:
+            self.copy_each(into, out_of, lengths_bytes, order, stream)
+            return
+        attributes = _Attributes(order=order)
+        first_run = ctypes.c_size_t(0)
+        refused = [ctypes.byref(ctypes.c_size_t(0))] if self._says_which else []
+        status = self._batch(
+            *(array.ctypes.data for array in (into, out_of, lengths_bytes)),
+            len(lengths_bytes),
+            ctypes.byref(attributes),
+            ctypes.byref(first_run),
+            1,
+            *refused,
+            stream,
+        )
+        _check("cuMemcpyBatchAsync", status)
+
+    def copy_each(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
+            _check("cuMemcpyAsync", self._copy_one(*run, stream))
+
+
+class HIPDriver(Driver):
+    """``hipMemcpyAsync`` for each run: HIP's batch call is too new for the versions in use."""
+
+    def __init__(self) -> None:
+        # torch's own runtime: a stream of one runtime means nothing to another one on the path.
+        library = torch_runtime()
+        pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
+        self._copy_one = library.hipMemcpyAsync
+        self._copy_one.argtypes = [pointer, pointer, size_t, ctypes.c_int, pointer]
+        self._exchange_capture_mode = library.hipThreadExchangeStreamCaptureMode
+        self._host_get_device_pointer = library.hipHostGetDevicePointer
+        self._host_get_device_pointer.argtypes = [pointer, pointer, ctypes.c_uint]
+
+    def copy_each(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
+            _check("hipMemcpyAsync", self._copy_one(*run, _HIP_MEMCPY_DEFAULT, stream))
+
+    copy_batch = copy_each
+
+
+def torch_runtime() -> ctypes.CDLL:
+    """Return a library through which the functions of torch's own runtime are found."""
+    return ctypes.CDLL(torch._C.__file__)
+
+
+def forget_error() -> None:
+    """Clear the error that a refused call left behind in this thread.
+
+    The runtime reports it to the next caller that checks for errors: the engine, after a kernel of
+    its own. torch has no function to clear it.
+    """
+    name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
+    last_error = getattr(torch_runtime(), name, None)
+    # A torch with a built-in runtime may not export the function.
+    if last_error is not None:
+        last_error()
+
+
+def _load_library(name: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise ConfigError(f"the driver of the accelerator cannot be loaded: {error}") from error
+
+
+def _check(call: str, status: int) -> None:
+    if status:
+        raise KVTierError(f"{call}: error {status}")

@@ -1,0 +1,152 @@
+"""Host memory that is registered with the driver, so that copies to and from it are asynchronous.
+
+A page can be registered only once in a process, and a registration belongs to nobody: the first to
+unregister it ends it for all. So the pieces are shared by all devices of the process, and counted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.worker.driver import Driver, forget_error
+from kvtier_sdk.worker.planning import CopyPlan, HostLayout
+
+#: Drivers refuse much larger registrations.
+MAX_REGISTER_BYTES = 64 * 1024**3
+#: Valid in every context, not only in the registering one.
+_PORTABLE = 1
+_ALREADY_REGISTERED = 712
+
+
+class RefusedError(KVTierError):
+    """The driver does not register this memory."""
+
+    def __init__(self, size_bytes: int, status: int) -> None:
+        super().__init__(f"{size_bytes} bytes: error {status}")
+        self.size_bytes = size_bytes
+        self.status = status
+
+
+@dataclass(eq=False)
+class _Piece:
+    """Whole pages that the driver knows.
+
+    Attributes:
+        begin: address of the first byte.
+        end: address after the last byte.
+        is_ours: registered here, not by the allocator of the memory.
+        shift_bytes: from an address to the device's address of the same byte.
+        holders: registrations that use it.
+    """
+
+    begin: int
+    end: int
+    is_ours: bool
+    shift_bytes: int
+    holders: int = 0
+
+
+_lock = threading.Lock()
+_pieces: list[_Piece] = []
+
+
+class Registration:
+    """The slots of a worker, registered until :meth:`release`.
+
+    Args:
+        host: the slots.
+        driver: of the device, which is the thread's current one.
+
+    Raises:
+        RefusedError: the driver refuses a part of them; nothing of them is held.
+    """
+
+    def __init__(self, host: HostLayout, driver: Driver) -> None:
+        self._held: list[_Piece] = []
+        with _lock:
+            try:
+                for begin, end in pairwise(_cuts(host)):
+                    self._hold(begin, end, driver)
+            except BaseException:
+                self._let_go()
+                raise
+        self._begins = np.array([piece.begin for piece in self._held], np.int64)
+        self._shifts = np.array([piece.shift_bytes for piece in self._held], np.int64)
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces that the slots lie in."""
+        return len(self._held)
+
+    def fit(self, plan: CopyPlan) -> CopyPlan:
+        """Return the plan as the driver takes it.
+
+        No run crosses the end of a piece, and host addresses are the device's addresses.
+        """
+        if len(self._begins) > 1:
+            plan = plan.cut_at(self._begins)
+        if self._shifts.any():
+            pieces = self._begins.searchsorted(plan.host, side="right") - 1
+            plan = replace(plan, host=plan.host + self._shifts[pieces])
+        return plan
+
+    def release(self) -> None:
+        """Unregister what no other registration uses."""
+        with _lock:
+            self._let_go()
+
+    def _hold(self, begin: int, end: int, driver: Driver) -> None:
+        """Register these pages, except for those that are registered already."""
+        while begin < end:
+            piece = next((piece for piece in _pieces if piece.begin <= begin < piece.end), None)
+            if piece is None:
+                stop = min((piece.begin for piece in _pieces if begin < piece.begin), default=end)
+                piece = _register(begin, min(stop, end), driver)
+                _pieces.append(piece)
+            if piece not in self._held:
+                piece.holders += 1
+                self._held.append(piece)
+            begin = piece.end
+
+    def _let_go(self) -> None:
+        while self._held:
+            piece = self._held.pop()
+            piece.holders -= 1
+            if piece.holders:
+                continue
+            _pieces.remove(piece)
+            if piece.is_ours and int(torch.cuda.cudart().cudaHostUnregister(piece.begin)):
+                forget_error()
+
+
+def _register(begin: int, end: int, driver: Driver) -> _Piece:
+    status = int(torch.cuda.cudart().cudaHostRegister(begin, end - begin, _PORTABLE))
+    if status:
+        forget_error()
+    # The owner of memory may have registered it, as torch does with pinned tensors.
+    known = status in (0, _ALREADY_REGISTERED)
+    address = driver.device_address(begin) if known else None
+    if status and (address is None or driver.device_address(end - 1) is None):
+        raise RefusedError(end - begin, status)
+    return _Piece(begin, end, not status, 0 if address is None else address - begin)
+
+
+def _cuts(host: HostLayout) -> list[int]:
+    """Return the addresses at which the memory is cut into pieces that can be registered.
+
+    The first address is that of the page where the slots begin, the last that of the page after
+    their end. A worker's part of a slot may begin inside a page: pieces meet at its beginning.
+    """
+    page_bytes = mmap.PAGESIZE
+    end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
+    piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
+    between = range(host.address + piece_bytes, end, piece_bytes)
+    begins = [at - at % page_bytes for at in (host.address, *between)]
+    return [*sorted(set(begins)), end + -end % page_bytes]

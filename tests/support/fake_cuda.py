@@ -1,0 +1,294 @@
+"""CUDA and HIP without a device: registrations, streams, events and captures, by their rules.
+
+Device memory is host memory here, so that the copies move bytes. Work on a stream runs when
+somebody asks, in the order of the stream, and stops where a test holds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvtier_sdk.worker import registration as registration_module
+
+PAGE_BYTES = mmap.PAGESIZE
+REFUSED, REGISTERED_ALREADY, NOT_REGISTERED = 1, 712, 713
+RELAXED, GLOBAL = 2, 0
+PATIENCE_S = 30.0
+
+
+class Stream:
+    """A queue of work: a piece of work returns false if it cannot run yet."""
+
+    runtime: FakeCUDA
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        self.work: deque[Callable[[], bool]] = deque()
+        with self.runtime.changed:
+            self.runtime.streams.append(self)
+            self.cuda_stream = len(self.runtime.streams)
+
+    def add(self, work: Callable[[], bool]) -> None:
+        with self.runtime.changed:
+            self.work.append(work)
+            self.runtime.changed.notify_all()
+
+    def hold(self) -> threading.Event:
+        """Let nothing behind this run until the event is set; see :meth:`FakeCUDA.release`."""
+        gate = threading.Event()
+        self.add(gate.is_set)
+        return gate
+
+    def wait_event(self, event: Event) -> None:
+        records = event.records
+        self.add(lambda: event.reached >= records)
+
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
+
+class Event:
+    """Counts how often it was recorded, and how many of those its stream has reached."""
+
+    runtime: FakeCUDA
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.records = self.reached = 0
+
+    def record(self, stream: Stream) -> None:
+        self.records += 1
+        mine = self.records
+
+        def reach() -> bool:
+            self.reached = mine
+            return True
+
+        stream.add(reach)
+
+    def query(self) -> bool:
+        self.runtime.ask()
+        self.runtime.advance()
+        return self.reached >= self.records
+
+    def synchronize(self) -> None:
+        self.runtime.ask()
+        with self.runtime.changed:
+            while not self.query():
+                assert self.runtime.changed.wait(PATIENCE_S)
+
+    def elapsed_time(self, other: Event) -> float:
+        self.runtime.ask()
+        return 1.0
+
+
+class FakeCUDA:
+    """The part of a runtime that a worker uses.
+
+    Attributes:
+        pieces: address to size of what is registered.
+        error: what the engine's next kernel would be told.
+        limit_bytes: of what may be registered (``ulimit -l``).
+        shift_bytes: from a host address to the device's address of registered memory.
+        capturing: a graph is captured in global mode: only a thread in relaxed mode may ask.
+        captures_lost: by a call that a capture forbids.
+        failures: raised by the next questions, in this order.
+        is_lost: the context has failed.
+        copies: bytes of each call that queued copies, with its stream.
+        in_call: called in each call that queues copies.
+    """
+
+    def __init__(self, limit_bytes: int = 1 << 60) -> None:
+        self.pieces: dict[int, int] = {}
+        self.error = 0
+        self.limit_bytes = limit_bytes
+        self.shift_bytes = 0
+        self.capturing = False
+        self.captures_lost = 0
+        self.failures: deque[Exception] = deque()
+        self.is_lost = False
+        self.copies: list[tuple[int, int]] = []
+        self.in_call: Callable[[], None] = lambda: None
+        self.changed = threading.Condition(threading.RLock())
+        self.streams: list[Stream] = []
+        self._mode = threading.local()
+
+    # --- registrations ------------------------------------------------------------------------
+
+    def pages(self) -> set[int]:
+        """Those that are registered."""
+        return {page for piece in self.pieces.items() for page in pages_of(*piece)}
+
+    def register(self, address: int, size_bytes: int, flags: int) -> int:
+        pages = pages_of(address, size_bytes)
+        if not self.pages().isdisjoint(pages):
+            return self._fail(REGISTERED_ALREADY)
+        if (len(self.pages()) + len(pages)) * PAGE_BYTES > self.limit_bytes:
+            return self._fail(REFUSED)
+        self.pieces[address] = size_bytes
+        return 0
+
+    def unregister(self, address: int) -> int:
+        return 0 if self.pieces.pop(address, None) else self._fail(NOT_REGISTERED)
+
+    def last_error(self) -> int:
+        error, self.error = self.error, 0
+        return error
+
+    def device_pointer(self, found: Any, address: int, flags: int) -> int:
+        if self._piece_of(address) is None:
+            return self._fail(REFUSED)
+        found._obj.value = address + self.shift_bytes
+        return 0
+
+    def _piece_of(self, address: int) -> int | None:
+        for begin, size_bytes in self.pieces.items():
+            if address // PAGE_BYTES in pages_of(begin, size_bytes):
+                return begin
+        return None
+
+    def _fail(self, error: int) -> int:
+        self.error = error
+        return error
+
+    # --- copies and captures ------------------------------------------------------------------
+
+    def exchange_capture_mode(self, mode: Any) -> int:
+        before = self._capture_mode()
+        self._mode.value, mode._obj.value = mode._obj.value, before
+        return 0
+
+    def _capture_mode(self) -> int:
+        return int(getattr(self._mode, "value", GLOBAL))
+
+    def ask(self) -> None:
+        """A call that a capture forbids."""
+        if self.is_lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if self.capturing and self._capture_mode() != RELAXED:
+            self.captures_lost += 1
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        if self.failures:
+            raise self.failures.popleft()
+
+    def memory_info(self, device: object = None) -> tuple[int, int]:
+        if self.is_lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return 0, 0
+
+    def copy(self, into: int, out_of: int, length_bytes: int, *rest: int) -> int:
+        """``cuMemcpyAsync`` and ``hipMemcpyAsync``, whose last argument is the stream."""
+        return self._queue([(into, out_of, length_bytes)], rest[-1])
+
+    def copy_batch(self, into: int, out_of: int, lengths: int, count: int, *rest: Any) -> int:
+        """``cuMemcpyBatchAsync_v2``."""
+        columns = [(ctypes.c_int64 * count).from_address(at)[:] for at in (into, out_of, lengths)]
+        return self._queue(list(zip(*columns, strict=True)), rest[-1])
+
+    def _queue(self, runs: list[tuple[int, int, int]], stream: int) -> int:
+        self.in_call()
+        for into, out_of, length_bytes in runs:
+            for begin in (into, out_of):
+                if self.shift_bytes and self._piece_of(begin) is not None:
+                    return REFUSED
+                there = self._in_host(begin)
+                if self._piece_of(there) != self._piece_of(there + length_bytes - 1):
+                    return REFUSED
+        self.copies.append((sum(length for *_, length in runs), stream))
+
+        def run() -> bool:
+            for into, out_of, length_bytes in runs:
+                ctypes.memmove(self._in_host(into), self._in_host(out_of), length_bytes)
+            return True
+
+        self.streams[stream - 1].add(run)
+        return 0
+
+    def _in_host(self, address: int) -> int:
+        there = address - self.shift_bytes
+        return address if self._piece_of(there) is None else there
+
+    def advance(self) -> None:
+        """Run what can run."""
+        with self.changed:
+            moved = True
+            while moved:
+                moved = False
+                for stream in self.streams:
+                    while stream.work and stream.work[0]():
+                        stream.work.popleft()
+                        moved = True
+
+    def release(self, gate: threading.Event) -> None:
+        """Open what :meth:`Stream.hold` has closed."""
+        with self.changed:
+            gate.set()
+            self.changed.notify_all()
+
+
+def pages_of(address: int, size_bytes: int) -> range:
+    """The pages that these bytes lie in."""
+    return range(address // PAGE_BYTES, -(-(address + size_bytes) // PAGE_BYTES))
+
+
+@contextmanager
+def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
+    """Replace the libraries; torch passes on two calls of the runtime and no other."""
+    runtime = FakeCUDA()
+    driver = {
+        "cuMemcpyAsync": runtime.copy,
+        "cuMemcpyBatchAsync_v2": runtime.copy_batch,
+        "cuThreadExchangeStreamCaptureMode": runtime.exchange_capture_mode,
+        "cuMemHostGetDevicePointer_v2": runtime.device_pointer,
+    }
+    hip = {
+        "hipMemcpyAsync": runtime.copy,
+        "hipThreadExchangeStreamCaptureMode": runtime.exchange_capture_mode,
+        "hipHostGetDevicePointer": runtime.device_pointer,
+    }
+    linked = {f"{vendor}GetLastError": runtime.last_error} | (hip if vendor == "hip" else {})
+    libraries = {torch._C.__file__: _library(linked)}
+    if vendor == "cuda":
+        libraries["libcuda.so.1"] = _library(driver)
+    passed_on = SimpleNamespace(
+        cudaHostRegister=runtime.register, cudaHostUnregister=runtime.unregister
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.version, "hip", "7.0" if vendor == "hip" else None)
+        patch.setattr(ctypes, "CDLL", libraries.__getitem__)
+        patch.setattr(torch.cuda, "cudart", lambda: passed_on)
+        patch.setattr(torch.cuda, "device", nullcontext)
+        patch.setattr(Stream, "runtime", runtime, raising=False)
+        patch.setattr(Event, "runtime", runtime, raising=False)
+        patch.setattr(torch.cuda, "Stream", Stream)
+        patch.setattr(torch, "Stream", Stream)
+        patch.setattr(torch.cuda, "Event", Event)
+        patch.setattr(torch.cuda, "mem_get_info", runtime.memory_info)
+        patch.setattr(registration_module, "_pieces", [])
+        yield runtime
+
+
+def _library(functions: dict[str, Callable[..., int]]) -> SimpleNamespace:
+    # A bound method takes no attributes such as argtypes.
+    return SimpleNamespace(**{name: _function(call) for name, call in functions.items()})
+
+
+def _function(call: Callable[..., int]) -> Callable[..., int]:
+    return lambda *arguments: call(*arguments)
+
+
+def mapped(slots: int, part_bytes: int) -> np.ndarray:
+    """Host memory that begins with a page."""
+    memory = np.frombuffer(mmap.mmap(-1, slots * part_bytes), np.uint8)
+    return memory.reshape(slots, part_bytes)

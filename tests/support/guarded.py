@@ -1,0 +1,33 @@
+"""Buffers between guards, which show what is written past them."""
+
+from __future__ import annotations
+
+_GUARD = b"g" * 1000
+
+
+class GuardedBuffers:
+    """Buffers side by side in one piece of memory, with a guard on each side.
+
+    Args:
+        lengths_bytes: length of each buffer.
+
+    Attributes:
+        buffers: views of the memory between the guards, filled with zeros.
+    """
+
+    def __init__(self, *lengths_bytes: int) -> None:
+        self._memory = bytearray(_GUARD + bytes(sum(lengths_bytes)) + _GUARD)
+        view = memoryview(self._memory)[len(_GUARD) :]
+        self.buffers: list[memoryview] = []
+        for length_bytes in lengths_bytes:
+            self.buffers.append(view[:length_bytes])
+            view = view[length_bytes:]
+
+    @property
+    def content(self) -> bytes:
+        """The bytes between the guards."""
+        return bytes(self._memory[len(_GUARD) : -len(_GUARD)])
+
+    def is_guarded(self) -> bool:
+        """Return true if nothing was written past the buffers."""
+        return self._memory[: len(_GUARD)] == self._memory[-len(_GUARD) :] == _GUARD

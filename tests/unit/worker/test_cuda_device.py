@@ -1,0 +1,286 @@
+"""The worker of an accelerator, against a runtime that keeps the rules of CUDA and HIP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from support.fake_cuda import PAGE_BYTES, PATIENCE_S, FakeCUDA, Stream, mapped
+from support.gated_copies import GRACE_S, one_tensor
+
+from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
+from kvtier_sdk.worker import cuda as cuda_module
+from kvtier_sdk.worker import registration as registration_module
+from kvtier_sdk.worker.cuda import CUDADevice
+
+Opener = Callable[..., OffloadWorker]
+
+
+@pytest.fixture
+def opened(runtime: FakeCUDA) -> Iterator[Opener]:
+    """Make a worker whose device memory is a CPU tensor; it is shut down with the test."""
+    workers: list[OffloadWorker] = []
+
+    def make(kv: KVTensor, host: np.ndarray) -> OffloadWorker:
+        device = CUDADevice(torch.device("cuda"))
+        workers.append(OffloadWorker([KVGroup([kv])], host, device=device))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.shutdown()
+
+
+def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
+    worker.wait(job_ids)
+    ended = {result.job_id: result.error for result in worker.get_finished()}
+    assert ended == dict.fromkeys(job_ids)
+
+
+@pytest.mark.parametrize("offset_bytes", [0, 100])
+@pytest.mark.parametrize("page_bytes", [1000, PAGE_BYTES, 3 * PAGE_BYTES])
+@pytest.mark.parametrize("shift_bytes", [0, 1 << 50])
+def test_no_run_crosses_the_end_of_a_registration(
+    runtime: FakeCUDA,
+    opened: Opener,
+    monkeypatch: pytest.MonkeyPatch,
+    offset_bytes: int,
+    page_bytes: int,
+    shift_bytes: int,
+) -> None:
+    monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 6 * PAGE_BYTES)
+    runtime.shift_bytes = shift_bytes
+    slots = 30
+    memory = mapped(1, slots * page_bytes + PAGE_BYTES)[0][offset_bytes:]
+    host = memory[: slots * page_bytes].reshape(slots, page_bytes)
+    kv = one_tensor(2 * slots, page_bytes)
+    worker = opened(kv, host)
+    assert len(runtime.pieces) > 1
+    worker.submit_store(1, range(slots), range(slots), after=Stream())
+    expect_success(worker, 1)
+    assert np.array_equal(host, kv.tensor[:slots].numpy())
+    worker.submit_load(2, range(slots, 2 * slots), range(slots), after=Stream())
+    expect_success(worker, 2)
+    assert torch.equal(kv.tensor[slots:], kv.tensor[:slots])
+
+
+@pytest.mark.parametrize("operation", ["submit_store", "submit_load"])
+def test_a_job_without_a_stream_to_wait_for_is_refused(
+    runtime: FakeCUDA, opened: Opener, operation: str
+) -> None:
+    worker = opened(one_tensor(), mapped(16, 64))
+    with pytest.raises(ValueError, match="needs 'after'"):
+        getattr(worker, operation)(1, [1], [1])
+    getattr(worker, operation)(1, [1], [1], after=Stream())
+    expect_success(worker, 1)
+
+
+@pytest.mark.parametrize("expedited", [False, True])
+@pytest.mark.parametrize("by_event", [False, True])
+def test_a_job_waits_for_the_stream_that_it_is_given(
+    runtime: FakeCUDA, opened: Opener, by_event: bool, expedited: bool
+) -> None:
+    worker = opened(one_tensor(), mapped(16, 64))
+    computing = Stream()
+    gate = computing.hold()
+    after = computing.record_event() if by_event else computing
+    worker.submit_store(1, [1], [1], after=after)
+    worker.submit_load(2, [2], [2], expedited=expedited, after=after)
+    # What is queued there later is not waited for.
+    later = computing.hold()
+    assert worker.get_finished() == []
+    runtime.release(gate)
+    expect_success(worker, 1, 2)
+    runtime.release(later)
+
+
+def test_polling_while_a_graph_is_captured_disturbs_neither(
+    runtime: FakeCUDA, opened: Opener
+) -> None:
+    worker = opened(one_tensor(), mapped(16, 64))
+    computing = Stream()
+    gate = computing.hold()
+    worker.submit_store(1, [1], [1], after=computing)
+    runtime.capturing = True
+    try:
+        assert worker.get_finished() == []
+        assert runtime.captures_lost == 0
+        worker.submit_load(2, [2], [2], after=computing)
+        runtime.release(gate)
+        expect_success(worker, 1, 2)
+        assert runtime.captures_lost == 0
+        # The mode in which the engine's thread captures is its own.
+        with pytest.raises(RuntimeError, match="capturing"):
+            runtime.ask()
+    finally:
+        runtime.capturing = False
+
+
+def test_a_question_that_is_not_answered_is_asked_again(runtime: FakeCUDA, opened: Opener) -> None:
+    worker = opened(one_tensor(), mapped(16, 64))
+    computing = Stream()
+    gate = computing.hold()
+    worker.submit_store(1, [1], [1], after=computing)
+    runtime.failures.append(RuntimeError("CUDA error: out of luck"))
+    assert worker.get_finished() == []
+    runtime.failures.extend([RuntimeError("CUDA error: out of luck")] * 4)
+    runtime.release(gate)
+    expect_success(worker, 1)
+
+
+def test_a_lost_context_ends_its_jobs_with_its_error(runtime: FakeCUDA, opened: Opener) -> None:
+    worker = opened(one_tensor(), mapped(16, 64))
+    computing = Stream()
+    computing.hold()
+    worker.submit_store(1, [1], [1], after=computing)
+    runtime.is_lost = True
+    worker.wait([1])
+    (result,) = worker.get_finished()
+    assert result.error == "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_module, "LOAD_PIECE_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr(cuda_module, "LOAD_WINDOW_BYTES", 4 * PAGE_BYTES)
+
+
+def in_flight_bytes(runtime: FakeCUDA, stream: int) -> int:
+    return sum(size_bytes for size_bytes, used in runtime.copies if used == stream)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
+    runtime: FakeCUDA, opened: Opener
+) -> None:
+    kv = KVTensor(torch.zeros(64, PAGE_BYTES, dtype=torch.uint8))
+    host = mapped(64, PAGE_BYTES)
+    host[:] = np.arange(64, dtype=np.uint8)[:, None]
+    worker = opened(kv, host)
+    computing = Stream()
+    gate = computing.hold()
+    for job, first in enumerate((0, 20)):
+        ids = range(first, first + 20)
+        worker.submit_load(job, ids, ids, after=computing)
+    queued_bytes = sum(size_bytes for size_bytes, _ in runtime.copies)
+    assert 0 < queued_bytes <= 4 * PAGE_BYTES
+    worker.submit_load(2, [50], [50], expedited=True, after=Stream())
+    expect_success(worker, 2)
+    runtime.release(gate)
+    expect_success(worker, 0, 1)
+    assert torch.equal(kv.tensor[:40], torch.from_numpy(host[:40]))
+    # No thread is left that queued them.
+    worker.submit_load(3, [0], [1], after=computing)
+    expect_success(worker, 3)
+    assert not [thread for thread in threading.enumerate() if thread.name == "kvtier-loads"]
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_large_load_that_fails_queues_no_more(
+    runtime: FakeCUDA, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = opened(one_tensor(64, PAGE_BYTES), mapped(64, PAGE_BYTES))
+    computing = Stream()
+    gate = computing.hold()
+    worker.submit_load(1, range(30), range(30), after=computing)
+    calls: list[object] = []
+    monkeypatch.setattr(runtime, "_queue", lambda *call: calls.append(call) or 1)
+    runtime.release(gate)
+    worker.wait([1])
+    (result,) = worker.get_finished()
+    assert result.error is not None
+    assert "error 1" in result.error
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_large_load_has_not_ended_while_pieces_are_to_be_queued(
+    runtime: FakeCUDA, opened: Opener
+) -> None:
+    worker = opened(one_tensor(64, PAGE_BYTES), mapped(64, PAGE_BYTES))
+    computing = Stream()
+    gate = computing.hold()
+    worker.submit_load(1, range(30), range(30), after=computing)
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        entered.set()
+        assert leave.wait(PATIENCE_S)
+
+    runtime.in_call = stay
+    runtime.release(gate)
+    assert entered.wait(PATIENCE_S)
+    ended = worker.get_finished()
+    leave.set()
+    assert ended == []
+    expect_success(worker, 1)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_shutdown_waits_for_loads_that_are_not_queued_yet(
+    runtime: FakeCUDA, opened: Opener
+) -> None:
+    kv = one_tensor(64, PAGE_BYTES)
+    host = mapped(64, PAGE_BYTES)
+    worker = opened(kv, host)
+    worker.submit_load(1, range(40), range(40), after=Stream())
+    worker.shutdown()
+    assert not kv.tensor[:40].any()
+    assert runtime.pieces == {}
+
+
+def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: Opener) -> None:
+    worker = opened(one_tensor(), mapped(16, 64))
+    worker.submit_store(1, [1], [1], after=Stream())
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        entered.set()
+        assert leave.wait(PATIENCE_S)
+
+    runtime.in_call = stay
+    submitter = threading.Thread(
+        target=worker.submit_store, args=(2, [2], [2]), kwargs={"after": Stream()}
+    )
+    submitter.start()
+    assert entered.wait(PATIENCE_S)
+    found: list[int] = []
+    poller = threading.Thread(
+        target=lambda: found.extend(result.job_id for result in worker.get_finished())
+    )
+    poller.start()
+    poller.join(1)
+    answered = not poller.is_alive()
+    # What is being submitted can be waited for, too.
+    waiter = threading.Thread(target=worker.wait, args=([2],))
+    waiter.start()
+    waiter.join(GRACE_S)
+    waited = not waiter.is_alive()
+    leave.set()
+    for thread in (poller, submitter, waiter):
+        thread.join()
+    assert answered
+    assert not waited
+    assert found == [1]
+    expect_success(worker, 2)
+
+
+def test_a_worker_that_is_dropped_unregisters_when_its_copies_have_ended(
+    runtime: FakeCUDA, opened: Opener
+) -> None:
+    device = CUDADevice(torch.device("cuda"))
+    kv, host = one_tensor(), mapped(16, 64)
+    worker = OffloadWorker([KVGroup([kv])], host, device=device)
+    computing = Stream()
+    gate = computing.hold()
+    worker.submit_store(1, [1], [1], after=computing)
+    del worker
+    (end,) = [thread for thread in threading.enumerate() if thread.name == "kvtier-dropped-worker"]
+    assert runtime.pieces != {}
+    runtime.release(gate)
+    end.join(PATIENCE_S)
+    assert runtime.pieces == {}
+    assert np.array_equal(host[1], kv.tensor[1].numpy())
