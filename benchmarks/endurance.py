@@ -126,14 +126,13 @@ class Sample:
 def take_sample() -> Sample:
     """Count what is held now."""
     children = list(_tier_processes())
-    room = os.statvfs("/dev/shm")
     return Sample(
         engine_kib=_resident_kib("self"),
         tiers_kib=sum(map(_resident_kib, children)),
         descriptors=len(os.listdir("/proc/self/fd")),
         threads=len(os.listdir("/proc/self/task")),
         processes=len(children),
-        shm_kib=(room.f_blocks - room.f_bfree) * room.f_frsize // 1024,
+        shm_kib=_shared_kib() + _left_in_shm_kib(),
     )
 
 
@@ -216,6 +215,18 @@ def _tier_processes() -> Iterator[str]:
             for child in (thread / "children").read_text().split():
                 if b"kvtier_sdk" in Path(f"/proc/{child}/cmdline").read_bytes():
                     yield child
+
+
+def _shared_kib() -> int:
+    """Return how much shared memory this process has mapped and used: the host pool."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("RssShmem:")[2].split()[0])
+
+
+def _left_in_shm_kib() -> int:
+    """Return the length of the files in /dev/shm that carry our name."""
+    files = Path("/dev/shm").glob("*kvtier*")
+    return sum(file.stat().st_size for file in files if file.is_file()) // 1024
 
 
 def _resident_kib(process: str) -> int:
