@@ -88,6 +88,9 @@ def _yaml(text: str) -> Any:
         mark = error.problem_mark
         where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise ConfigError(f"not YAML: {error.problem}{where}") from None
+    except (AttributeError, IndexError, KeyError):
+        # PyYAML converts a value as its tag says, and does not check that it can.
+        raise ConfigError("not YAML: a value does not fit its tag, such as '!!bool 7'") from None
     except yaml.YAMLError:
         raise ConfigError("not YAML: it holds a character that YAML does not allow") from None
 
