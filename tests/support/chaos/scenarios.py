@@ -119,7 +119,7 @@ FAULTS = (
     Fault(
         "writes_frozen",
         "frozen file system",
-        "`fsfreeze` of an ext4 on a loop device: writes hang in the kernel, reads go on",
+        "`fsfreeze` of an ext4 on a loop device: writes hang in the kernel, and reads do not",
         ("file",),
         _WRITE,
         r"failures\.store\.timeout",
