@@ -9,6 +9,9 @@ TORCH ?= torch==2.13.0
 # The demonstration has an environment of its own, with no more than it runs: no torch, no tests.
 DEMO_VENV := .venv-demo
 
+# So does the fuzzer, whose releases lag behind Python's.
+FUZZ_VENV := .venv-fuzz
+
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 
@@ -25,12 +28,19 @@ SEED ?=
 
 REQUESTS ?= 4000
 
-.PHONY: help setup redis-server test search test-trace test-wheels check format demo bench bench-backends \
+MINUTES ?= 60
+TRIES ?= 3
+
+.PHONY: help setup redis-server fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
 	bench-interference bench-worker gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
 	@echo "make test [WORKERS=N]         run every test, N at once"
+	@echo "make chaos                    every fault of real servers and file systems, under load; as root"
+	@echo "make reliability [TRIES=3]    the same several times, and write docs/reliability.md"
+	@echo "make endurance                200,000 requests with a fault each second"
+	@echo "make fuzz [MINUTES=60]        fuzz everything that reads what others wrote, and keep new inputs"
 	@echo "make search                   property tests with ten times as many examples, new ones each time"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
@@ -55,6 +65,12 @@ redis-server:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server; } \
 		|| { echo "redis-server is missing and could not be installed: as root, apt-get install redis-server" >&2; exit 1; }
 
+# Some faults are those of a file system in a process.
+fuse:
+	@ldconfig -p | grep -q libfuse3 \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq fuse3; } \
+		|| { echo "fuse3 is missing and could not be installed: as root, apt-get install fuse3" >&2; exit 1; }
+
 $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
@@ -66,6 +82,24 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 
 test: setup redis-server
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+
+chaos: setup redis-server fuse
+	$(BIN)/python -m pytest -v -m "chaos or not chaos" tests/chaos
+
+reliability: setup redis-server fuse
+	PYTHONPATH=tests $(BIN)/python -m support.chaos --tries $(TRIES) docs/reliability.md
+
+$(FUZZ_VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml)
+	$(PYTHON) -m venv $(FUZZ_VENV)
+	$(FUZZ_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		atheris -e '.[yaml]' -e backends/file -e backends/redis -e backends/s3
+	@touch $@
+
+fuzz: $(FUZZ_VENV)/.setup
+	PYTHONPATH=tests nice -n 19 $(FUZZ_VENV)/bin/python -m support.fuzz --minutes $(MINUTES)
+
+endurance: setup redis-server
+	$(BIN)/python benchmarks/endurance.py --requests 200000 --faults
 
 search: setup redis-server
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
@@ -139,4 +173,4 @@ docs: $(DOCS_VENV)/.setup
 	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(DOCS_VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(DOCS_VENV) $(FUZZ_VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

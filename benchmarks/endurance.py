@@ -1,33 +1,53 @@
-"""A long replay: no wrong byte, nothing left over at the end, and memory that does not grow.
+"""A long replay: no wrong byte, nothing left over at the end, and nothing that grows.
 
-Usage: python benchmarks/endurance.py [--requests N] [--concurrency N] [--tier URL ...]
+Usage: python benchmarks/endurance.py [--requests N] [--concurrency N] [--faults | --tier URL ...]
 
-Generated chats overlap through a host pool of a tenth of their chunks, so that chunks are evicted
-and promoted all the time. Resident memory is sampled on the way. The tiers have a capacity, so that
-memory is flat once they are full. The exit status is 1 if anything is wrong.
+Generated chats overlap through a host pool of a tenth of the chunks that they name, at most 4,000,
+so that it is evicted from and promoted into all the time. Memory, descriptors, threads and /dev/shm
+are sampled on the way; the tiers have a capacity, so that they are flat once they are full. With
+``--faults`` the tiers are files in a process and a redis-server in a thread, and something happens
+to one of them each second. Exit status 1 where anything is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
+import os
 import resource
+import signal
+import statistics
+import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support.redis_server import Server
+
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.replay import ReplayReport, chat_workload, replay
 
 _CHUNK_BYTES = 4096
-_SAMPLES = 20
-#: Growth of the resident memory that is allowed in the second half of the run: allocators grow in
-#: steps. A leak of some 500 bytes by each of 50,000 requests would be seen.
+_SAMPLES = 40
+_MOST_SLOTS = 4000
+#: What the last quarter of the run may have more than the second: allocators grow in steps.
 _GROWTH = 0.05
+#: Connections and threads come and go with the faults.
+_MORE = 4
+_FAULT_EVERY_S = 1.0
+_FAULT_S = 0.2
 
 
 def main() -> int:
-    """Play the chats and print the findings."""
+    """Play, and say what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=100_000, help="default: 100000")
     parser.add_argument("--concurrency", type=int, default=64, help="default: 64")
@@ -36,53 +56,185 @@ def main() -> int:
         "--tier",
         action="append",
         metavar="URL",
-        help="repeatable; default: memory of 128MiB, then files of 256MiB in a new directory",
+        help="repeatable; default: memory of 64MiB, then files of 64MiB in a new directory",
     )
+    parser.add_argument("--faults", action="store_true", help="a fault each second")
     arguments = parser.parse_args()
     workload = chat_workload(arguments.requests, arguments.seed)
     distinct = len({key for request in workload for key in request.keys})
-    resident: list[int] = []
+    curve: list[Sample] = []
     every = max(1, arguments.requests // _SAMPLES)
+    print("requests", *(f"{field.name:>13}" for field in fields(Sample)))
 
     def on_progress(done: int) -> None:
         if done % every == 0:
-            resident.append(_resident_bytes())
-            print(f"{done:8} requests, {format_bytes(resident[-1])} resident", flush=True)
+            curve.append(take_sample())
+            print(f"{done:8}", *(f"{value:13,}" for value in curve[-1].values()), flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="kvtier-endurance-") as root:
-        tiers = arguments.tier or ["memory:?capacity=128MiB", f"file://{root}?capacity=256MiB"]
+    happened: Counter[str] = Counter()
+    with contextlib.ExitStack() as ended:
+        root = Path(ended.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-endurance-")))
+        tiers = arguments.tier or ["memory:?capacity=64MiB", f"file://{root}/kv?capacity=64MiB"]
+        if arguments.faults:
+            options = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru")
+            server = Server(root / "redis", *options).start()
+            ended.callback(server.kill)
+            quick = "probe_interval=200ms&max_probe_interval=200ms"
+            tiers = [
+                f"{server.url}?runner=thread&{quick}",
+                f"file://{root}/kv?capacity=16MiB&runner=process&{quick}",
+            ]
+            faults = Faults(server, root / "kv", happened)
+            ended.callback(faults.end)
         config = TieringConfig.from_dict(
-            {"slots": max(1, distinct // 10), "chunk_bytes": _CHUNK_BYTES, "tiers": tiers}
+            {
+                "slots": min(_MOST_SLOTS, max(1, distinct // 10)),
+                "chunk_bytes": _CHUNK_BYTES,
+                "tiers": tiers,
+            }
         )
         report = replay(
             workload, config, concurrency=arguments.concurrency, on_progress=on_progress
         )
     print(
-        f"{report.chunks} chunks, {distinct} of them distinct, {config.slots} slots: hit rate "
-        f"{report.hit_rate:.3f}, {report.dropped} dropped, {report.elapsed_s:.0f} s"
+        f"{report.chunks:,} chunks, {distinct:,} of them distinct, {config.slots:,} slots: hit "
+        f"rate {report.hit_rate:.3f}, {report.dropped:,} dropped, {report.elapsed_s:.0f} s"
     )
-    faults = _faults(report, resident)
-    print(*(faults or ["no wrong byte, nothing left, memory flat"]), sep="\n")
-    return 1 if faults else 0
+    for fault, count in happened.items():
+        print(f"{count:5} times: {fault}")
+    wrongs = find_wrongs(report, curve)
+    print(*(wrongs or ["no wrong byte, nothing left, nothing grows"]), sep="\n")
+    return 1 if wrongs else 0
 
 
-def _faults(report: ReplayReport, resident: list[int]) -> list[str]:
-    faults = []
+@dataclass(frozen=True)
+class Sample:
+    """What the engine and its tiers' processes hold at a time."""
+
+    engine_kib: int
+    tiers_kib: int
+    descriptors: int
+    threads: int
+    processes: int
+    shm_kib: int
+
+    def values(self) -> list[int]:
+        """Return the values, in order."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+def take_sample() -> Sample:
+    """Count what is held now."""
+    children = list(_tier_processes())
+    return Sample(
+        engine_kib=_resident_kib("self"),
+        tiers_kib=sum(map(_resident_kib, children)),
+        descriptors=len(os.listdir("/proc/self/fd")),
+        threads=len(os.listdir("/proc/self/task")),
+        processes=len(children),
+        shm_kib=_shared_kib() + _left_in_shm_kib(),
+    )
+
+
+class Faults:
+    """Lets something happen to a server or a directory each second, in a thread.
+
+    Args:
+        server: the server.
+        root: the file tier's.
+        happened: counts what did.
+    """
+
+    def __init__(self, server: Server, root: Path, happened: Counter[str]) -> None:
+        self._server = server
+        self._root = root
+        self._happened = happened
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="faults")
+        self._thread.start()
+
+    def end(self) -> None:
+        """Let nothing happen any more."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        # A process that dies all the time is restarted ever more slowly.
+        faults = [self._freeze, self._remove, self._kill, self._remove] * 10 + [self._kill_tier]
+        next_s = time.monotonic()
+        for fault in itertools.cycle(faults):
+            next_s = max(next_s + _FAULT_EVERY_S, time.monotonic())
+            if self._over.wait(next_s - time.monotonic()):
+                return
+            self._happened[fault.__doc__ or ""] += 1
+            fault()
+
+    def _freeze(self) -> None:
+        """redis-server frozen for 0.2 s"""
+        self._server.pause()
+        self._over.wait(_FAULT_S)
+        self._server.resume()
+
+    def _kill(self) -> None:
+        """redis-server killed, and started again, empty"""
+        self._server.kill()
+        self._over.wait(_FAULT_S)
+        self._server.start()
+
+    def _remove(self) -> None:
+        """the file tier's root removed"""
+        subprocess.run(["rm", "-rf", self._root], capture_output=True, check=False)
+
+    def _kill_tier(self) -> None:
+        """the file tier's process killed"""
+        for process in _tier_processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+
+
+def find_wrongs(report: ReplayReport, curve: list[Sample]) -> list[str]:
+    """Name what should not be: wrong bytes, what is left over, what has grown."""
+    wrongs = []
     if report.wrong_bytes:
-        faults.append(f"{report.wrong_bytes} wrong bytes")
-    faults += [f"{count} {what} left over" for what, count in report.left_over.items() if count]
-    if len(resident) > 1:
-        middle = resident[(len(resident) - 1) // 2]
-        grown = resident[-1] / middle - 1
-        print(f"resident memory grew by {grown:.1%} in the second half")
-        if grown > _GROWTH:
-            faults.append(f"more than the {_GROWTH:.0%} that are allowed")
-    return faults
+        wrongs.append(f"{report.wrong_bytes} wrong bytes")
+    wrongs += [f"{count} {what} left over" for what, count in report.left_over.items() if count]
+    quarter = len(curve) // 4
+    if quarter:
+        for field in fields(Sample):
+            values = [getattr(sample, field.name) for sample in curve]
+            before = statistics.median(values[quarter : 2 * quarter])
+            after = statistics.median(values[-quarter:])
+            if after > before * (1 + _GROWTH) + _MORE:
+                wrongs.append(f"{field.name} grew from {before:,.0f} to {after:,.0f}")
+    return wrongs
 
 
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
+def _tier_processes() -> Iterator[str]:
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in (thread / "children").read_text().split():
+                if b"kvtier_sdk" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    yield child
+
+
+def _shared_kib() -> int:
+    """Return how much shared memory this process has mapped and used: the host pool."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("RssShmem:")[2].split()[0])
+
+
+def _left_in_shm_kib() -> int:
+    """Return the length of the files in /dev/shm that carry our name."""
+    files = Path("/dev/shm").glob("*kvtier*")
+    return sum(file.stat().st_size for file in files if file.is_file()) // 1024
+
+
+def _resident_kib(process: str) -> int:
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError):
+        return 0  # it has just died
+    return pages * resource.getpagesize() // 1024
 
 
 if __name__ == "__main__":

@@ -141,7 +141,8 @@ def _settings() -> str:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lines = ["[pytest]"]
     for name, value in project["tool"]["pytest"]["ini_options"].items():
-        lines.append(f"{name} = {' '.join(value) if isinstance(value, list) else value}")
+        values = value if isinstance(value, list) else [value]
+        lines.append("\n    ".join([f"{name} =", *values]))
     return "\n".join(lines) + "\n"
 
 

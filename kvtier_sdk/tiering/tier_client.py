@@ -31,6 +31,7 @@ from kvtier_sdk.runner.jobs import (
     failure_counts,
     uniform_result,
 )
+from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.load_rate import LoadRate
 from kvtier_sdk.tiering.removals import RecentRemovals
@@ -118,6 +119,7 @@ class TierClient:
         self._runner = runner
         self._listener = listener
         self._clock = clock
+        self._log = TierLog(spec.name, clock)
         self._chunk_bytes = chunk_bytes
         self._max_load_bytes = spec.runner.max_queue_bytes
         self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
@@ -170,6 +172,7 @@ class TierClient:
             self._conclude(
                 uniform_result(job, Verdict.CANCELLED, released=False), self._clock.now_s()
             )
+        self._log.catch_up()
 
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued jobs and wait for running ones; then apply their results.
@@ -583,7 +586,7 @@ class TierClient:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value
                 error = f"{name} {operation}: no answer; the tier blocks its loop"
-                _log.error("%s", error)
+                self._log.often(logging.ERROR, f"{operation} without an answer", error)
                 result = uniform_result(job, Verdict.TIMEOUT, error=error, released=False)
                 self._conclude(result, now_s)
                 self._runner.suspect()

@@ -37,7 +37,7 @@ def test_damaged_and_misplaced_objects_are_misses_and_make_room_for_better_ones(
 ):
     url = url_of(server, f"damaged-{runner}", runner)
     bench.prefix = f"damaged-{runner}"
-    bench.facts = {"model": "m"}
+    bench.facts = {"model": "m", "chunk_bytes": CHUNK_BYTES}
     with live([url]) as engine:
         engine.store(engine.begin("first"), *KEYS[:5])
 
@@ -64,7 +64,7 @@ def test_damaged_and_misplaced_objects_are_misses_and_make_room_for_better_ones(
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_damaged_object_that_must_not_be_deleted_is_written_over(server, bench, runner):
     bench.prefix = f"guarded-{runner}"
-    bench.facts = {"model": "m"}
+    bench.facts = {"model": "m", "chunk_bytes": CHUNK_BYTES}
     with S3Front(server.port, guarded=server.buckets) as front:
         options = {"endpoint": front.endpoint, "runner": runner, "probe_interval": "50ms"}
         url = server.tier_url(f"kv/{bench.prefix}", **options)

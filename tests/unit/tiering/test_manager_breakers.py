@@ -168,3 +168,19 @@ def test_a_full_disk_stops_stores_and_not_loads(make_weak: Make) -> None:
     assert KEYS[60] in tier._objects
     # The canary came and went unseen.
     assert engine.manager.stats[1].evicted_chunks == 0
+
+
+def test_a_tier_that_blocks_its_loop_is_logged_once_and_not_for_each_job(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make()
+    for key in KEYS[:50]:
+        engine.manager.lookup(key, A)
+        engine.manager.on_schedule_end()
+    # Nothing runs the tier's loop until long after the lookups' deadline.
+    engine.clock.advance(5.0)
+    assert engine.look(A, *KEYS[:50]) == ["MISS"] * 50
+    assert engine.manager.stats[1].failures == {"lookup.timeout": 50}
+    said = [record for record in caplog.records if "blocks its loop" in record.getMessage()]
+    assert len(said) == 1
+    engine.at_rest()

@@ -1,0 +1,187 @@
+"""The stand-in for an engine: a chat workload in real time, each call of the manager timed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from kvtier_sdk import HostPool, LookupResult, OffloadKey, RequestContext, TieringManager
+from kvtier_sdk.replay import ReplayRequest
+from kvtier_sdk.replay.content import ChunkContent
+
+T = TypeVar("T")
+
+#: How long the model runs in a step, unless a tier reports earlier.
+STEP_S = 0.005
+_MOST_ACTIVE = 16
+_PATIENCE_S = 20.0
+
+
+class CallTimes:
+    """How long each call of the manager has kept the engine's thread.
+
+    Attributes:
+        wall_us: of each call, in microseconds of wall time.
+        longest: name, microseconds of wall time and microseconds on the processor of the longest.
+    """
+
+    def __init__(self) -> None:
+        self.wall_us = array("d")
+        self.longest = ("none", 0.0, 0.0)
+        self.longest_cpu_us = 0.0
+
+    def call(self, method: Callable[..., T], *arguments: object) -> T:
+        """Make a call and note its time."""
+        wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        result = method(*arguments)
+        cpu_us = (time.thread_time_ns() - cpu_ns) / 1e3
+        wall_us = (time.perf_counter_ns() - wall_ns) / 1e3
+        self.wall_us.append(wall_us)
+        self.longest_cpu_us = max(self.longest_cpu_us, cpu_us)
+        if wall_us > self.longest[1]:
+            self.longest = (method.__name__, wall_us, cpu_us)
+        return result
+
+
+class Engine:
+    """Plays requests as they arrive. All methods belong to one thread.
+
+    Attributes:
+        times: of the manager's calls.
+        announced: chunks that the tier was announced to store and not to have removed, with the
+            time of the announcement.
+        wrong_bytes: bytes that were loaded and were not those that were stored.
+        compared_bytes: bytes that were compared.
+        late_retries: lookups that were still pending after their deadline.
+        longest_wait_s: how long a request waited for the tier before it went on.
+
+    Args:
+        manager: with one tier.
+        pool: its memory.
+        reported: set when the tier has reported.
+        lookup_deadline_s: the tier's.
+    """
+
+    def __init__(
+        self,
+        manager: TieringManager,
+        pool: HostPool,
+        reported: threading.Event,
+        lookup_deadline_s: float,
+    ) -> None:
+        self.times = CallTimes()
+        self.announced: dict[OffloadKey, float] = {}
+        self.requests = 0
+        self.wrong_bytes = 0
+        self.compared_bytes = 0
+        self.late_retries = 0
+        self.longest_wait_s = 0.0
+        self._manager = manager
+        self._pool = pool
+        self._reported = reported
+        self._lookup_deadline_s = lookup_deadline_s
+        self._content = ChunkContent(pool.chunk_bytes)
+        self._active: list[Iterator[None]] = []
+        self._step_began_s = 0.0
+
+    def play(
+        self,
+        workload: Iterable[ReplayRequest],
+        per_second: float,
+        watch: Callable[[], bool],
+    ) -> None:
+        """Play requests at a steady rate.
+
+        Args:
+            workload: the requests.
+            per_second: how many arrive.
+            watch: called at each step's end; false ends the arrivals.
+        """
+        arrivals = iter(workload)
+        next_s = time.monotonic()
+        while watch():
+            now_s = time.monotonic()
+            while next_s <= now_s:
+                next_s += 1 / per_second
+                # An engine has room for so many requests; others wait in its queue.
+                if len(self._active) < _MOST_ACTIVE:
+                    self._active.append(self._serve(next(arrivals)))
+            self._step()
+        # A call that hung may outlive its job: its end gives the slots back.
+        end_s = time.monotonic() + _PATIENCE_S
+        while self._active or any(self._manager.left_over().values()):
+            self._step()
+            if time.monotonic() > end_s:
+                break
+        self._take_events()
+
+    def _step(self) -> None:
+        self._reported.clear()
+        self._active = [serving for serving in self._active if next(serving, self) is not self]
+        self.times.call(self._manager.on_schedule_end)
+        self._take_events()
+        self._reported.wait(STEP_S)
+        self._step_began_s = time.monotonic()
+
+    def _take_events(self) -> None:
+        now_s = time.monotonic()
+        for event in self._manager.take_events():
+            if event.tier == "tier":
+                if event.removed:
+                    for key in event.keys:
+                        self.announced.pop(key, None)
+                else:
+                    self.announced.update(dict.fromkeys(event.keys, now_s))
+
+    def _serve(self, request: ReplayRequest) -> Iterator[None]:
+        """One request. Yields at the end of each of its steps."""
+        manager, call = self._manager, self.times.call
+        context = RequestContext(request.request_id)
+        call(manager.on_new_request, context)
+        began_s = time.monotonic()
+        pending_since: dict[OffloadKey, float] = {}
+        while (hits := self._scan(request.keys, context, pending_since)) is None:
+            yield None
+        self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began_s)
+        found, rest = request.keys[:hits], request.keys[hits:]
+        loads = call(manager.prepare_load, found, context)
+        for key, slot in zip(found, loads.slots, strict=True):
+            self.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
+            self.compared_bytes += self._pool.chunk_bytes
+        # The device copies while the model runs.
+        yield None
+        call(manager.complete_load, found, context)
+        stores = call(manager.prepare_store, rest, context)
+        for key, slot in zip(stores.keys_to_store, stores.slots, strict=True):
+            self._content.write(key, self._pool.view(slot))
+        yield None
+        call(manager.complete_store, stores.keys_to_store, context)
+        call(manager.on_request_finished, context)
+        self.requests += 1
+
+    def _scan(
+        self,
+        keys: tuple[OffloadKey, ...],
+        context: RequestContext,
+        pending_since: dict[OffloadKey, float],
+    ) -> int | None:
+        """Look chunks up as vLLM's connector does; the hits, or ``None`` while some are pending."""
+        hits, is_pending = 0, False
+        for key in keys:
+            result = self.times.call(self._manager.lookup, key, context)
+            if result is LookupResult.RETRY:
+                since_s = pending_since.setdefault(key, time.monotonic())
+                # The step began before the manager looked at its clock, so this is never early.
+                self.late_retries += self._step_began_s > since_s + self._lookup_deadline_s
+            else:
+                pending_since.pop(key, None)
+            if result is LookupResult.MISS:
+                break
+            if result is LookupResult.HIT:
+                hits += 1
+            else:
+                is_pending = True
+        return None if is_pending else hits

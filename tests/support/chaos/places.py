@@ -1,0 +1,345 @@
+"""Where tiers keep chunks, and what can happen there: a context manager for each fault.
+
+Entering the context begins the fault, leaving it ends it. A server that was killed answers again
+when the context is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from kvtier_sdk import SystemClock
+from support.chaos.link import Link
+from support.redis_server import Server
+from support.s3_server import S3Server
+
+_HOUR_S = 3600.0
+_TMPFS_BYTES = 64 * 2**20
+_DISK_BYTES = 256 * 2**20
+_LINK_BYTES_PER_S = 1e6
+# More than a reply to a lookup, and less than a chunk.
+_CUT_AFTER_BYTES = 20_000
+_MOUNT_WAIT_S = 10.0
+
+#: Imported by each new interpreter: its wall clock is an hour behind while a file is there.
+_CLOCK_BEHIND = """
+import os, time
+
+def behind(real=time.time, flag={flag!r}):
+    return real() - {behind_s} if os.path.exists(flag) else real()
+
+time.time = behind
+"""
+
+
+class CannotHappenError(Exception):
+    """A fault cannot be made on this machine; the text says what is missing."""
+
+
+class FlaggedClock(SystemClock):
+    """A wall clock that is an hour behind while a file is there."""
+
+    def __init__(self, flag: Path) -> None:
+        self._flag = flag
+
+    def wall_s(self) -> float:
+        return super().wall_s() - (_HOUR_S if self._flag.exists() else 0.0)
+
+
+class Place(ABC):
+    """A tier's place of its own, ready when it is made.
+
+    Attributes:
+        clock: of the engine's process.
+        environment: for processes of the tier.
+
+    Args:
+        directory: of its own, empty.
+        fault: the fault that it is made for.
+
+    Raises:
+        CannotHappenError: that fault cannot be made here.
+    """
+
+    def __init__(self, directory: Path, fault: str) -> None:
+        self._flag = directory / "clock-is-behind"
+        self.clock = FlaggedClock(self._flag)
+        self._ended = ExitStack()
+        try:
+            self._prepare(directory, fault)
+        except BaseException:
+            self._ended.close()
+            raise
+        customs = directory / "customs"
+        customs.mkdir()
+        (customs / "sitecustomize.py").write_text(
+            _CLOCK_BEHIND.format(flag=str(self._flag), behind_s=_HOUR_S)
+        )
+        self.environment = {"PYTHONPATH": str(customs)}
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Of a tier in it, by the way that may be faulty."""
+
+    @property
+    def clean_url(self) -> str:
+        """Of a tier in it, by a way without faults."""
+        return self.url
+
+    def close(self) -> None:
+        self._ended.close()
+
+    @contextmanager
+    def nothing(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def clock_behind(self) -> Iterator[None]:
+        self._flag.touch()
+        yield
+        self._flag.unlink()
+
+    @contextmanager
+    def child_killed(self) -> Iterator[None]:
+        for thread in Path("/proc/self/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                # By its command: servers are children too.
+                if b"kvtier_sdk" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
+        yield
+
+    @abstractmethod
+    def _prepare(self, directory: Path, fault: str) -> None: ...
+
+
+class ServedPlace(Place):
+    """A place that a server keeps. The link to it is only there for faults of the link."""
+
+    _server: Server | S3Server
+    _link: Link | None = None
+
+    def _serve(self, server: Server | S3Server, fault: str) -> None:
+        self._server = server.start()
+        self._ended.callback(server.kill)
+        if fault in ("body_cut", "slow_link"):
+            self._link = Link(server.port)
+            self._ended.callback(self._link.close)
+
+    @abstractmethod
+    def _signal(self, number: int) -> None: ...
+
+    @abstractmethod
+    def _empty(self) -> None:
+        """Remove what it has stored, while it does not run."""
+
+    @contextmanager
+    def server_killed(self) -> Iterator[None]:
+        self._server.kill()
+        yield
+        self._server.start()
+
+    @contextmanager
+    def server_emptied(self) -> Iterator[None]:
+        self._server.kill()
+        self._empty()
+        yield
+        self._server.start()
+
+    @contextmanager
+    def server_frozen(self) -> Iterator[None]:
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+
+    @contextmanager
+    def body_cut(self) -> Iterator[None]:
+        assert self._link is not None
+        self._link.most_bytes = _CUT_AFTER_BYTES
+        yield
+        self._link.most_bytes = None
+
+    @contextmanager
+    def slow_link(self) -> Iterator[None]:
+        assert self._link is not None
+        self._link.bytes_per_s = _LINK_BYTES_PER_S
+        yield
+        self._link.bytes_per_s = None
+
+
+class RedisPlace(ServedPlace):
+    """A redis-server that logs each write before it replies, so that a kill loses nothing."""
+
+    _server: Server
+
+    def _prepare(self, directory: Path, fault: str) -> None:
+        self._log = directory / "redis" / "appendonlydir"
+        logging = ("--appendonly", "yes", "--appendfsync", "always")
+        self._serve(Server(directory / "redis", *logging), fault)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._link.port}" if self._link else self._server.url
+
+    @property
+    def clean_url(self) -> str:
+        return self._server.url
+
+    def _signal(self, number: int) -> None:
+        self._server.pause() if number == signal.SIGSTOP else self._server.resume()
+
+    def _empty(self) -> None:
+        shutil.rmtree(self._log)
+
+
+class S3Place(ServedPlace):
+    """An S3 server over a directory, which outlives it."""
+
+    _server: S3Server
+
+    def _prepare(self, directory: Path, fault: str) -> None:
+        self._serve(S3Server(directory / "s3"), fault)
+
+    @property
+    def url(self) -> str:
+        if self._link is None:
+            return self._server.url
+        return self._server.tier_url(endpoint=f"http://127.0.0.1:{self._link.port}")
+
+    @property
+    def clean_url(self) -> str:
+        return self._server.url
+
+    def _signal(self, number: int) -> None:
+        assert self._server.pid is not None
+        os.kill(self._server.pid, number)
+
+    def _empty(self) -> None:
+        bucket = self._server.buckets / "kv"
+        shutil.rmtree(bucket)
+        bucket.mkdir()
+
+
+class FilePlace(Place):
+    """A directory, on a file system of its own where the fault is one of the file system."""
+
+    def _prepare(self, directory: Path, fault: str) -> None:
+        self._at = directory / "at"
+        self._at.mkdir()
+        if fault == "file_system_full":
+            self._mount("-t", "tmpfs", "-o", f"size={_TMPFS_BYTES}", "kvtier")
+        elif fault == "writes_frozen":
+            self._mount_disk(directory / "image")
+        elif fault in ("file_system_hung", "read_only", "io_errors"):
+            self._refusal = directory / "refusal"
+            self._mount_mirror(directory / "behind")
+
+    @property
+    def url(self) -> str:
+        return f"file://{self._at}/kv?min_free=0"
+
+    @contextmanager
+    def directory_removed(self) -> Iterator[None]:
+        # The tier may make something in it meanwhile.
+        shutil.rmtree(self._at / "kv", ignore_errors=True)
+        yield
+
+    @contextmanager
+    def file_system_full(self) -> Iterator[None]:
+        filler = self._at / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        yield
+        filler.unlink()
+
+    @contextmanager
+    def writes_frozen(self) -> Iterator[None]:
+        subprocess.run(["fsfreeze", "--freeze", self._at], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["fsfreeze", "--unfreeze", self._at], check=True)
+
+    @contextmanager
+    def file_system_hung(self) -> Iterator[None]:
+        self._mirror.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._mirror.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        with self._refusing("EROFS"):
+            yield
+
+    @contextmanager
+    def io_errors(self) -> Iterator[None]:
+        with self._refusing("EIO"):
+            yield
+
+    @contextmanager
+    def _refusing(self, error: str) -> Iterator[None]:
+        whole = self._refusal.with_suffix(".new")
+        whole.write_text(error)
+        whole.rename(self._refusal)
+        yield
+        self._refusal.unlink()
+
+    def _mount(self, *arguments: str | Path) -> None:
+        command = ["mount", *arguments, self._at]
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+        if mounted.returncode != 0:
+            raise CannotHappenError(f"cannot mount: {mounted.stderr.strip()}")
+        self._ended.callback(subprocess.run, ["umount", "-l", self._at], check=True)
+
+    def _mount_disk(self, image: Path) -> None:
+        with image.open("wb") as file:
+            file.truncate(_DISK_BYTES)
+        missing = [tool for tool in ("mkfs.ext4", "fsfreeze") if shutil.which(tool) is None]
+        if missing:
+            raise CannotHappenError(f"{missing[0]} is missing")
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image], check=True)
+        self._mount("-o", "loop", image)
+
+    def _mount_mirror(self, behind: Path) -> None:
+        if importlib.util.find_spec("mfusepy") is None or not Path("/dev/fuse").exists():
+            raise CannotHappenError("a file system in a process needs /dev/fuse and mfusepy")
+        behind.mkdir()
+        command = [sys.executable, "-m", "support.chaos.mirror"]
+        self._mirror = subprocess.Popen(
+            [*command, behind, self._at, self._refusal],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stderr=subprocess.PIPE,
+        )
+        self._ended.callback(self._unmount_mirror)
+        end_s = time.monotonic() + _MOUNT_WAIT_S
+        while not os.path.ismount(self._at):
+            if self._mirror.poll() is not None or time.monotonic() > end_s:
+                raise CannotHappenError("libfuse cannot mount: as root, apt-get install fuse3")
+            time.sleep(0.01)
+
+    def _unmount_mirror(self) -> None:
+        # Its death ends calls that hang in it.
+        self._mirror.kill()
+        self._mirror.communicate()
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.umount2(os.fsencode(self._at), 2)
+
+
+#: By the backend's name.
+PLACES: dict[str, type[Place]] = {"file": FilePlace, "redis": RedisPlace, "s3": S3Place}

@@ -1,0 +1,334 @@
+"""Plays one scenario: a workload runs, a fault begins and ends, and what was stored is compared."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvtier_sdk import (
+    HostPool,
+    Namespace,
+    OffloadKey,
+    TieringConfig,
+    TieringManager,
+    TierSpec,
+    TierStats,
+    open_manager,
+    open_pool,
+)
+from kvtier_sdk.replay import chat_workload
+from kvtier_sdk.replay.content import ChunkContent
+from support.chaos.engine import Engine
+from support.chaos.places import PLACES, Place
+from support.chaos.scenarios import Scenario
+from support.live import Live
+
+CHUNK_BYTES = 32 * 1024
+SLOTS = 96
+PER_SECOND = 15.0
+LOOKUP_DEADLINE_S = 0.1
+_NAMESPACE = Namespace({"engine": "chaos"})
+#: A tier that is not back by then does not come back.
+_PATIENCE_S = 60.0
+#: Stores reported so soon after a medium was destroyed may have come before.
+_REPORT_DELAY_S = 0.5
+#: More requests than any scenario plays.
+_REQUESTS = 10_000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long each part of a scenario takes.
+
+    Attributes:
+        before_s: until the fault begins; it also waits until the tier has served a chunk.
+        fault_s: how long it lasts.
+        after_s: for how long the workload goes on when the tier is back.
+        probe_interval_s: of the tier, the shortest and the longest.
+    """
+
+    before_s: float = 2.0
+    fault_s: float = 4.0
+    after_s: float = 1.0
+    probe_interval_s: float = 1.0
+
+
+BRIEF = Pace(before_s=0.3, fault_s=1.6, after_s=0.2, probe_interval_s=0.25)
+
+
+@dataclass
+class Outcome:
+    """What a scenario has shown.
+
+    Attributes:
+        wrong_bytes: bytes that came back and were not those that were stored.
+        lost: chunks that the tier was announced to have stored and does not bring back; of a
+            destroyed medium only those that were stored afterwards.
+        late_retries: lookups that were pending after their deadline.
+        opened: the breakers that opened during the fault.
+        closed_s: from the fault's end until both breakers were closed; ``None`` for never.
+        loaded_s: from the fault's end until the tier served a chunk; ``None`` for never.
+        stored_s: from the fault's end until the tier stored a chunk; ``None`` for never.
+        grown: counters that grew during the fault, by how much.
+        left_over: what was held when all requests were over, and should not have been.
+        stall_us: wall time of the longest call on the engine's thread, and which it was.
+        stall_cpu_us: the longest time that a call was on the processor.
+        median_us: wall time of a call.
+        wait_s: how long a request waited for the tier, at most.
+    """
+
+    scenario: Scenario
+    requests: int = 0
+    compared_bytes: int = 0
+    stored: int = 0
+    wrong_bytes: int = 0
+    lost: int = 0
+    late_retries: int = 0
+    opened: set[str] = field(default_factory=set)
+    closed_s: float | None = None
+    loaded_s: float | None = None
+    stored_s: float | None = None
+    grown: dict[str, int] = field(default_factory=dict)
+    left_over: dict[str, int] = field(default_factory=dict)
+    stall_us: float = 0.0
+    stall_in: str = ""
+    stall_cpu_us: float = 0.0
+    median_us: float = 0.0
+    wait_s: float = 0.0
+
+    def breaches(self) -> list[str]:
+        """Name the rules that did not hold."""
+        fault = self.scenario.fault
+        found = []
+        if self.wrong_bytes:
+            found.append(f"{self.wrong_bytes} wrong bytes")
+        if self.lost:
+            found.append(f"{self.lost} of {self.stored} stored chunks lost")
+        if self.late_retries:
+            found.append(f"{self.late_retries} lookups pending after their deadline")
+        if not fault.opens <= self.opened:
+            found.append(f"opened {sorted(self.opened)}, not {sorted(fault.opens)}")
+        found += [
+            f"never {what} again"
+            for what, after_s in (
+                ("asked", self.closed_s),
+                ("served", self.loaded_s),
+                ("stored", self.stored_s),
+            )
+            if after_s is None
+        ]
+        if not re.search(fault.counted, " ".join(self.grown)):
+            found.append(f"not counted: {self.grown}")
+        found += [f"{count} {what} left over" for what, count in self.left_over.items() if count]
+        return found
+
+
+def play(scenario: Scenario, directory: Path, pace: Pace, seed: int = 0) -> Outcome:
+    """Play a scenario.
+
+    Args:
+        scenario: the scenario.
+        directory: an empty one, for what servers and tiers keep.
+        pace: how long it takes.
+        seed: of the workload.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        CannotHappenError: the fault cannot be made on this machine.
+    """
+    place = PLACES[scenario.backend](directory, scenario.fault.name)
+    try:
+        with _environment(place.environment):
+            return _play(scenario, place, pace, seed)
+    finally:
+        place.close()
+
+
+def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
+    reported = threading.Event()
+    outcome = Outcome(scenario)
+    options = {
+        "runner": scenario.runner,
+        "lookup_deadline": LOOKUP_DEADLINE_S,
+        "load_deadline": min(1.0, pace.fault_s / 2),
+        "store_deadline": min(1.0, pace.fault_s / 2),
+        "probe_interval": pace.probe_interval_s,
+        "max_probe_interval": pace.probe_interval_s,
+        "name": "tier",
+    }
+    spec = TierSpec.from_url(place.url, **options)
+    config = TieringConfig.from_dict({"slots": SLOTS, "chunk_bytes": CHUNK_BYTES, "tiers": [spec]})
+    with (
+        open_pool(config) as pool,
+        open_manager(
+            pool, config, _NAMESPACE, clock=place.clock, events=True, notify=reported.set
+        ) as manager,
+    ):
+        engine = Engine(manager, pool, reported, LOOKUP_DEADLINE_S)
+        watch = _Watch(manager, outcome, place, pace)
+        with watch:
+            engine.play(chat_workload(_REQUESTS, seed), PER_SECOND, watch.goes_on)
+        outcome.left_over = manager.left_over()
+    _note(outcome, engine)
+    since_s = watch.ended_s + _REPORT_DELAY_S if scenario.fault.destroys else 0.0
+    kept = [key for key, stored_s in engine.announced.items() if stored_s >= since_s]
+    outcome.stored = len(kept)
+    outcome.lost = _count_lost(place, kept)
+    return outcome
+
+
+class _Watch:
+    """Begins and ends the fault, in a thread, and notes on the engine's thread what it causes."""
+
+    def __init__(self, manager: TieringManager, outcome: Outcome, place: Place, pace: Pace) -> None:
+        self.ended_s = float("inf")
+        self._stats = manager.stats[1]
+        self._outcome = outcome
+        self._place = place
+        self._pace = pace
+        self._began = threading.Event()
+        self._warm = threading.Event()
+        self._failure: BaseException | None = None
+        self._before: dict[str, int] = {}
+        self._at_end: tuple[int, int] | None = None
+        self._started_s = time.monotonic()
+        self._back_s: float | None = None
+        self._manager = manager
+        self._thread = threading.Thread(target=self._disturb, name="chaos")
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._warm.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def goes_on(self) -> bool:
+        """Look at the tier; false when it is over."""
+        now_s = time.monotonic()
+        stats = self._stats
+        if not self._began.is_set():
+            is_well = stats.loaded_chunks and not (stats.reads_open or stats.stores_open)
+            if is_well and now_s > self._started_s + self._pace.before_s:
+                self._before = _counters(self._manager.stats)
+                self._warm.set()
+            return self._goes_on_until(self._started_s + _PATIENCE_S)
+        if stats.reads_open:
+            self._outcome.opened.add("read")
+        if stats.stores_open:
+            self._outcome.opened.add("write")
+        if now_s < self.ended_s:
+            return self._failure is None
+        if self._at_end is None:
+            after = _counters(self._manager.stats)
+            grown = {name: count - self._before.get(name, 0) for name, count in after.items()}
+            self._outcome.grown = {name: count for name, count in grown.items() if count}
+            self._at_end = (stats.loaded_chunks, stats.stored_chunks)
+        self._note_recovery(now_s - self.ended_s, *self._at_end)
+        if self._back_s is not None:
+            return now_s < self._back_s + self._pace.after_s + _REPORT_DELAY_S
+        return self._goes_on_until(self.ended_s + _PATIENCE_S)
+
+    def _goes_on_until(self, end_s: float) -> bool:
+        return self._failure is None and time.monotonic() < end_s
+
+    def _note_recovery(self, after_s: float, loaded: int, stored: int) -> None:
+        outcome, stats = self._outcome, self._stats
+        if outcome.closed_s is None and not (stats.reads_open or stats.stores_open):
+            outcome.closed_s = after_s
+        if outcome.loaded_s is None and stats.loaded_chunks > loaded:
+            outcome.loaded_s = after_s
+        if outcome.stored_s is None and stats.stored_chunks > stored:
+            outcome.stored_s = after_s
+        if self._back_s is None and None not in (
+            outcome.closed_s,
+            outcome.loaded_s,
+            outcome.stored_s,
+        ):
+            self._back_s = time.monotonic()
+
+    def _disturb(self) -> None:
+        try:
+            self._warm.wait(_PATIENCE_S)
+            self._began.set()
+            with getattr(self._place, self._outcome.scenario.fault.name)():
+                time.sleep(self._pace.fault_s)
+            self.ended_s = time.monotonic()
+        except BaseException as error:
+            self._failure = error
+
+
+def _counters(stats: list[TierStats]) -> dict[str, int]:
+    """Counters of the tier, and why lookups were misses."""
+    primary, tier = stats
+    counted = {f"misses.{reason}": count for reason, count in primary.misses.items()}
+    for kind in ("failures", "dropped", "retries"):
+        counted |= {f"{kind}.{name}": count for name, count in getattr(tier, kind).items()}
+    return counted | {
+        "evicted": tier.evicted_chunks,
+        "restarts": tier.restarts,
+        "tier.absent": tier.absent_chunks,
+    }
+
+
+def _note(outcome: Outcome, engine: Engine) -> None:
+    outcome.requests = engine.requests
+    outcome.compared_bytes = engine.compared_bytes
+    outcome.wrong_bytes = engine.wrong_bytes
+    outcome.late_retries = engine.late_retries
+    outcome.wait_s = engine.longest_wait_s
+    outcome.stall_in, outcome.stall_us, _ = engine.times.longest
+    outcome.stall_cpu_us = engine.times.longest_cpu_us
+    outcome.median_us = statistics.median(engine.times.wall_us)
+
+
+def _count_lost(place: Place, keys: list[OffloadKey]) -> int:
+    """Load chunks in a new engine; how many do not come back as they were stored."""
+    patience = {"lookup_deadline": "30s", "load_deadline": "30s", "runner": "thread"}
+    spec = TierSpec.from_url(place.clean_url, **patience)
+    content = ChunkContent(CHUNK_BYTES)
+    reported = threading.Event()
+    lost = 0
+    with (
+        contextlib.closing(HostPool(SLOTS, CHUNK_BYTES)) as pool,
+        open_manager(pool, [spec], _NAMESPACE, notify=reported.set) as manager,
+    ):
+        engine = Live(manager, pool, reported)
+        for start in range(0, len(keys), SLOTS // 2):
+            window = keys[start : start + SLOTS // 2]
+            request = engine.begin(f"compare {start}")
+            for key, name in zip(window, engine.settle(request, *window), strict=True):
+                if name != "HIT":
+                    lost += 1
+                    continue
+                spec_of_load = manager.prepare_load([key], request)
+                lost += content.wrong_bytes(key, pool.view(spec_of_load.slots[0])) > 0
+                manager.complete_load([key], request)
+            manager.on_request_finished(request)
+    return lost
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables of the environment, which processes of tiers inherit."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,1 @@
+"""Everything that reads what others wrote, as functions of bytes that a fuzzer calls."""

@@ -1,0 +1,248 @@
+"""What is fuzzed. A target takes bytes, and raises where a rule does not hold.
+
+The rule of all: what was written by others is read, or refused with an error that is declared. It
+is never half believed, and no length in it decides how much memory is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import kvtier_s3.http
+from kvtier_file.ledger import Ledger, LedgerDamagedError
+from kvtier_file.shared_header import HeaderFile, SharedHeader
+from kvtier_file.usage_replica import UsageReplica
+from kvtier_redis.resp import Exchange, Kind, Reply, run_some
+from kvtier_sdk import (
+    Connection,
+    CorruptChunkError,
+    KVTierError,
+    Namespace,
+    TierError,
+    TieringConfig,
+    TierSpec,
+    make_offload_key,
+)
+from kvtier_sdk.chunk_header import ChunkHeader
+from kvtier_sdk.runner.process.codec import (
+    MessageError,
+    MessageSplitter,
+    read_jobs,
+    read_plain,
+    read_reports,
+    write_job,
+    write_reports,
+)
+from support.fuzz.conversation import Slot, converse
+
+_KEY = make_offload_key(b"k" * 32)
+_FINGERPRINT = "ab" * 16
+_PAYLOAD = bytes(range(43))
+
+
+def chunk_header(data: bytes) -> None:
+    """A damaged header or payload is refused, an intact one is not."""
+    header, payload = bytearray(64), bytearray(_PAYLOAD)
+    checker = ChunkHeader(_FINGERPRINT, len(payload))
+    checker.seal(_KEY, memoryview(header), memoryview(payload))
+    damaged = bytes(a ^ b for a, b in zip(header + payload, data.ljust(107, b"\0"), strict=False))
+    is_intact = damaged == header + payload
+    try:
+        checker.check(_KEY, memoryview(damaged)[:64], memoryview(damaged)[64:])
+    except CorruptChunkError:
+        assert not is_intact
+    else:
+        assert is_intact
+
+
+def redis_reader(data: bytes) -> None:
+    """A reply fills a chunk's buffers with the value that was sent, or nothing counts as filled."""
+    piece_bytes, text = data[0] if data else 0, data[1:]
+    slots = [Slot(), Slot()]
+    exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in slots]
+    exchanges += [Exchange(b"k", [b"store"]), Exchange(b"k", [b"store"])]
+
+    async def talk(connection: Connection) -> None:
+        await run_some(connection, deque(exchanges), len(exchanges))
+
+    converse(talk, text, piece_bytes)
+    for slot in slots:
+        assert slot.is_guarded()
+    for exchange, slot in zip(exchanges, slots, strict=False):
+        if isinstance(exchange.outcome, Reply) and exchange.outcome.kind is Kind.FILLED:
+            assert b"$43\r\n" + slot.value + b"\r\n" in text
+    for exchange in exchanges:
+        assert isinstance(exchange.outcome, Reply | TierError | None)
+
+
+def s3_reader(data: bytes) -> None:
+    """A response fills a chunk's buffers with the body that was sent, or is not filled."""
+    piece_bytes, text = data[0] if data else 0, data[1:]
+    slot = Slot()
+
+    async def talk(connection: Connection) -> kvtier_s3.http.Response:
+        return await kvtier_s3.http.request(connection, [b"GET"], slot.buffers)
+
+    response = None
+    with suppress(TierError):
+        response = converse(talk, text, piece_bytes)
+    assert slot.is_guarded()
+    if response is not None:
+        assert len(response.body) <= 256 * 1024
+        if response.is_filled:
+            assert response.status == 200
+            assert b"\r\n\r\n" + slot.value in text
+
+
+def manifest(data: bytes) -> None:
+    """Facts of any JSON make a namespace, and any manifest can be compared with it."""
+    try:
+        facts = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(facts, dict):
+        return
+    ours = Namespace({"model": "m", "dtype": "bf16"})
+    ours.differences(facts)
+    theirs = Namespace(facts)
+    written = json.loads(theirs.manifest_json())
+    assert written["fingerprint"] == theirs.fingerprint
+    assert theirs.differences(written["facts"]) == {}
+
+
+def file_header(data: bytes) -> None:
+    """A header of the file tier's root is read back as it was, or counts as not clean."""
+    content = bytearray(data.ljust(4096, b"\0"))
+    if data[:1] != b"\xff":
+        # A checksum that fits lets the fuzzer see what lies behind it.
+        content[:8] = b"kvtfile1"
+        leases = int.from_bytes(content[56:60], "little")
+        checksum = zlib.crc32(memoryview(content)[16 : 60 + 32 * leases])
+        content[12:16] = checksum.to_bytes(4, "little")
+    with _MemoryFile(bytes(content)) as fd:
+        header = HeaderFile(fd).read()
+        assert len(header.reservations) <= len(content) // 32
+        HeaderFile(fd).write(header)
+        assert HeaderFile(fd).read() == header
+
+
+def ledger(data: bytes) -> None:
+    """A ledger is followed to its end or refused, whatever the header says of its length."""
+    told_bytes = int.from_bytes(data[:8].ljust(8, b"\0"), "little")
+    records = data[8:]
+    for ledger_bytes in (told_bytes, len(records)):
+        with _MemoryFile(records) as fd:
+            with suppress(LedgerDamagedError):
+                list(Ledger(fd).read(0, ledger_bytes))
+            header = SharedHeader(clean=True, generation=1, ledger_bytes=ledger_bytes)
+            replica = UsageReplica(None, _FINGERPRINT)
+            if replica.catch_up(header, Ledger(fd)):
+                assert len(replica.budget) == replica.budget.used_bytes == 0
+
+
+def config_toml(data: bytes) -> None:
+    """A file of TOML is a configuration that says the same when it is written down, or refused."""
+    _configuration(data, ".toml")
+
+
+def config_json(data: bytes) -> None:
+    """The same of JSON."""
+    _configuration(data, ".json")
+
+
+def config_yaml(data: bytes) -> None:
+    """The same of YAML."""
+    _configuration(data, ".yaml")
+
+
+def tier_url(data: bytes) -> None:
+    """A URL is a tier that says the same when it is written down, or refused."""
+    text = data.decode(errors="surrogateescape")
+    try:
+        spec = TierSpec.from_url(text)
+    except KVTierError as error:
+        str(error)
+        return
+    repr(spec)
+    again = TierSpec.from_options(spec.to_dict(secrets=True))
+    assert again.to_dict(secrets=True) == spec.to_dict(secrets=True)
+
+
+def messages(data: bytes) -> None:
+    """What a tier's process sends is messages, and what they hold is jobs and reports, or not."""
+    splitter = MessageSplitter()
+    with suppress(MessageError):
+        for start in range(0, len(data), 7):
+            splitter.split(data[start : start + 7])
+    for read in (read_plain, _read_jobs, _read_reports):
+        with suppress(MessageError):
+            read(data)
+
+
+def _read_jobs(data: bytes) -> None:
+    jobs = read_jobs(data)
+    assert repr(read_jobs(b"".join(map(write_job, jobs)))) == repr(jobs)
+
+
+def _read_reports(data: bytes) -> None:
+    reports = read_reports(data)
+    assert repr(read_reports(write_reports(reports))) == repr(reports)
+
+
+def _configuration(data: bytes, suffix: str) -> None:
+    path = _directory() / f"options{suffix}"
+    path.write_bytes(data)
+    try:
+        config = TieringConfig.from_file(path)
+    except KVTierError as error:
+        str(error)
+        return
+    repr(config)
+    written = config.to_dict(secrets=True)
+    assert TieringConfig.from_dict(written).to_dict(secrets=True) == written
+
+
+@cache
+def _directory() -> Path:
+    return Path(mkdtemp(prefix="kvtier-fuzz-"))
+
+
+class _MemoryFile:
+    """A file in memory with this content, open for a block."""
+
+    def __init__(self, content: bytes) -> None:
+        self._fd = os.memfd_create("kvtier-fuzz")
+        os.write(self._fd, content)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+#: By name.
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (
+        chunk_header,
+        redis_reader,
+        s3_reader,
+        manifest,
+        file_header,
+        ledger,
+        config_toml,
+        config_json,
+        config_yaml,
+        tier_url,
+        messages,
+    )
+}
