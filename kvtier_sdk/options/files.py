@@ -123,9 +123,6 @@ def _yaml(text: str) -> Any:
         if (error.context or "").startswith("found duplicate anchor"):
             problem = f"an anchor is given twice; {_QUOTE_IN_YAML}"
         raise ConfigError(f"not YAML: {problem}{_where(error.problem_mark)}") from None
-    except (AttributeError, IndexError, KeyError):
-        # PyYAML converts a value as its tag says, and does not check that it can.
-        raise ConfigError("not YAML: a value does not fit its tag, such as '!!bool 7'") from None
     except yaml.YAMLError:
         raise ConfigError("not YAML: it holds a character that YAML does not allow") from None
 
