@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -19,11 +20,18 @@ MODULES = [
     "kvtier_sdk.replay",
     "kvtier_sdk.integrations.vllm",
 ]
-BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/kvtier_*/__init__.py"))
+BACKENDS = sorted(f"kvtier_{path.name}" for path in ROOT.glob("backends/*/"))
+
+
+def directory_of(package: str) -> Path:
+    """Return where an installed package lies, without importing what it needs."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def exported(package: Path) -> list[str]:
-    """Return a package's ``__all__``, without importing what the package needs."""
+    """Return a package's ``__all__``."""
     for node in ast.parse((package / "__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
@@ -33,16 +41,16 @@ def exported(package: Path) -> list[str]:
 
 def public_names() -> set[str]:
     """Return the paths of all public names, as mkdocstrings finds them."""
-    flat = exported(ROOT / "kvtier_sdk")
+    flat = exported(directory_of("kvtier_sdk"))
     found = {f"kvtier_sdk.{name}" for name in flat}
     for module in MODULES[1:]:
-        package = ROOT.joinpath(*module.split("."))
+        package = directory_of(module)
         for name in set(exported(package)) - set(flat):
             # A module of the same name hides what the package exports.
             hidden = (package / f"{name}.py").exists()
             found.add(f"{module}.{name}.{name}" if hidden else f"{module}.{name}")
-    for package in BACKENDS:
-        found |= {f"{package.name}.{name}" for name in exported(package)}
+    for backend in BACKENDS:
+        found |= {f"{backend}.{name}" for name in exported(directory_of(backend))}
     return found
 
 
