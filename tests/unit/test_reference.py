@@ -26,7 +26,8 @@ BACKENDS = sorted(f"kvtier_{path.name}" for path in ROOT.glob("backends/*/"))
 def directory_of(package: str) -> Path:
     """Return where an installed package lies, without importing what it needs."""
     spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     return Path(spec.origin).parent
 
 
