@@ -331,7 +331,9 @@ class Rig(TierListener):
             "memory",
             MisbehavingTier,
             MisbehavingConfig(diary=str(self._diary), **script),
-            RunnerOptions.model_validate({"runner": kind, **patience, **(runner or {})}),
+            RunnerOptions.model_validate(
+                {"runner": kind, "required": True, **patience, **(runner or {})}
+            ),
         )
         self.runner = make_runner(
             spec,
