@@ -8,7 +8,12 @@ import random
 from collections.abc import Awaitable, Callable
 
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.errors import TierAuthError, TierContractError, TierError, TierTimeoutError
+from kvtier_sdk.errors import (
+    TierContractError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.answers import text_of
 from kvtier_sdk.runner.jobs import OpeningEnded
@@ -140,12 +145,12 @@ class TierOpening:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return true if a tier that did not open may open later, as a store that is out of reach.
+    """Return true if the store is out of reach: it may be reached later.
 
     Args:
         error: what ``open`` raised; wrong options, wrong credentials and a backend's bugs stay.
     """
-    return isinstance(error, TierError) and not isinstance(error, TierAuthError | TierContractError)
+    return isinstance(error, TierUnavailableError | TierTimeoutError)
 
 
 def not_in_time(tier: str, deadline_s: float) -> TierTimeoutError:

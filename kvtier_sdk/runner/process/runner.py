@@ -136,7 +136,7 @@ class ProcessRunner:
         if self._closing or not self._thread.is_running:
             return [self._refusal(job, Verdict.CANCELLED) for job in jobs]
         if self._data is None:
-            reason = "the tier's process is gone"
+            reason = "the tier has no process now"
             return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
         if self._data.is_full:
             reason = "the tier's process does not take its jobs"

@@ -306,3 +306,34 @@ def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     rig.runner._thread.call(asyncio.sleep(0.05), 30.0, None)  # type: ignore[attr-defined]
     assert second not in suspected
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
+def test_a_process_that_dies_at_the_start_keeps_no_engine_from_starting(
+    make_rig: Callable[..., Rig], clock: HeldBackClock
+) -> None:
+    rig = make_rig(on_open="leave_once", runner={"required": False})
+    rig.client.open()
+    assert not rig.client.takes_reads
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
+    assert clock.paused.wait(30)
+    clock.go_on()
+    rig.wait_open()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+    stats = rig.client.stats
+    assert (stats.open_failures, stats.restarts) == (1, 0)
+    assert stats.errors[-1] == "held open: the tier's process died: exit status 7"
+
+
+def test_a_store_that_is_down_keeps_no_process_from_its_restart(
+    make_rig: Callable[..., Rig], clock: HeldBackClock
+) -> None:
+    rig = make_rig(on_open="refuse_again", runner={"required": False, "probe_interval": 0.01})
+    rig.client.open()
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    assert clock.paused.wait(30)
+    clock.go_on()
+    rig.wait_until(lambda: rig.client.stats.open_failures > 1)
+    assert rig.client.stats.restarts == 1
+    assert rig.client.stats.is_open == 0
+    assert not rig.client.takes_stores
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
