@@ -63,8 +63,8 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
     Raises:
         Breach: a rule was broken; it names the rule, and a way to repeat the breach.
     """
-    world = World(seed, echo)
-    with _errors_of_the_sdk(world.note_error):
+    with _errors_of_the_sdk(lambda message: world.note_error(message)):
+        world = World(seed, echo)
         try:
             world.play()
         except Exception as error:
