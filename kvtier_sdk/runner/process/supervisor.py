@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
@@ -163,16 +163,19 @@ class Supervisor:
         limit_s = self._spec.runner.open_deadline_s + _START_S
         pool_fd = copy_fd(self._pool.fd)
         try:
-            async with self._clock.timeout(limit_s):
+            async with self._clock.timeout(limit_s) as limit:
                 return await self._start_with(pool_fd)
         except TimeoutError:
+            if not limit.expired():
+                raise  # what the tier raised
             raise not_in_time(self._spec.name, self._spec.runner.open_deadline_s) from None
         finally:
             os.close(pool_fd)
 
     async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
+        """End a process that is being started."""
         starting.cancel()
-        await asyncio.wait([starting])
+        await wait_out([starting])
         if not starting.cancelled() and starting.exception() is None:
             # It had just succeeded.
             child = starting.result()
@@ -201,7 +204,11 @@ class Supervisor:
         """Wait for the process's end, again and again, and start the next one."""
         pauses = RestartPauses()
         if starting is not None:
-            await self._started(starting, is_restart=False)
+            try:
+                await self._started(starting, is_restart=False)
+            except asyncio.CancelledError:
+                await self._break_off(starting)
+                raise
         if self.child is None:
             await self._restart(pauses, 0.0, is_restart=False)
         while self.child is not None:
