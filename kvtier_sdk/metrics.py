@@ -133,6 +133,8 @@ class TierStats:
     restarts: int = _counter(
         "process_restarts", "", "Restarts of the tier's process after it died or was killed."
     )
+    open_failures: int = _counter("open_failures", "", "Attempts to open the tier that failed.")
+    is_open: int = _gauge("tier_open", "", "1 while the tier is open, else 0.", "tier")
     reads_open: int = _gauge(
         "read_breaker_open", "", "1 while lookups and loads are suspended, else 0.", "tier"
     )

@@ -170,8 +170,11 @@ class _Check:
 
     def _make_client(self) -> TierClient:
         """Make a client whose jobs have as long as the check waits."""
+        # The check itself waits for the opening, and shorter.
+        patience = {"open_deadline_s": 2 * self._timeout_s}
+        spec = self._spec.needed()
         runner = make_runner(
-            self._spec,
+            replace(spec, runner=spec.runner.model_copy(update=patience)),
             self._pool,
             namespace=Namespace({"engine": "kvtier check", "chunk_bytes": self._pool.chunk_bytes}),
             clock=self._clock,
@@ -197,7 +200,7 @@ class _Check:
     def _take_steps(self) -> None:
         pool, options, tier = self._pool, self._spec.runner, self._tier
         keys = [self._key]
-        with self._step("open"):
+        with self._step("open", options.open_deadline_s):
             self._open()
         pool.view(_WRITTEN)[:] = os.urandom(pool.chunk_bytes)
         with self._step("store", options.store_deadline_s):

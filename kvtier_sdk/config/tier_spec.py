@@ -145,6 +145,10 @@ class TierSpec:
             raise ConfigError(f"{place.at('codec')}: {error}") from error
         return cls(name, backend, tier_class, config, runner)
 
+    def needed(self, required: bool = True) -> Self:
+        """Return the same entry, ``required`` or not, for a caller who knows better."""
+        return replace(self, runner=self.runner.model_copy(update={"required": required}))
+
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Write the entry down as plain data that :meth:`from_options` reads.
 

@@ -159,6 +159,9 @@ class SecondaryTierManager(ABC):
     async def open(self) -> None:
         """Connect, and check every setting that can be checked.
 
+        Called once an instance. After the deadline ``open_deadline`` it is cancelled. If the store
+        cannot be reached, the instance is closed, and another one may be opened in its place.
+
         Raises:
             ConfigError: a setting cannot work.
             TierError: the store cannot be reached or refuses the credentials.

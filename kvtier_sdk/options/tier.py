@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.model import StrictModel
-from kvtier_sdk.options.units import Bytes, Count, Seconds, format_bytes
+from kvtier_sdk.options.units import Bytes, Count, Flag, Seconds, format_bytes
 from kvtier_sdk.options.url import TierURL
 
 
@@ -124,6 +124,10 @@ class RunnerOptions(StrictModel):
             that are in the primary tier already.
         codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
             another package's.
+        required: true if an engine does not start without the tier. Otherwise it starts, and the
+            tier is opened when its store can be reached.
+        open_deadline_s: an attempt to open the tier that takes longer has failed; an engine waits
+            no longer for it.
         lookup_deadline_s: a lookup that takes longer is a miss.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
@@ -147,6 +151,8 @@ class RunnerOptions(StrictModel):
     admission: Literal["auto", "off"] = "auto"
     offload_policy: Literal["chunk", "request"] = "chunk"
     codec: str | None = None
+    required: Flag = False
+    open_deadline_s: Seconds = Field(30.0, alias="open_deadline", gt=0)
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
     load_deadline_s: Seconds = Field(5.0, alias="load_deadline")
     store_deadline_s: Seconds = Field(30.0, alias="store_deadline")

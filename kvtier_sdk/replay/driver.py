@@ -60,6 +60,8 @@ def replay(
         raise ReplayError(f"--concurrency {concurrency}: at least 1 request must run")
     clock = clock or SystemClock()
     closed = concurrency == 1
+    needed = tuple(spec.needed() for spec in config.tiers)
+    config = config.model_copy(update={"tiers": needed})
     if closed:
         config = config.model_copy(update={"tiers": tuple(map(_patient, config.tiers))})
     reported = threading.Event()

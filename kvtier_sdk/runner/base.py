@@ -53,8 +53,17 @@ class TierRunner(Protocol):
     :class:`~kvtier_sdk.runner.jobs.JobResult`, or in the ``RunnerStopped`` that ends them all.
     """
 
-    def start(self) -> None:
-        """Open the tier and wait for it; raise what ``open`` raised."""
+    def start(self) -> bool:
+        """Open the tier, and wait for it, but no longer than ``open_deadline``.
+
+        Returns:
+            True if it is open. False if it is not required, and is opened in the background: its
+            jobs are refused until the :class:`~kvtier_sdk.runner.jobs.OpeningEnded` without an
+            error.
+
+        Raises:
+            Exception: it is required, or what ``open`` raised does not pass by itself.
+        """
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Hand over jobs in one hop, without a wait.

@@ -47,11 +47,12 @@ class TierCaller:
     that is no :class:`TierError`, or an error that cannot be read, fails its call or chunk only.
 
     Attributes:
+        tier: the tier; another instance takes its place when it did not open.
         quarantine: the error of every further call, once the tier has broken the contract.
     """
 
     def __init__(self, tier: SecondaryTierManager, secrets: Secrets) -> None:
-        self._tier = tier
+        self.tier = tier
         self._secrets = secrets
         self._name = tier.context.name
         self.quarantine: TierContractError | None = None
@@ -59,7 +60,7 @@ class TierCaller:
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         """Call the tier's; raises only :class:`TierError`."""
         operation = Operation.LOOKUP.value
-        answer = await self._guarded(operation, lambda: self._tier.lookup(keys, request))
+        answer = await self._guarded(operation, lambda: self.tier.lookup(keys, request))
         try:
             return found_in(answer, len(keys))
         except NonsenseError as nonsense:
@@ -69,7 +70,7 @@ class TierCaller:
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
         """Call ``load`` or ``store``; an error of the whole batch becomes one for each chunk."""
-        method = self._tier.load if operation is Operation.LOAD else self._tier.store
+        method = self.tier.load if operation is Operation.LOAD else self.tier.store
         try:
             answer = await self._guarded(operation.value, lambda: method(batch))
             verdicts = verdicts_in(answer, len(batch))
@@ -84,11 +85,11 @@ class TierCaller:
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Call the tier's; raises only :class:`TierError`."""
-        await self._guarded("touch", lambda: self._tier.touch(keys))
+        await self._guarded("touch", lambda: self.tier.touch(keys))
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Call the tier's; raises only :class:`TierError`."""
-        await self._guarded("delete", lambda: self._tier.delete(keys))
+        await self._guarded("delete", lambda: self.tier.delete(keys))
 
     async def delete_all(self) -> None:
         """Delete every chunk of the namespace that ``scan`` yields; raises only :class:`TierError`.
@@ -98,7 +99,7 @@ class TierCaller:
 
         async def list_keys() -> list[OffloadKey]:
             try:
-                return [key_in(entry) async for entry in self._tier.scan()]
+                return [key_in(entry) async for entry in self.tier.scan()]
             except NonsenseError as nonsense:
                 raise self._end(nonsense, "scan") from None
 

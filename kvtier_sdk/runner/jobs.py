@@ -187,13 +187,38 @@ class RunnerStopped:
 
 
 @dataclass(eq=False, slots=True)
-class ProcessRestarted:
-    """Another process has opened the tier, in the place of one that died."""
+class ProcessStarted:
+    """A process of the tier's takes jobs, after the runner had started without one.
+
+    Attributes:
+        is_open: true if the tier is open in it; otherwise an :class:`OpeningEnded` follows.
+        is_restart: true if another one has died before it.
+    """
+
+    is_open: bool
+    is_restart: bool
+
+
+@dataclass(eq=False, slots=True)
+class OpeningEnded:
+    """An attempt to open the tier has ended, after the first one.
+
+    Attributes:
+        error: why it failed, in words; ``None`` if the tier is open now.
+    """
+
+    error: str | None = None
 
 
 #: What a runner tells the engine's thread.
 Report: TypeAlias = (
-    JobResult | IoEnded | ChunksRemoved | BreakerMoved | RunnerStopped | ProcessRestarted
+    JobResult
+    | IoEnded
+    | ChunksRemoved
+    | BreakerMoved
+    | OpeningEnded
+    | RunnerStopped
+    | ProcessStarted
 )
 
 

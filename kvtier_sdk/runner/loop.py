@@ -43,6 +43,8 @@ from kvtier_sdk.runner.jobs import (
     verdict_of,
 )
 from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.runner.loop_thread import close_tier
+from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import Capability, OffloadKey
@@ -105,7 +107,10 @@ class TierLoop:
     Loads go before stores, and stores leave a quarter of the calls to loads. At its deadline a job
     is concluded at once; what it has running is cancelled, and ``IoEnded`` follows when that has
     ended. While a breaker is open, jobs of its direction are concluded as ``UNAVAILABLE`` without
-    a call.
+    a call, and so are all jobs while the tier is not open.
+
+    Attributes:
+        options: the tier's.
 
     Args:
         spec: the tier.
@@ -138,7 +143,8 @@ class TierLoop:
                 f"{_MAX_ALIGNMENT}"
             )
         namespace = namespace.for_chunks(memory.chunk_bytes)
-        self._options = spec.runner
+        self.options = spec.runner
+        self._spec = spec
         self._chunk_bytes = memory.chunk_bytes
         self._clock = clock
         self._report = report
@@ -149,7 +155,7 @@ class TierLoop:
         if spec.runner.codec is not None:
             codec = load_codec(spec.runner.codec)
             namespace = namespace.sealed_by(spec.runner.codec.partition(":")[0])
-        context = TierContext(
+        self._context = context = TierContext(
             name=spec.name,
             namespace=namespace,
             chunk_bytes=memory.chunk_bytes,
@@ -159,7 +165,8 @@ class TierLoop:
             logger=self._log.logger,
             report_removed=self._report_removed,
         )
-        self._tier = self._make_tier(spec, context)
+        self._tier = self._make_tier()
+        self._is_used = False
         self._call = TierCaller(self._tier, self._secrets)
         header = ChunkHeader(
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
@@ -180,11 +187,11 @@ class TierLoop:
             context,
             header,
             can_delete=can_delete,
-            lookup_deadline_s=self._options.lookup_deadline_s,
+            lookup_deadline_s=self.options.lookup_deadline_s,
         )
         self._health = TierHealth(
             self._call,
-            self._options,
+            self.options,
             clock=clock,
             rng=self._rng,
             report=report,
@@ -193,36 +200,56 @@ class TierLoop:
             give_up=give_up,
             log=self._log,
         )
-        self._batch_chunks = max(1, self._options.max_batch_bytes // context.payload_bytes)
+        self._opening = TierOpening(
+            self._open_tier,
+            self.options,
+            clock=clock,
+            rng=self._rng,
+            report=report,
+            log=self._log,
+        )
+        self._batch_chunks = max(1, self.options.max_batch_bytes // context.payload_bytes)
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
         self._running: Counter[Operation] = Counter()
         # Stores that hang must leave some calls to loads.
-        self._max_stores = max(1, self._options.concurrency * 3 // 4)
+        self._max_stores = max(1, self.options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._closed = False
 
-    def _make_tier(self, spec: TierSpec, context: TierContext) -> SecondaryTierManager:
+    def _make_tier(self) -> SecondaryTierManager:
         try:
-            return spec.tier_class(spec.config, context)
+            return self._spec.tier_class(self._spec.config, self._context)
         except Exception as error:
             masked = masked_error(error, self._secrets)
         raise masked
 
-    async def open(self) -> None:
+    async def open(self) -> bool:
         """Open the tier.
+
+        Returns:
+            True if it is open; false if it is not required, and is opened in the background.
 
         Raises:
             ConfigError: a setting cannot work.
-            TierError: the store cannot be reached.
+            TierError: the store refuses the credentials, or cannot be reached and is required.
         """
+        return await self._opening.begin()
+
+    async def _open_tier(self) -> None:
+        """Make one attempt. An instance opens once: the one before is closed and replaced."""
+        if self._is_used:
+            await close_tier(lambda: masked_call(self._tier.close, self._secrets), self._log)
+            self._tier = self._make_tier()
+            self._call.tier = self._tier
+        self._is_used = True
         try:
             await masked_call(self._tier.open, self._secrets)
         except ConfigError as error:
-            raise ConfigError(f"tier {self._tier.context.name!r}: {error}") from error
+            raise ConfigError(f"tier {self._context.name!r}: {error}") from error
         except TierError as error:
-            error.tier, error.operation = self._tier.context.name, "open"
+            error.tier, error.operation = self._context.name, "open"
             raise
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -258,6 +285,8 @@ class TierLoop:
         self.abandon()
         # Close the tier under a call only if that call hangs.
         await self._idle_within(_CALLS_END_S)
+        # An opening that does not end in time must not go on while the tier is closed.
+        await self._opening.stop()
         await self._health.stop(_CALLS_END_S)
         await masked_call(self._tier.close, self._secrets)
         self._log.catch_up()
@@ -287,7 +316,7 @@ class TierLoop:
         if self._closed:
             self._conclude(run, Verdict.CANCELLED)
             return
-        if not self._health.admits(_DIRECTIONS[job.operation]):
+        if not self._opening.is_open or not self._health.admits(_DIRECTIONS[job.operation]):
             self._conclude(run, Verdict.UNAVAILABLE)
             return
         moves = job.operation in _MOVES
@@ -310,7 +339,7 @@ class TierLoop:
 
     def _fill(self) -> None:
         """Start queued batches while there is room for them."""
-        while self._queue and self._running.total() < self._options.concurrency:
+        while self._queue and self._running.total() < self.options.concurrency:
             _, batch, run = self._queue[0]
             # Loads come first in the queue: behind a store that must wait there is no load.
             stores = run.job.operation is Operation.STORE
@@ -378,7 +407,7 @@ class TierLoop:
         self._log.often(
             level,
             f"{operation} deadline",
-            f"{self._tier.context.name} {operation}: {len(run.verdicts)} chunks were not done by "
+            f"{self._context.name} {operation}: {len(run.verdicts)} chunks were not done by "
             "the deadline",
         )
         self._conclude(run, Verdict.TIMEOUT)
@@ -405,7 +434,7 @@ class TierLoop:
                 hung[run.job.operation] += len(run.tasks)
         if direction is Direction.WRITE and hung[Operation.STORE] >= self._max_stores:
             return True
-        return hung.total() >= self._options.concurrency
+        return hung.total() >= self.options.concurrency
 
     def _note(
         self,
@@ -532,9 +561,9 @@ class TierLoop:
     async def _pause(self, run: _Run, attempt: int) -> bool:
         """Wait before a retry; return false if there is none: too many, too late, or refused."""
         direction = _DIRECTIONS[run.job.operation]
-        if attempt >= self._options.retries or run.concluded or not self._health.admits(direction):
+        if attempt >= self.options.retries or run.concluded or not self._health.admits(direction):
             return False
-        delay_s = self._options.retry_delay_s * 2**attempt * self._rng.uniform(0.5, 1.5)
+        delay_s = self.options.retry_delay_s * 2**attempt * self._rng.uniform(0.5, 1.5)
         if self._clock.now_s() + delay_s >= run.job.deadline_s:
             return False
         await self._clock.sleep(delay_s)

@@ -17,6 +17,9 @@ from kvtier_sdk.runner.log import TierLog
 T = TypeVar("T")
 Call: TypeAlias = Callable[[], Coroutine[Any, Any, T]]
 
+#: When the log first says that an opening goes on; it does so again after twice as long.
+_PROGRESS_S = 5.0
+
 
 class LoopThread:
     """Opens and closes something asynchronous in a thread, which runs its loop in between.
@@ -41,9 +44,11 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         # The process that has the thread.
         self._pid = -1
-        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
         self._opening: asyncio.Task[None] | None = None
+        self._closing_task: asyncio.Task[None] | None = None
         self._stopped = threading.Event()
+        self._closed = threading.Event()
         self._loop_ends = False
         self._closing = False
 
@@ -65,14 +70,23 @@ class LoopThread:
 
     @property
     def is_open(self) -> bool:
-        """True once the opening has succeeded."""
+        """True once the opening has ended without an error."""
         return self.is_here and self._opened.done() and self._opened.exception() is None
 
-    def start(self, opening: Call[None]) -> None:
+    @property
+    def opened(self) -> concurrent.futures.Future[bool]:
+        """The outcome of the opening, which may go on after :meth:`start`."""
+        return self._opened
+
+    def start(self, opening: Call[bool], timeout_s: float | None = None) -> bool | None:
         """Start the thread, run ``opening`` in it, and wait for that.
 
         Args:
             opening: a coroutine function.
+            timeout_s: how long to wait, for an opening that may block its loop.
+
+        Returns:
+            The result of the opening; ``None`` if it goes on.
 
         Raises:
             BaseException: what the opening raised; a ``SystemExit`` or ``CancelledError`` of a tier
@@ -88,7 +102,7 @@ class LoopThread:
             daemon=True,
         )
         self._thread.start()
-        self._opened.result()
+        return self._wait(timeout_s)
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
         """Run a coroutine in the thread and wait for it.
@@ -127,6 +141,8 @@ class LoopThread:
     def close(self, closing: Call[None], timeout_s: float, *, join_s: float) -> bool:
         """Cancel an opening that goes on, run ``closing`` in the thread, and end the thread.
 
+        A thread whose opening or closing takes longer is left behind, and goes on to its end.
+
         Args:
             closing: a coroutine function that does not raise.
             timeout_s: how long to wait for it.
@@ -138,14 +154,15 @@ class LoopThread:
         if self._thread is None or self._closing or not self.is_here:
             return True
         self._closing = True
-        closed = self.call(self._close(closing), timeout_s, default=self._stopped.is_set())
-        self.call_soon(self._stop)
-        self._thread.join(join_s)
-        # A thread that is left behind counts as ended.
+        self.call_soon(self._start_closing, closing)
+        closed = self._closed.wait(timeout_s)
+        if closed:
+            self._thread.join(join_s)
+        # A thread that is left behind counts as ended; when it can, it closes what was opened.
         self._stopped.set()
         return closed
 
-    def _run(self, event_loop: asyncio.AbstractEventLoop, opening: Call[None]) -> None:
+    def _run(self, event_loop: asyncio.AbstractEventLoop, opening: Call[bool]) -> None:
         asyncio.set_event_loop(event_loop)
         event_loop.call_soon(self._start_opening, opening)
         try:
@@ -155,6 +172,7 @@ class LoopThread:
         finally:
             # First of all: a job that is handed over from now on is refused.
             self._stopped.set()
+            self._closed.set()
             self._on_end()
             end_event_loop(event_loop, self._clock)
             if not self._opened.done():
@@ -170,13 +188,31 @@ class LoopThread:
         self._loop_ends = True
         asyncio.get_running_loop().stop()
 
-    def _start_opening(self, opening: Call[None]) -> None:
+    def _start_opening(self, opening: Call[bool]) -> None:
         # Kept, since a loop holds its tasks weakly.
         self._opening = self._clock.spawn(self._open(opening), name=f"open {self._name}")
 
-    async def _open(self, opening: Call[None]) -> None:
+    def _wait(self, timeout_s: float | None) -> bool | None:
+        """Wait for the opening, and log at growing intervals that it goes on."""
+        waited_s, step_s = 0.0, _PROGRESS_S
+        while True:
+            if timeout_s is not None:
+                step_s = min(step_s, timeout_s - waited_s)
+            try:
+                return self._opened.result(step_s)
+            except TimeoutError:
+                # An opening may raise one, too.
+                if self._opened.done():
+                    return self._opened.result()
+            waited_s += step_s
+            if timeout_s is not None and waited_s >= timeout_s:
+                return None
+            self._log.warning("still opening after %g s", waited_s)
+            step_s = waited_s
+
+    async def _open(self, opening: Call[bool]) -> None:
         try:
-            await opening()
+            is_open = await opening()
         except Exception as error:
             self._opened.set_exception(error)
         except BaseException as error:
@@ -186,15 +222,21 @@ class LoopThread:
             told.__cause__ = error
             self._opened.set_exception(told)
         else:
-            self._opened.set_result(None)
+            self._opened.set_result(is_open)
 
-    async def _close(self, closing: Call[None]) -> bool:
-        # An opening that does not end in time must not go on while the tier is closed.
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
-        await closing()
-        return True
+    def _start_closing(self, closing: Call[None]) -> None:
+        self._closing_task = self._clock.spawn(self._close(closing), name=f"close {self._name}")
+
+    async def _close(self, closing: Call[None]) -> None:
+        try:
+            # An opening that does not end in time must not go on while the tier is closed.
+            if self._opening is not None:
+                self._opening.cancel()
+                await asyncio.wait([self._opening])
+            await closing()
+        finally:
+            self._closed.set()
+            self._stop()
 
 
 def run_until(

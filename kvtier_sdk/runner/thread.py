@@ -9,6 +9,7 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.runner.jobs import (
     Job,
     JobResult,
+    OpeningEnded,
     Report,
     RunnerStopped,
     Verdict,
@@ -17,6 +18,7 @@ from kvtier_sdk.runner.jobs import (
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.loop_thread import LoopThread, close_tier
+from kvtier_sdk.runner.opening import not_in_time
 
 
 class ThreadRunner:
@@ -42,6 +44,7 @@ class ThreadRunner:
         clock: Clock,
         notify: Callable[[], None] | None = None,
     ) -> None:
+        self._name = name
         self._notify = notify
         self._log = TierLog(name, clock)
         self._inbox: deque[Sequence[Job]] = deque()
@@ -50,21 +53,32 @@ class ThreadRunner:
         self._waking = False
         self._notifying = False
         self._closing = False
+        # True while the tier blocks its thread in an opening that the engine waits for no longer.
+        self._opens_late = False
         self._tier_loop = make_loop(self._take_report)
         self._thread = LoopThread(name, clock, self._log, self._ended)
 
-    def start(self) -> None:
+    def start(self) -> bool:
         """Start the thread and open the tier in it.
+
+        Returns:
+            True if the tier is open; false if it is not required, and is opened in the background.
 
         Raises:
             ConfigError: a setting cannot work; nothing runs any more.
-            TierError: the store cannot be reached; nothing runs any more.
+            TierError: the store refuses the credentials, or cannot be reached and is required;
+                nothing runs any more.
         """
+        options = self._tier_loop.options
         try:
-            self._thread.start(self._tier_loop.open)
+            is_open = self._thread.start(self._tier_loop.open, options.open_deadline_s)
+            if is_open is None and options.required:
+                raise not_in_time(self._name, options.open_deadline_s)
         except BaseException:
             self.close(timeout_s=5.0)
             raise
+        self._opens_late = is_open is None
+        return bool(is_open)
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Hand over jobs, all in one hop; before ``start`` and after ``close`` they are cancelled.
@@ -85,6 +99,9 @@ class ThreadRunner:
         return ()
 
     def poll(self) -> Sequence[Report]:
+        if self._opens_late and self._thread.opened.done():
+            self._opens_late = False
+            self._take_late_opening()
         if not self._reports:
             return ()
         taken = []
@@ -127,6 +144,14 @@ class ThreadRunner:
         self._tier_loop.abandon()
         self._reports.append(RunnerStopped(Verdict.CANCELLED, io_ended=False))
         self._notify_engine()
+
+    def _take_late_opening(self) -> None:
+        error = self._thread.opened.exception()
+        if error is not None:
+            self._log.error("the tier stays off: %s", error)
+            self._reports.append(OpeningEnded(str(error)))
+        elif self._thread.opened.result():
+            self._reports.append(OpeningEnded())
 
     def _take_jobs(self) -> None:
         self._waking = False

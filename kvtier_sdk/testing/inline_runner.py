@@ -26,9 +26,9 @@ class InlineRunner:
         self._event_loop = clock.new_event_loop()
         self._tier_loop = make_loop(self._reports.append)
 
-    def start(self) -> None:
-        """Open the tier."""
-        self._event_loop.run_until_complete(self._tier_loop.open())
+    def start(self) -> bool:
+        """Open the tier; return false if it is not required, and is tried again when it runs."""
+        return self._event_loop.run_until_complete(self._tier_loop.open())
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Hand over jobs; they make progress when the loop runs."""

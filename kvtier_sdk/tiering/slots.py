@@ -145,7 +145,7 @@ class PrimaryTier:
         self.by_key: dict[OffloadKey, Slot] = {}
         self.chunk_bytes = chunk_bytes
         self.step = 0
-        self.stats = TierStats(PRIMARY, "primary")
+        self.stats = TierStats(PRIMARY, "primary", is_open=1)
         self._free = self.slots[::-1]
         self._policy = policy
         self._events: list[OffloadingEvent] | None = [] if events else None

@@ -23,8 +23,9 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    OpeningEnded,
     Operation,
-    ProcessRestarted,
+    ProcessStarted,
     Report,
     RunnerStopped,
     Verdict,
@@ -147,14 +148,18 @@ class TierClient:
         self._purge_at_s = -math.inf
 
     def open(self) -> None:
-        """Start the runner and open the tier. Waits for it.
+        """Start the runner and open the tier. Waits for it, but no longer than ``open_deadline``.
+
+        A tier that is not ``required`` may still be closed to reads and stores after that: it is
+        opened when its store can be reached, and :meth:`poll` learns of it.
 
         Raises:
             ConfigError: a setting cannot work; nothing runs any more.
             BackendError: the backend cannot be imported in the tier's process.
-            TierError: the store cannot be reached; nothing runs any more.
+            TierError: the store refuses the credentials, or cannot be reached and is required;
+                nothing runs any more.
         """
-        self._runner.start()
+        self._set_open(self._runner.start())
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Hand over what is collected, let stores finish, close the tier, and end its runner.
@@ -173,6 +178,7 @@ class TierClient:
                 uniform_result(job, Verdict.CANCELLED, released=False), self._clock.now_s()
             )
         self._log.catch_up()
+        self.stats.is_open = 0
 
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued jobs and wait for running ones; then apply their results.
@@ -485,10 +491,11 @@ class TierClient:
             self._mirror(report.direction, is_open=report.state is not BreakerState.CLOSED)
         elif isinstance(report, RunnerStopped):
             self._stopped(report, now_s)
-        elif isinstance(report, ProcessRestarted):
-            self.stats.restarts += 1
-            for direction in Direction:
-                self._mirror(direction, is_open=False)
+        elif isinstance(report, ProcessStarted):
+            self.stats.restarts += report.is_restart
+            self._set_open(report.is_open)
+        elif isinstance(report, OpeningEnded):
+            self._opening_ended(report)
 
     def _conclude(self, result: JobResult, now_s: float) -> None:
         job = self.jobs.conclude(result.job_id)
@@ -565,11 +572,23 @@ class TierClient:
             self._stores_open = is_open
             self.stats.stores_open = int(is_open)
 
+    def _set_open(self, is_open: bool) -> None:
+        """Note that the tier takes jobs again, or none; its breakers count from nothing."""
+        self.stats.is_open = int(is_open)
+        for direction in Direction:
+            self._mirror(direction, is_open=not is_open)
+
+    def _opening_ended(self, report: OpeningEnded) -> None:
+        if report.error is None:
+            self._set_open(True)
+        else:
+            self.stats.open_failures += 1
+            self.stats.note_error(report.error)
+
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
         """Conclude the jobs that have no result, and release what can be released."""
         if report.reason is not None:
-            for direction in Direction:
-                self._mirror(direction, is_open=True)
+            self._set_open(False)
         for job in self.jobs.running:
             error = None
             if report.reason is not None:

@@ -49,6 +49,7 @@ store timeout
 store capacity
 store unavailable
 trouble: outage
+trouble: refused opening
 trouble: hang
 trouble: late
 trouble: damage

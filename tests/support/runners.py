@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +267,27 @@ class MisbehavingTier(MemoryTier):
 
         asyncio.ensure_future(leave())  # noqa: RUF006
 
+    def _hold_interpreter(self) -> None:
+        """Hold the interpreter lock, as a library does that connects in C."""
+        ctypes.PyDLL(None).usleep(1_500_000)
+
+    def _attempts(self) -> int:
+        return self._past().split("\n").count("open")
+
+    def _refuse_unless_third(self) -> None:
+        if self._attempts() % 3:
+            self._refuse()
+
+    def _fail_differently(self) -> None:
+        """Refuse, and then raise what would have ended the start, and then open."""
+        actions = [self._refuse, self._expire, self._misconfigure, self._misbehave]
+        if self._attempts() <= len(actions):
+            actions[self._attempts() - 1]()
+
+    def _leave_once(self) -> None:
+        if self._attempts() == 1:
+            self._leave()
+
     def _refuse_again(self) -> None:
         """Refuse every open but the first."""
         if "opened" in self._past():
@@ -331,7 +352,9 @@ class Rig(TierListener):
             "memory",
             MisbehavingTier,
             MisbehavingConfig(diary=str(self._diary), **script),
-            RunnerOptions.model_validate({"runner": kind, **patience, **(runner or {})}),
+            RunnerOptions.model_validate(
+                {"runner": kind, "required": True, **patience, **(runner or {})}
+            ),
         )
         self.runner = make_runner(
             spec,
@@ -399,6 +422,19 @@ class Rig(TierListener):
             assert self.notified.wait(_PATIENCE_S), f"{verdicts} and {self.others}, and no more"
             self.notified.clear()
         return verdicts
+
+    def wait_open(self) -> None:
+        """Poll until the tier is open."""
+        self.wait_until(lambda: bool(self.client.stats.is_open))
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Poll until a condition is true."""
+        for _ in range(6000):
+            self.client.poll()
+            if condition():
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError(f"in vain; {self.past()}, {self.client.stats}")
 
     def do(self, operation: Operation, *chunks: int) -> list[str]:
         """Run one job to its end, and return its verdicts."""

@@ -253,9 +253,11 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._stack.close()
         namespace = self._identity.namespace
         try:
-            manager = self._stack.enter_context(self._make_manager(namespace, self._tiers))
+            # The engine is serving by now: a tier that is out of reach is opened later.
+            tiers = [tier.needed(False) for tier in self._tiers]
+            manager = self._stack.enter_context(self._make_manager(namespace, tiers))
         except KVTierError as error:
-            # They could be opened a moment ago, and the engine is serving by now.
+            # They could be opened a moment ago.
             _log.error("there are no tiers below the host pool: %s", error)
             manager = self._stack.enter_context(self._make_manager(namespace, ()))
         self._manager = manager

@@ -56,7 +56,9 @@ class StatsFeed:
                 continue
             self._taken[name, labels] = sample.value
             if sample.metric.kind is MetricKind.COUNTER:
-                stats.increase_counter(name, sample.value - (before or 0), labels)
+                # A tier that was reopened counts from nothing.
+                counted = 0 if before is None or before > sample.value else before
+                stats.increase_counter(name, sample.value - counted, labels)
             else:
                 stats.set_gauge(name, sample.value, labels)
         return None if stats.is_empty() else stats

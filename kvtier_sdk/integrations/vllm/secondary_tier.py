@@ -16,6 +16,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult as EngineResult
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.identity import THEIR_SLOTS, Identity
@@ -126,7 +127,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
                 slot_layout=getattr(offloading_spec, "slot_layout", THEIR_SLOTS),
                 revision=entry.options.model_revision,
             )
-            self._tier = self._make_client()
+            self._tier = self._make_client(self._spec)
             self._tier.open()
         except BaseException:
             self._slots.close()
@@ -256,16 +257,16 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _make_client(self) -> TierClient:
+    def _make_client(self, spec: TierSpec) -> TierClient:
         runner = make_runner(
-            self._spec,
+            spec,
             self._slots,
             namespace=self._identity.namespace,
             clock=self._clock,
             verify=self._options.verify,
         )
         return TierClient(
-            self._spec,
+            spec,
             runner,
             self,
             clock=self._clock,
@@ -276,7 +277,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def _reopen(self) -> None:
         """Open the tier under the namespace that is certain now; no chunk was asked of it yet."""
         self._tier.close(self._options.shutdown_timeout_s)
-        self._tier = self._make_client()
+        # The engine is serving by now: a tier that is out of reach is opened later.
+        self._tier = self._make_client(self._spec.needed(False))
         try:
             self._tier.open()
         except KVTierError as error:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from kvtier_sdk.aio.clock import SystemClock
-from kvtier_sdk.errors import TierContractError
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter, Secrets
 from kvtier_sdk.pool import HostPool
@@ -156,19 +155,12 @@ class Child:
 
     async def _open(self, tier_loop: TierLoop) -> None:
         try:
-            await tier_loop.open()
+            is_open = await tier_loop.open()
         except Exception as error:
             await self._refuse_opened(error)
-        except BaseException as error:
-            if self._ending:
-                raise
-            # A SystemExit or CancelledError is the tier's.
-            told = TierContractError(f"raised {error!r}")
-            told.tier, told.operation = self._log.tier, "open"
-            await self._refuse_opened(told)
         else:
             self._event_loop.add_reader(self._data, self._take_jobs)
-            self._send(message(Kind.OPENED, b""))
+            self._send(plain_message(Kind.OPENED, is_open))
 
     async def _refuse_opened(self, error: Exception) -> None:
         """Close a tier that did not open, then refuse. One that is being closed is no refusal."""

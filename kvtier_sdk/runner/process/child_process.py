@@ -46,6 +46,7 @@ class ChildProcess:
 
     Attributes:
         data: the channel of jobs and reports.
+        is_open: true if the tier was open when the process said that it takes jobs.
         ended: done when the process is gone; the result is what it died of.
 
     Args:
@@ -62,6 +63,7 @@ class ChildProcess:
         self._secrets = secrets
         self._event_loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
+        self.is_open = False
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
         self._drained: asyncio.Future[bool] | None = None
         self._control, self._their_control = _socket_pair()
@@ -79,7 +81,7 @@ class ChildProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
-        """Start the process and have it open the tier.
+        """Start the process, have it open the tier, and wait until it takes jobs.
 
         If this raises or is cancelled, :meth:`end` it.
 
@@ -220,6 +222,7 @@ class ChildProcess:
             level, text = read_plain(body)
             self._log.logger.log(level, "%s", text)
         elif kind is Kind.OPENED and not self._opened.done():
+            self.is_open = bool(read_plain(body))
             self._opened.set_result(None)
         elif kind is Kind.REFUSED and not self._opened.done():
             self._opened.set_exception(read_error(read_plain(body)))

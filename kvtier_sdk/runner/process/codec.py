@@ -24,13 +24,14 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    OpeningEnded,
     Operation,
     Report,
 )
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: Version of the messages below. A process of another version is refused.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 _HEAD = struct.Struct("<IB")
 _LENGTH = struct.Struct("<I")
@@ -52,9 +53,10 @@ class _Report(msgspec.Struct, array_like=True):
     io_ended: IoEnded | None = None
     removed: ChunksRemoved | None = None
     breaker: BreakerMoved | None = None
+    opening: OpeningEnded | None = None
 
 
-_REPORT_TYPES = (JobResult, IoEnded, ChunksRemoved, BreakerMoved)
+_REPORT_TYPES = (JobResult, IoEnded, ChunksRemoved, BreakerMoved, OpeningEnded)
 
 
 def _plain(value: Any) -> Any:
@@ -80,7 +82,7 @@ class Kind(IntEnum):
     DRAIN = 3
     #: To the child: drain, close and exit within so many seconds.
     CLOSE = 4
-    #: From the child: the tier is open.
+    #: From the child: it takes jobs, and whether the tier is open.
     OPENED = 5
     #: From the child: the tier cannot be opened, and why; the child exits.
     REFUSED = 6
@@ -224,7 +226,7 @@ def _read_job(encoded: memoryview) -> Job:
 
 
 def write_reports(reports: Sequence[Report]) -> bytes:
-    """Encode reports that a child makes: all but :class:`ProcessRestarted`."""
+    """Encode reports that a child makes: those of :data:`_REPORT_TYPES`."""
     return _encode([_wrap(report) for report in reports])
 
 
@@ -241,7 +243,7 @@ def read_reports(body: bytes) -> list[Report]:
 
 
 def _wrap(report: Report) -> tuple[Report | None, ...]:
-    if isinstance(report, JobResult) and report.error is not None:
+    if isinstance(report, JobResult | OpeningEnded) and report.error is not None:
         # A file name in it may hold bytes that are not text.
         error = report.error.encode(errors="backslashreplace").decode()
         report = replace(report, error=error)
@@ -249,7 +251,7 @@ def _wrap(report: Report) -> tuple[Report | None, ...]:
 
 
 def _unwrap(item: _Report) -> Report:
-    report = item.result or item.io_ended or item.removed or item.breaker
+    report = item.result or item.io_ended or item.removed or item.breaker or item.opening
     if report is None:
         raise ValueError("an empty report")
     return report

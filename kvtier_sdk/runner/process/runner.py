@@ -13,7 +13,8 @@ from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.jobs import (
     Job,
     JobResult,
-    ProcessRestarted,
+    OpeningEnded,
+    ProcessStarted,
     Report,
     RunnerStopped,
     Verdict,
@@ -73,9 +74,10 @@ class ProcessRunner:
         self._log = TierLog(spec.name, clock)
         # Belongs to the engine's thread, as long as the process that it leads to is known to live.
         self._data: Channel | None = None
-        # Processes that have died, with the report of that, or have been restarted, with none; the
-        # engine's thread has not taken them.
-        self._changes: deque[tuple[ChildProcess, RunnerStopped | None]] = deque()
+        # Processes that have died or been started; the engine's thread has not taken them.
+        self._changes: deque[tuple[ChildProcess, RunnerStopped | ProcessStarted]] = deque()
+        # Processes that could not be started, likewise.
+        self._failures: deque[OpeningEnded] = deque()
         # What was read when the runner was closed.
         self._last: list[Report] = []
         self._watched = False
@@ -86,7 +88,8 @@ class ProcessRunner:
             pool=pool,
             clock=clock,
             log=self._log,
-            on_restart=self._restarted,
+            on_start=self._started,
+            on_failure=self._failed,
             on_death=self._died,
             verify=verify,
         )
@@ -98,23 +101,28 @@ class ProcessRunner:
         child = self._supervisor.child
         return None if child is None else child.pid
 
-    def start(self) -> None:
+    def start(self) -> bool:
         """Start the process and open the tier in it.
+
+        Returns:
+            True if the tier is open; false if it is not required, and is opened in the background.
 
         Raises:
             ConfigError: a setting cannot work; nothing runs any more.
             BackendError: the backend cannot be imported in the process; likewise.
-            TierError: the store cannot be reached; likewise.
+            TierError: the store refuses the credentials, or cannot be reached and is required;
+                likewise.
         """
         try:
-            self._thread.start(self._supervisor.open)
+            is_open = self._thread.start(self._supervisor.open)
         except BaseException:
             self.close(timeout_s=5.0)
             raise
-        child = self._supervisor.child
+        child = self._supervisor.first
         if child is not None:
             self._data = child.data
         self._watch()
+        return bool(is_open)
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Write jobs into the process's socket.
@@ -125,10 +133,10 @@ class ProcessRunner:
         Returns:
             Results of jobs that were not written.
         """
-        if self._closing or not self._thread.is_open:
+        if self._closing or not self._thread.is_running:
             return [self._refusal(job, Verdict.CANCELLED) for job in jobs]
         if self._data is None:
-            reason = "the tier's process is gone"
+            reason = "the tier has no process now"
             return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
         if self._data.is_full:
             reason = "the tier's process does not take its jobs"
@@ -153,17 +161,19 @@ class ProcessRunner:
         if self._data is not None:
             self._read(self._data, reports)
         while self._changes:
-            child, stopped = self._changes.popleft()
-            if stopped is None:
+            child, change = self._changes.popleft()
+            if isinstance(change, ProcessStarted):
                 self._data = child.data
-                reports.append(ProcessRestarted())
+                reports.append(change)
                 self._read(self._data, reports)
                 continue
             # Everything that it wrote is there now.
             self._read(child.data, reports)
             child.data.close()
             self._data = None
-            reports.append(stopped)
+            reports.append(change)
+        while self._failures:
+            reports.append(self._failures.popleft())
         if self._notify is not None and not self._watched:
             self._watch()
         return reports
@@ -222,8 +232,12 @@ class ProcessRunner:
 
     # --- on the supervisor's thread -------------------------------------------------------------
 
-    def _restarted(self, child: ChildProcess) -> None:
-        self._changes.append((child, None))
+    def _started(self, child: ChildProcess, is_restart: bool) -> None:
+        self._changes.append((child, ProcessStarted(child.is_open, is_restart)))
+        self._notify_engine()
+
+    def _failed(self, reason: str) -> None:
+        self._failures.append(OpeningEnded(reason))
         self._notify_engine()
 
     def _died(self, child: ChildProcess, reason: str) -> None:

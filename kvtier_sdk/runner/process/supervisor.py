@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
 from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
 
 #: The pause before a process is restarted; it doubles up to the longest.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
-#: How long a restarted process may take to open the tier, or twice as long as the first one took
-#: if that is more.
-_REOPEN_S = 60.0
+#: How much longer than the tier's deadline to open a process may take to say a word. One that is
+#: silent blocks its loop, and is killed.
+_START_S = 30.0
 #: How long an opening that is cancelled may take to end.
-_CANCEL_S = 10.0
+_CANCEL_S = 5.0
 
 
 class RestartPauses:
@@ -49,7 +51,8 @@ class Supervisor:
     """Has one process at a time. All of it runs on one event loop.
 
     Attributes:
-        child: the process that has the tier open, if there is one.
+        child: the process that takes jobs, if there is one.
+        first: the one with which :meth:`open` has returned, if so.
 
     Args:
         spec: the tier.
@@ -57,7 +60,9 @@ class Supervisor:
         pool: the slots.
         clock: time and tasks.
         log: the tier's.
-        on_restart: called with a process that has opened the tier in the place of another.
+        on_start: called with a process that takes jobs, in the place of another or, with false,
+            after the engine has started without one.
+        on_failure: called with the reason where a process could not be started.
         on_death: called with a process that is gone, and what it died of.
         verify: as for the tier loop.
     """
@@ -70,35 +75,61 @@ class Supervisor:
         pool: PoolMemory,
         clock: Clock,
         log: TierLog,
-        on_restart: Callable[[ChildProcess], None],
+        on_start: Callable[[ChildProcess, bool], None],
+        on_failure: Callable[[str], None],
         on_death: Callable[[ChildProcess, str], None],
         verify: bool,
     ) -> None:
         self.child: ChildProcess | None = None
+        self.first: ChildProcess | None = None
         self._spec = spec
         self._namespace = namespace
         self._pool = pool
         self._clock = clock
         self._log = log
-        self._on_restart = on_restart
+        self._on_start = on_start
+        self._on_failure = on_failure
         self._on_death = on_death
         self._verify = verify
-        self._opening_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
-    async def open(self) -> None:
+    async def open(self) -> bool:
         """Start the process and open the tier in it.
+
+        Returns:
+            True if the tier is open; false if it is not required, and is opened in the background.
 
         Raises:
             ConfigError: a setting cannot work.
             BackendError: the backend cannot be imported in the process.
-            TierError: the store cannot be reached, or the process died.
+            TierError: the store refuses the credentials; or it cannot be reached, or the process
+                died, and the tier is required.
         """
-        began_s = self._clock.now_s()
-        self.child = await self._start()
-        self._opening_s = self._clock.now_s() - began_s
-        self._task = self._clock.spawn(self._supervise(), name=f"supervise {self._spec.name}")
+        options = self._spec.runner
+        starting: asyncio.Task[ChildProcess] | None
+        starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
+        try:
+            async with self._clock.timeout(options.open_deadline_s):
+                await asyncio.wait([starting])
+        except TimeoutError:
+            if options.required:
+                await self._break_off(starting)
+                raise not_in_time(self._spec.name, options.open_deadline_s) from None
+        except asyncio.CancelledError:
+            await self._break_off(starting)
+            raise
+        else:
+            try:
+                self.child = self.first = starting.result()
+            except TierError as error:
+                if options.required or not may_pass(error):
+                    raise
+                self._note_failure(error)
+            starting = None
+        supervising = self._supervise(starting)
+        self._task = self._clock.spawn(supervising, name=f"supervise {self._spec.name}")
+        return self.child is not None and self.child.is_open
 
     async def drain(self, timeout_s: float) -> bool:
         """Drain the tier; return true if everything has ended."""
@@ -128,11 +159,28 @@ class Supervisor:
             self.child = None
 
     async def _start(self) -> ChildProcess:
+        """Start a process, and wait until it takes jobs; it bounds the opening itself."""
+        limit_s = self._spec.runner.open_deadline_s + _START_S
         pool_fd = copy_fd(self._pool.fd)
         try:
-            return await self._start_with(pool_fd)
+            async with self._clock.timeout(limit_s) as limit:
+                return await self._start_with(pool_fd)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # what the tier raised
+            raise not_in_time(self._spec.name, self._spec.runner.open_deadline_s) from None
         finally:
             os.close(pool_fd)
+
+    async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
+        """End a process that is being started."""
+        starting.cancel()
+        await wait_out([starting])
+        if not starting.cancelled() and starting.exception() is None:
+            # It had just succeeded.
+            child = starting.result()
+            await child.end(_CANCEL_S)
+            child.data.close()
 
     async def _start_with(self, pool_fd: int) -> ChildProcess:
         bootstrap: dict[str, Any] = write_bootstrap(
@@ -152,9 +200,17 @@ class Supervisor:
             raise
         return child
 
-    async def _supervise(self) -> None:
+    async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
         """Wait for the process's end, again and again, and start the next one."""
         pauses = RestartPauses()
+        if starting is not None:
+            try:
+                await self._started(starting, is_restart=False)
+            except asyncio.CancelledError:
+                await self._break_off(starting)
+                raise
+        if self.child is None:
+            await self._restart(pauses, 0.0, is_restart=False)
         while self.child is not None:
             opened_s = self._clock.now_s()
             reason = f"the tier's process died: {await self.child.ended}"
@@ -165,21 +221,25 @@ class Supervisor:
             child.let_go()
             if self._closing:
                 return
-            await self._restart(pauses, self._clock.now_s() - opened_s)
+            await self._restart(pauses, self._clock.now_s() - opened_s, is_restart=True)
 
-    async def _restart(self, pauses: RestartPauses, lived_s: float) -> None:
-        limit_s = max(_REOPEN_S, 2 * self._opening_s)
+    async def _restart(self, pauses: RestartPauses, lived_s: float, *, is_restart: bool) -> None:
         while self.child is None:
             pause_s = pauses.after(lived_s)
             self._log.info("the tier's process is restarted in %g s", pause_s)
             await self._clock.sleep(pause_s)
-            try:
-                # The engine waits for the first opening and can break it off; not for this one.
-                async with self._clock.timeout(limit_s):
-                    self.child = await self._start()
-            except Exception as error:
-                reason = str(error) or f"it did not open the tier within {limit_s:g} s"
-                self._log.warning("the tier's process could not be restarted: %s", reason)
-                lived_s = 0.0
-        self._log.warning("the tier's process was restarted")
-        self._on_restart(self.child)
+            await self._started(self._start(), is_restart=is_restart)
+            lived_s = 0.0
+
+    async def _started(self, starting: Awaitable[ChildProcess], *, is_restart: bool) -> None:
+        try:
+            self.child = await starting
+        except Exception as error:
+            self._note_failure(error)
+            return
+        self._log.warning("the tier's process was %s", "restarted" if is_restart else "started")
+        self._on_start(self.child, is_restart)
+
+    def _note_failure(self, error: Exception) -> None:
+        self._log.warning("the tier's process could not be started: %s", error)
+        self._on_failure(str(error))

@@ -37,7 +37,7 @@ async def _check_runner(subject: TierSubject, kind: str) -> None:
     options = dict.fromkeys(_DEADLINES, subject.timeout_s)
     spec = replace(
         subject.spec, runner=subject.spec.runner.model_copy(update={"runner": kind, **options})
-    )
+    ).needed()
     pool = HostPool.create(PoolLayout(_SLOTS, subject.chunk_bytes))
     try:
         runner = make_runner(

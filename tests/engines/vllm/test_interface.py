@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.redis_server import Server
 
 with warnings.catch_warnings():
     # Warnings of vLLM and torch at their import are not ours to mend.
@@ -34,6 +35,8 @@ with warnings.catch_warnings():
     from kvtier_sdk.integrations.vllm import compat
     from kvtier_sdk.integrations.vllm.copies import KVTierOffloadingWorker
     from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
+    from kvtier_sdk.integrations.vllm.metrics import StatsFeed
+    from kvtier_sdk.metrics import TierStats, metric_samples
 
 LookupResult = base.LookupResult
 
@@ -273,6 +276,40 @@ def test_a_tier_that_is_gone_by_the_first_request_is_done_without(
         root.touch()
         assert look_up(manager, KEYS[:1], request(manager, "x")) == [LookupResult.MISS]
     assert "there are no tiers below the host pool" in caplog.text
+
+
+def test_a_store_that_is_down_at_the_first_request_is_used_when_it_is_back(
+    another_hash: str, tmp_path: Path
+) -> None:
+    server = Server(tmp_path).start()
+    entry = {"url": server.url, "type": "kvtier", "required": True, "lookup_deadline": "30s"}
+    pauses = {"probe_interval": "50ms", "max_probe_interval": "50ms"}
+    try:
+        with opened_manager(make_config([entry | pauses])) as manager:
+            server.kill()
+            assert look_up(manager, KEYS[:1], request(manager, "x")) == [LookupResult.MISS]
+            tier = manager.stats[1]
+            assert tier.is_open == 0
+            while not tier.open_failures:
+                end_step(manager)
+            assert manager.get_stats() is not None
+            server.start()
+            while not tier.is_open:
+                end_step(manager)
+            store(manager, KEYS[:1])
+            assert tier.stored_chunks == 1
+    finally:
+        server.kill()
+
+
+def test_a_counter_that_begins_again_never_goes_down() -> None:
+    feed = StatsFeed()
+    counts = []
+    for failures in (3, 1, 2):
+        stats = feed.take(metric_samples([TierStats("t", "memory", open_failures=failures)]))
+        assert stats is not None
+        counts.append(stats.data["data"]["kvtier_open_failures_total"][("t",)])
+    assert counts == [3, 1, 1]
 
 
 def test_a_full_host_pool_is_no_room(manager: KVTierOffloadingManager) -> None:

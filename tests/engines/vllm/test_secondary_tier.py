@@ -243,5 +243,14 @@ def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(
 ) -> None:
     open_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TierUnavailableError, match="Connection refused"):
-        make_tier(url=f"redis://127.0.0.1:{free_port()}", runner="process")
+        make_tier(url=f"redis://127.0.0.1:{free_port()}", runner="process", required=True)
     assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_an_engine_starts_without_a_store_that_is_down(make_tier: MakeTier, runner: str) -> None:
+    tier = make_tier(url=f"redis://127.0.0.1:{free_port()}", runner=runner)
+    assert tier.stats.is_open == 0
+    assert look_up(tier, request(tier, "early"), KEYS[:1]) == [MISS]
+    tier.submit_store(TransferJob(1, KEYS[:1], np.array([3], np.int32), False, request(tier, "r")))
+    assert [(job.job_id, job.success) for job in tier.get_finished_jobs()] == [(1, False)]

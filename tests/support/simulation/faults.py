@@ -52,6 +52,7 @@ class Weather:
         self._rng = rng
         self._out_until_s = -1.0
         self._may_break_contract = plan.breaks_contract
+        self._refused_openings = plan.refused_openings
 
     def begin_outage(self) -> None:
         """Make the tier unreachable for a while."""
@@ -61,6 +62,13 @@ class Weather:
     def clear_up(self) -> None:
         """End all faults."""
         self.calm = True
+
+    def open(self) -> None:
+        """Raise if an attempt to open the tier is to fail."""
+        if self._refused_openings and not self.calm:
+            self._refused_openings -= 1
+            self.seen["refused opening"] += 1
+            raise TierUnavailableError("not there yet")
 
     async def suffer(self) -> str:
         """Spend the time of a call, and raise if the call is to fail as a whole.

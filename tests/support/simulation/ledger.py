@@ -18,6 +18,7 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    OpeningEnded,
     Operation,
     Report,
     Verdict,
@@ -171,6 +172,8 @@ class Ledger:
                     self.refuses.discard(report.direction)
                 else:
                     self.refuses.add(report.direction)
+            elif isinstance(report, OpeningEnded) and report.error is None:
+                self.refuses.clear()
 
     def put(self, key: OffloadKey) -> None:
         """Note a chunk that the tier has written."""
@@ -353,6 +356,12 @@ class WatchedRunner(InlineRunner):
             self._note(self._ledger.name, job.operation.value, job.job_id, job.keys, job.slots)
         self._ledger.submitted(jobs)
         return super().submit(jobs)
+
+    def start(self) -> bool:
+        is_open = super().start()
+        if not is_open:
+            self._ledger.refuses.update(Direction)
+        return is_open
 
     def poll(self) -> Sequence[Report]:
         reports = super().poll()

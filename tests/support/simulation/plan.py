@@ -25,6 +25,7 @@ class TierPlan:
         outages: share of the steps in which one begins.
         stalls: share of the steps in which its loop begins to stand still for some steps.
         breaks_contract: it may return a wrong number of results once.
+        refused_openings: number of attempts to open it that fail first.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TierPlan:
     outages: float
     stalls: float
     breaks_contract: bool
+    refused_openings: int
 
     @property
     def longest_s(self) -> float:
@@ -150,4 +152,5 @@ def _draw_tier(rng: random.Random, index: int, slots: int, fault_rate: float) ->
         stalls=rng.choice([0.0, 0.05]),
         outages=rng.choice([0.0, 0.01]) if fault_rate else 0.0,
         breaks_contract=fault_rate > 0 and rng.random() < 0.05,
+        refused_openings=rng.choice([0, 0, 0, 0, 1, 3]) if fault_rate else 0,
     )

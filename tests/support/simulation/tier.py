@@ -20,12 +20,14 @@ class SimulatedTierConfig(MemoryTierConfig):
         weather: the faults; a :class:`Weather`.
         on_touch: called with each transfer's buffers when they are used.
         on_put: called with each chunk that was written.
+        on_open: called with each instance that is to be opened.
         rng: chooses the chunks with a fault.
     """
 
     weather: Any
     on_touch: Any
     on_put: Any
+    on_open: Any
     rng: Any
 
 
@@ -49,6 +51,11 @@ class SimulatedTier(MemoryTier):
     def _on_touch(self) -> Callable[[Operation, Transfer], None]:
         on_touch: Callable[[Operation, Transfer], None] = self.config.on_touch
         return on_touch
+
+    async def open(self) -> None:
+        self.config.on_open(self)
+        self._weather.open()
+        await super().open()
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         trouble = await self._weather.suffer()

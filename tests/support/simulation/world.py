@@ -63,8 +63,8 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
     Raises:
         Breach: a rule was broken; it names the rule, and a way to repeat the breach.
     """
-    world = World(seed, echo)
-    with _errors_of_the_sdk(world.note_error):
+    with _errors_of_the_sdk(lambda message: world.note_error(message)):
+        world = World(seed, echo)
         try:
             world.play()
         except Exception as error:
@@ -222,6 +222,11 @@ class World:
         tier_class = PaddedSimulatedTier if plan.padded else SimulatedTier
         object_bytes = 256 if plan.padded else 64 + CHUNK_BYTES
         capacity = plan.capacity_chunks
+        index = len(self.tiers)
+
+        def on_open(tier: SimulatedTier) -> None:
+            self.tiers[index] = tier
+
         spec = TierSpec(
             plan.name,
             "simulated",
@@ -234,6 +239,7 @@ class World:
                 weather=weather,
                 on_touch=self._watch_io(ledger),
                 on_put=ledger.put,
+                on_open=on_open,
                 rng=rng,
             ),
             RunnerOptions.model_validate(plan.options),

@@ -159,6 +159,8 @@ common = {
     "runner": st.sampled_from(["auto", "thread"]),
     "store_policy": st.sampled_from(["through", "on_evict", "after_hits:3"]),
     "offload_policy": st.sampled_from(["chunk", "request"]),
+    "required": st.booleans(),
+    "open_deadline": times,
     "lookup_deadline": times,
     "load_deadline": times,
     "store_deadline": times,

@@ -124,6 +124,8 @@ def test_the_runner_has_the_documented_defaults() -> None:
         "admission": "auto",
         "offload_policy": "chunk",
         "codec": None,
+        "required": False,
+        "open_deadline_s": 30.0,
         "lookup_deadline_s": 0.05,
         "load_deadline_s": 5.0,
         "store_deadline_s": 30.0,
@@ -151,6 +153,8 @@ def test_the_runner_has_the_documented_defaults() -> None:
         {"breaker_failures": 0},
         {"breaker_window": 0},
         {"probe_interval": "0s"},
+        {"open_deadline": "0s"},
+        {"required": "perhaps"},
         {"max_probe_interval": "500ms"},
     ],
 )

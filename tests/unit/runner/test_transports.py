@@ -191,7 +191,7 @@ def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
 ) -> None:
     rig = make_rig(on_open="hang", close_s=0.1)
 
-    def interrupt() -> None:
+    def interrupt(timeout_s: float | None = None) -> None:
         rig.wait_past("hanging")
         raise KeyboardInterrupt
 

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from support.tier_process import HeldBackClock, children, is_there, pid_of
 
 from kvtier_sdk import TierUnavailableError
 from kvtier_sdk.metrics import metric_samples
-from kvtier_sdk.runner.jobs import Job, Operation, ProcessRestarted, RunnerStopped
+from kvtier_sdk.runner.jobs import Job, Operation, ProcessStarted, RunnerStopped
 from kvtier_sdk.runner.process import supervisor
 from kvtier_sdk.runner.process.child_process import ChildProcess
 from kvtier_sdk.runner.process.supervisor import RestartPauses
@@ -48,7 +49,7 @@ def test_a_killed_process_fails_its_jobs_and_is_restarted(
     assert clock.paused.wait(30)
     clock.go_on()
     rig.wait_for(4, others=2)
-    assert [type(report) for report in rig.others] == [RunnerStopped, ProcessRestarted]
+    assert [type(report) for report in rig.others] == [RunnerStopped, ProcessStarted]
     assert rig.client.takes_reads
     assert rig.client.takes_stores
     assert pid_of(rig.runner) != first
@@ -197,15 +198,17 @@ def test_a_process_that_hangs_when_it_is_restarted_is_given_up(
 ) -> None:
     rig = make_rig(on_open="hang_again")
     rig.client.open()
-    monkeypatch.setattr(supervisor, "_REOPEN_S", 0.01)
-    monkeypatch.setattr(rig.runner._supervisor, "_opening_s", 0.0)  # type: ignore[attr-defined]
+    brief = rig.client.spec.runner.model_copy(update={"open_deadline_s": 0.01})
+    spec = replace(rig.client.spec, runner=brief)
+    monkeypatch.setattr(rig.runner._supervisor, "_spec", spec)  # type: ignore[attr-defined]
+    monkeypatch.setattr(supervisor, "_START_S", 0.0)
     os.kill(pid_of(rig.runner), signal.SIGKILL)
     for _ in range(2):
         assert clock.paused.wait(30)
         clock.go_on()
     assert clock.paused.wait(30)
     assert clock.pauses_s == [1.0, 2.0, 4.0]
-    assert "could not be restarted: it did not open the tier within 0.01 s" in caplog.text
+    assert "could not be started: held open: it did not open within 0.01 s" in caplog.text
     assert children() == []
 
 
@@ -293,7 +296,8 @@ def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     assert clock.paused.wait(30)
     clock.go_on()
     for _ in range(6000):
-        if rig.runner._changes and rig.runner._changes[-1][1] is None:  # type: ignore[attr-defined]
+        changes = rig.runner._changes  # type: ignore[attr-defined]
+        if changes and isinstance(changes[-1][1], ProcessStarted):
             break
         threading.Event().wait(0.005)
     second = pid_of(rig.runner)
@@ -302,3 +306,34 @@ def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     rig.runner._thread.call(asyncio.sleep(0.05), 30.0, None)  # type: ignore[attr-defined]
     assert second not in suspected
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+
+
+def test_a_process_that_dies_at_the_start_keeps_no_engine_from_starting(
+    make_rig: Callable[..., Rig], clock: HeldBackClock
+) -> None:
+    rig = make_rig(on_open="leave_once", runner={"required": False})
+    rig.client.open()
+    assert not rig.client.takes_reads
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
+    assert clock.paused.wait(30)
+    clock.go_on()
+    rig.wait_open()
+    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
+    stats = rig.client.stats
+    assert (stats.open_failures, stats.restarts) == (1, 0)
+    assert stats.errors[-1] == "held open: the tier's process died: exit status 7"
+
+
+def test_a_store_that_is_down_keeps_no_process_from_its_restart(
+    make_rig: Callable[..., Rig], clock: HeldBackClock
+) -> None:
+    rig = make_rig(on_open="refuse_again", runner={"required": False, "probe_interval": 0.01})
+    rig.client.open()
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    assert clock.paused.wait(30)
+    clock.go_on()
+    rig.wait_until(lambda: rig.client.stats.open_failures > 1)
+    assert rig.client.stats.restarts == 1
+    assert rig.client.stats.is_open == 0
+    assert not rig.client.takes_stores
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]

@@ -9,7 +9,7 @@ import pytest
 from support.runners import Rig
 from support.tier_process import HeldBackClock, LookClock, is_there, pid_of
 
-from kvtier_sdk.runner.jobs import Job, Operation, ProcessRestarted
+from kvtier_sdk.runner.jobs import Job, Operation, ProcessStarted
 
 
 def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
@@ -87,7 +87,7 @@ def test_a_process_with_calls_that_never_end_is_killed_and_restarted(
         "held: the tier's process died: calls hung, and it was killed",
     ]
     clock.go_on()
-    while not any(isinstance(report, ProcessRestarted) for report in rig.others):
+    while not any(isinstance(report, ProcessStarted) for report in rig.others):
         rig.wait_for(2, others=len(rig.others) + 1)
     rig.take()
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]

@@ -1,0 +1,164 @@
+"""Opens a tier within a deadline, and tries again in the background where the engine can wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import (
+    TierContractError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
+from kvtier_sdk.options.tier import RunnerOptions
+from kvtier_sdk.runner.answers import text_of
+from kvtier_sdk.runner.jobs import OpeningEnded
+from kvtier_sdk.runner.log import TierLog
+
+#: The largest share by which jitter shortens a pause, as between a breaker's probes.
+_JITTER = 0.1
+
+
+class TierOpening:
+    """Opens a tier, and says whether it is open.
+
+    Each attempt has ``open_deadline``. One that goes on beyond it, although it is cancelled, counts
+    as failed, and no other is made beside it; if it succeeds after all, the tier is open.
+
+    Attributes:
+        is_open: true once an attempt has succeeded.
+
+    Args:
+        open_tier: makes an attempt.
+        options: the tier's.
+        clock: time and tasks.
+        rng: jitters the pauses.
+        report: takes the end of each attempt, but not of a first one that succeeds.
+        log: the tier's.
+    """
+
+    def __init__(
+        self,
+        open_tier: Callable[[], Awaitable[None]],
+        options: RunnerOptions,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        report: Callable[[OpeningEnded], None],
+        log: TierLog,
+    ) -> None:
+        self.is_open = False
+        self._open_tier = open_tier
+        self._options = options
+        self._clock = clock
+        self._rng = rng
+        self._report = report
+        self._log = log
+        self._attempt: asyncio.Task[Exception | None] | None = None
+        self._retrying: asyncio.Task[None] | None = None
+
+    async def begin(self) -> bool:
+        """Make the first attempt.
+
+        Returns:
+            True if the tier is open; false if it is tried again in the background.
+
+        Raises:
+            Exception: the tier is required, or what is wrong does not pass by itself.
+        """
+        # An attempt that has blocked its loop ends late: the engine is running by then.
+        end_s = self._clock.now_s() + self._options.open_deadline_s
+        error = await self._try()
+        if error is None:
+            return True
+        if self._options.required or not (may_pass(error) or self._clock.now_s() > end_s):
+            raise error
+        self._note(error)
+        self._retrying = self._clock.spawn(self._retry(), name=f"open {self._log.tier} again")
+        return False
+
+    async def stop(self) -> None:
+        """Make no further attempt, and wait until one under way has ended."""
+        tasks = [task for task in (self._retrying, self._attempt) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _retry(self) -> None:
+        pause_s = self._options.probe_interval_s
+        while True:
+            await self._clock.sleep(pause_s * self._rng.uniform(1 - _JITTER, 1))
+            error = await self._try()
+            if error is None:
+                break
+            self._note(error)
+            pause_s = min(2 * pause_s, self._options.max_probe_interval_s)
+        self._log.warning("the tier is open now")
+        self._report(OpeningEnded())
+
+    async def _try(self) -> Exception | None:
+        """Make an attempt, or wait for the last one; return why the tier is not open, if so."""
+        attempt = self._attempt
+        if attempt is None or _has_failed(attempt):
+            attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")
+            self._attempt = attempt
+        deadline_s = self._options.open_deadline_s
+        try:
+            async with self._clock.timeout(deadline_s):
+                await asyncio.wait([attempt])
+        except TimeoutError:
+            # It may have blocked the loop, and succeeded.
+            if not attempt.done():
+                attempt.cancel()
+        if not attempt.done() or attempt.cancelled():
+            return not_in_time(self._log.tier, deadline_s)
+        self.is_open = attempt.result() is None
+        return attempt.result()
+
+    async def _call(self) -> Exception | None:
+        try:
+            await self._open_tier()
+        except Exception as error:
+            return error
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            # A SystemExit or CancelledError of the tier's would end the engine.
+            told = TierContractError(f"raised {error!r}")
+            told.tier, told.operation = self._log.tier, "open"
+            told.__cause__ = error
+            return told
+        return None
+
+    def _note(self, error: Exception) -> None:
+        text = str(error)
+        if not isinstance(error, TierError):
+            text = f"{self._log.tier} open: {type(error).__name__}: {text_of(error)}"
+        self._log.often(logging.WARNING, "open", f"{text}; it is tried again")
+        self._report(OpeningEnded(text))
+
+
+def may_pass(error: Exception) -> bool:
+    """Return true if the store is out of reach: it may be reached later.
+
+    Args:
+        error: what ``open`` raised; wrong options, wrong credentials and a backend's bugs stay.
+    """
+    return isinstance(error, TierUnavailableError | TierTimeoutError)
+
+
+def not_in_time(tier: str, deadline_s: float) -> TierTimeoutError:
+    """Return the error of a tier that did not open by its deadline."""
+    error = TierTimeoutError(f"it did not open within {deadline_s:g} s ('open_deadline')")
+    error.tier, error.operation = tier, "open"
+    return error
+
+
+def _has_failed(attempt: asyncio.Task[Exception | None]) -> bool:
+    return attempt.done() and (attempt.cancelled() or attempt.result() is not None)

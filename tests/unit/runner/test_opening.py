@@ -1,0 +1,205 @@
+"""The opening of a tier, over both runners: its deadline, its failures, and its late success."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runners import RUNNERS, ExpiredError, Rig
+from support.tier_process import children
+
+from kvtier_sdk import ConfigError, TierContractError, TierTimeoutError
+from kvtier_sdk.metrics import metric_samples
+from kvtier_sdk.runner import loop_thread
+from kvtier_sdk.runner.jobs import Operation
+
+MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture(params=RUNNERS)
+def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
+    """Make a runner around a misbehaving tier that the engine can do without."""
+    rigs: list[Rig] = []
+
+    def make(*, deadline_s: float = 20.0, required: bool = False, **script: Any) -> Rig:
+        options = {
+            "required": required,
+            "open_deadline": deadline_s,
+            "probe_interval": 0.01,
+            "max_probe_interval": 0.02,
+        }
+        rigs.append(Rig(request.param, tmp_path, runner=options, **script))
+        rigs[-1].kind = request.param  # type: ignore[attr-defined]
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def assert_refused(rig: Rig) -> None:
+    """Assert that the engine sees open breakers, and that jobs end at once."""
+    assert not rig.client.takes_reads
+    assert not rig.client.takes_stores
+    seen = {sample.metric.name: sample.value for sample in metric_samples([rig.client.stats])}
+    assert seen["kvtier_tier_open"] == 0
+    assert seen["kvtier_read_breaker_open"] == seen["kvtier_store_breaker_open"] == 1
+
+
+def assert_used(rig: Rig) -> None:
+    """Assert that the tier is open and does its work."""
+    assert rig.client.takes_reads
+    assert rig.client.takes_stores
+    assert rig.client.stats.is_open == 1
+    assert rig.do(Operation.STORE, 0) == ["ok"]
+    assert rig.do(Operation.LOOKUP, 0, 1) == ["ok", "not_found"]
+
+
+def end_of_thread(rig: Rig) -> None:
+    thread = rig.runner._thread._thread  # type: ignore[attr-defined]
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_the_series_are_there_from_the_start(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.client.open()
+    seen = {sample.metric.name: sample.value for sample in metric_samples([rig.client.stats])}
+    assert seen["kvtier_tier_open"] == 1
+    assert seen["kvtier_open_failures_total"] == 0
+    rig.client.close(5.0)
+    assert rig.client.stats.is_open == 0
+
+
+def test_an_open_that_never_ends_keeps_no_engine_waiting(make_rig: MakeRig) -> None:
+    rig = make_rig(on_open="hang", deadline_s=0.2)
+    rig.client.open()
+    assert_refused(rig)
+    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
+    rig.wait_until(lambda: rig.client.stats.open_failures >= 2)
+    assert "held open: it did not open within 0.2 s ('open_deadline')" in rig.client.stats.errors
+    rig.client.close(10.0)
+    past = rig.past()
+    assert past.count("open") == past.count("cancelled") == past.count("closed") >= 2
+    assert past[-2:] == ["cancelled", "closed"]
+    assert children() == []
+    end_of_thread(rig)
+
+
+@pytest.mark.parametrize("trouble", ["hang", "block"])
+def test_an_engine_that_needs_the_tier_is_told_at_the_deadline(
+    make_rig: MakeRig, trouble: str
+) -> None:
+    rig = make_rig(on_open=trouble, deadline_s=0.2, required=True)
+    with pytest.raises(TierTimeoutError) as told:
+        rig.client.open()
+    assert str(told.value) == "held open: it did not open within 0.2 s ('open_deadline')"
+    assert children() == []
+    assert rig.do(Operation.LOOKUP, 0) == ["cancelled"]
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_an_open_that_succeeds_after_the_end_is_closed(make_rig: MakeRig, required: bool) -> None:
+    rig = make_rig(on_open="block", deadline_s=0.2, required=required)
+    if required:
+        with pytest.raises(TierTimeoutError):
+            rig.client.open()
+    else:
+        rig.client.open()
+        rig.client.close(0.05)
+    if rig.kind == "process":  # type: ignore[attr-defined]
+        assert children() == [], "what it had opened went with it"
+        return
+    assert rig.past() == ["open", "blocking"]
+    rig.unblock()
+    rig.wait_past("closed")
+    assert rig.past() == ["open", "blocking", "opened", "closed"]
+    end_of_thread(rig)
+
+
+def test_an_open_that_blocks_its_thread_succeeds_late(make_rig: MakeRig) -> None:
+    rig = make_rig(on_open="block", deadline_s=0.2)
+    rig.client.open()
+    assert_refused(rig)
+    rig.wait_past("blocking")
+    rig.unblock()
+    rig.wait_open()
+    assert_used(rig)
+    assert rig.past() == ["open", "blocking", "opened"]
+    assert rig.client.stats.restarts == 0
+
+
+@pytest.mark.parametrize("deadline_s", [0.2, 20.0])
+def test_an_open_that_holds_the_interpreter(make_rig: MakeRig, deadline_s: float) -> None:
+    rig = make_rig(on_open="hold_interpreter", deadline_s=deadline_s)
+    rig.client.open()
+    rig.wait_open()
+    assert_used(rig)
+
+
+def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(on_open="refuse_unless_third")
+    rig.client.open()
+    assert_refused(rig)
+    rig.wait_open()
+    assert_used(rig)
+    assert rig.client.stats.open_failures == 2
+    assert rig.past() == ["open", "closed", "open", "closed", "open", "opened"]
+    assert "held open: connection refused; it is tried again" in caplog.text
+    assert "held: the tier is open now" in caplog.text
+
+
+def test_an_engine_that_needs_the_tier_does_not_start_without(make_rig: MakeRig) -> None:
+    rig = make_rig(on_open="refuse_unless_third", required=True)
+    with pytest.raises(Exception, match="held open: connection refused"):
+        rig.client.open()
+    assert rig.past() == ["open", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error_class"),
+    [
+        ("misconfigure", ConfigError),
+        ("expire", ExpiredError),
+        ("misbehave", ZeroDivisionError),
+        ("exit", TierContractError),
+    ],
+)
+def test_what_does_not_pass_by_itself_ends_the_start(
+    make_rig: MakeRig, trouble: str, error_class: type[Exception]
+) -> None:
+    rig = make_rig(on_open=trouble)
+    with pytest.raises(error_class):
+        rig.client.open()
+    assert rig.past() == ["open", "closed"]
+
+
+def test_after_the_start_nothing_ends_the_attempts(make_rig: MakeRig) -> None:
+    rig = make_rig(on_open="fail_differently")
+    rig.client.open()
+    rig.wait_open()
+    assert_used(rig)
+    assert rig.client.stats.errors == [
+        "held open: connection refused",
+        "held open: the key of Ada expired 3 days ago",
+        "held open: ConfigError: tier 'held': option 'bucket' names none",
+        "held open: ZeroDivisionError: a bug",
+    ]
+
+
+def test_the_log_says_that_an_opening_goes_on(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_thread, "_PROGRESS_S", 0.05)
+    rig = make_rig(on_open="block", deadline_s=0.5)
+    with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
+        rig.client.open()
+    lines = [r.getMessage() for r in caplog.records if "still opening" in r.getMessage()]
+    assert lines[:3] == [
+        f"held: still opening after {waited} s" for waited in ("0.05", "0.1", "0.2")
+    ]
