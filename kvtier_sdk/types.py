@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 #: The name of a chunk: the chain hash of its tokens, then the index of its KV-cache group in four
 #: bytes, big-endian. vLLM uses the same layout (``vllm/v1/kv_offload/base.py``), so keys pass
@@ -100,6 +102,43 @@ class RequestContext:
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Region(NamedTuple):
+    """A stretch of this process's memory, for clients that take addresses in place of buffers.
+
+    ::
+
+        pinned_bytes = sum(region.size_bytes for region in context.regions)
+        header, payload = transfer.regions
+        assert any(region.covers(payload) for region in context.regions)
+
+    Attributes:
+        address: the address of its first byte.
+        size_bytes: its length.
+    """
+
+    address: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, buffer: Any) -> Region:
+        """Return the place of a buffer.
+
+        Args:
+            buffer: contiguous; may be read-only.
+        """
+        array = np.frombuffer(buffer, np.uint8)
+        return cls(array.ctypes.data, array.nbytes)
+
+    def covers(self, other: Region) -> bool:
+        """Return true if all of another region lies inside this one.
+
+        Args:
+            other: the other region.
+        """
+        end = self.address + self.size_bytes
+        return self.address <= other.address and other.address + other.size_bytes <= end
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """One chunk on its way between its slot and a tier.
@@ -136,6 +175,11 @@ class Transfer:
     def buffers(self) -> tuple[memoryview, memoryview]:
         """Header and payload, in the order in which a backend stores them."""
         return self.header, self.payload
+
+    @property
+    def regions(self) -> tuple[Region, Region]:
+        """The addresses and lengths of :attr:`buffers`, each inside one of ``context.regions``."""
+        return Region.of(self.header), Region.of(self.payload)
 
     @property
     def object_bytes(self) -> int:

@@ -18,6 +18,7 @@ from kvtier_sdk.types import (
     Locality,
     Medium,
     OffloadKey,
+    Region,
     RequestContext,
     Transfer,
     Usage,
@@ -51,6 +52,9 @@ class TierContext:
         logger: this tier's own logger.
         report_removed: tells the SDK that chunks are gone from the tier (evicted, expired,
             deleted, found damaged). Callable from any thread; never blocks.
+        regions: all memory that a transfer's buffers ever lie in, in this process: the slots, and
+            the SDK's own buffers. They are there before ``open`` and until ``close`` has returned,
+            so that a client can register them once (RDMA, GPUDirect).
     """
 
     name: str
@@ -61,6 +65,7 @@ class TierContext:
     clock: Clock
     logger: logging.Logger
     report_removed: Callable[[Iterable[OffloadKey]], None]
+    regions: tuple[Region, ...] = ()
 
     @property
     def object_bytes(self) -> int:

@@ -29,6 +29,7 @@ from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome
+from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller, masked_call
 from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.health import TierHealth
@@ -149,15 +150,30 @@ class TierLoop:
         if spec.runner.codec is not None:
             codec = load_codec(spec.runner.codec)
             namespace = namespace.sealed_by(spec.runner.codec.partition(":")[0])
+        header_length = header_bytes(alignment, codec.envelope_bytes if codec else 0)
+        payload_length = round_up(memory.chunk_bytes, alignment)
+        self._batch_chunks = max(
+            1, min(self._options.max_batch_bytes, memory.region.size_bytes) // payload_length
+        )
+        # A call that hangs keeps its place among the calls and with it its buffers, so no batch
+        # ever waits for buffers, and no probe.
+        under_way = self._options.concurrency * self._batch_chunks
+        headers = BufferArena(header_length, under_way)
+        scratch = BufferArena(payload_length, under_way) if codec else None
+        probes = BufferArena(header_length + payload_length, len(Direction))
         context = TierContext(
             name=spec.name,
             namespace=namespace,
             chunk_bytes=memory.chunk_bytes,
-            header_bytes=header_bytes(alignment, codec.envelope_bytes if codec else 0),
-            payload_bytes=round_up(memory.chunk_bytes, alignment),
+            header_bytes=header_length,
+            payload_bytes=payload_length,
             clock=clock,
             logger=self._log.logger,
             report_removed=self._report_removed,
+            regions=(
+                memory.region,
+                *(arena.region for arena in (headers, scratch, probes) if arena is not None),
+            ),
         )
         self._tier = self._make_tier(spec, context)
         self._call = TierCaller(self._tier, self._secrets)
@@ -165,12 +181,15 @@ class TierLoop:
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
         )
         can_delete = Capability.DELETE in self._tier.capabilities
-        sealer = ChunkSealer(self._call, codec, context, header) if codec else None
+        sealer = None
+        if codec is not None and scratch is not None:
+            sealer = ChunkSealer(self._call, codec, context, header, scratch)
         self._mover = ChunkMover(
             self._call,
             context,
             header,
             memory,
+            headers,
             alignment=alignment,
             can_delete=can_delete,
             sealer=sealer,
@@ -179,6 +198,7 @@ class TierLoop:
             self._call,
             context,
             header,
+            probes,
             can_delete=can_delete,
             lookup_deadline_s=self._options.lookup_deadline_s,
         )
@@ -193,7 +213,6 @@ class TierLoop:
             give_up=give_up,
             log=self._log,
         )
-        self._batch_chunks = max(1, self._options.max_batch_bytes // context.payload_bytes)
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
         self._running: Counter[Operation] = Counter()

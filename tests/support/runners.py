@@ -30,6 +30,7 @@ from kvtier_sdk import (
     SystemClock,
     TierAuthError,
     TierClient,
+    TierContractError,
     TierError,
     TierListener,
     TierSpec,
@@ -42,6 +43,7 @@ from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Report, Verdict
 from support.odd_answers import NONSENSE, UNREADABLE, HostileKey
+from support.regions import fault_of_regions
 
 NOBODY = RequestContext("nobody")
 RUNNERS = ["thread", "process"]
@@ -98,11 +100,20 @@ class MisbehavingTier(MemoryTier):
             return self._answer(len(keys))
         return await super().lookup(keys, request)
 
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check_regions(batch)
+        return await super().store(batch)
+
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check_regions(batch)
         await self._do(self.config.on_load)
         if self.config.answer:
             return self._answer(len(batch))
         return await super().load(batch)
+
+    def _check_regions(self, batch: Sequence[Transfer]) -> None:
+        if fault := fault_of_regions(self.context, batch):
+            raise TierContractError(fault)
 
     async def close(self) -> None:
         await asyncio.sleep(self.config.close_s)

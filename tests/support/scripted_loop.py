@@ -6,12 +6,11 @@ The account notes every report and every broken rule; closing a rig asserts that
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from kvtier_sdk import (
     Capability,
@@ -20,6 +19,7 @@ from kvtier_sdk import (
     CorruptChunkError,
     Namespace,
     OffloadKey,
+    Region,
     RequestContext,
     RunnerOptions,
     SecondaryTierManager,
@@ -47,8 +47,10 @@ from kvtier_sdk.runner.jobs import (
 )
 from kvtier_sdk.runner.probe import CANARY_KEY
 from kvtier_sdk.testing import VirtualClock
+from support.regions import fault_of_regions
 
 CHUNK_BYTES = 96
+_SLOTS = 1 << 20
 LOOKUP, LOAD, STORE, TOUCH = Operation.LOOKUP, Operation.LOAD, Operation.STORE, Operation.TOUCH
 MOVES = (LOAD, STORE)
 
@@ -111,12 +113,15 @@ class Slots:
     chunk_bytes = CHUNK_BYTES
 
     def __init__(self) -> None:
-        self.memory: dict[int, bytearray] = {}
+        # Only what is touched takes memory.
+        self._memory = memoryview(mmap.mmap(-1, _SLOTS * CHUNK_BYTES))
+        self.region = Region.of(self._memory)
         self.holders: set[str] = set()
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
+        assert slot < _SLOTS
         self.holders.add(holder)
-        return memoryview(self.memory.setdefault(slot, bytearray(CHUNK_BYTES)))
+        return self._memory[slot * CHUNK_BYTES : (slot + 1) * CHUNK_BYTES]
 
 
 @dataclass
@@ -209,8 +214,10 @@ class ScriptedTier(SecondaryTierManager):
 
     @contextmanager
     def _lent(self, batch: Sequence[Transfer]) -> Iterator[None]:
-        """Note a breach if two concurrent calls get the same header."""
-        addresses = {np.frombuffer(t.header, np.uint8).ctypes.data for t in batch}
+        """Note a breach if two concurrent calls get the same header, or memory of no region."""
+        if fault := fault_of_regions(self.context, batch):
+            self.account.breaches.append(fault)
+        addresses = {transfer.regions[0].address for transfer in batch}
         if len(addresses) < len(batch) or addresses & self.account.lent_headers:
             self.account.breaches.append("a header that was lent twice")
         self.account.lent_headers |= addresses

@@ -103,6 +103,7 @@ class Probe:
         """Make buffers to load into."""
         context = self.tier.context
         return LentBuffers(
+            self.subject.memory,
             key,
             REQUEST,
             header_bytes=context.header_bytes,

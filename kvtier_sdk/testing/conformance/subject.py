@@ -19,6 +19,7 @@ from kvtier_sdk.contract import SecondaryTierManager, TierContext
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.registry import load_codec
+from kvtier_sdk.testing.conformance.buffers import LentMemory
 from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Hook
 from kvtier_sdk.types import OffloadKey, make_offload_key
@@ -26,6 +27,10 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: A tier as a test names it: a URL, a dictionary of options, a :class:`~kvtier_sdk.TierSpec`, or a
 #: class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
+
+#: How many chunks can be lent at once; more, if they are short.
+_LENT_CHUNKS = 64
+_MIN_LENT_BYTES = 64 << 20
 
 _DEFAULTS = RunnerOptions.model_validate({})
 
@@ -98,6 +103,7 @@ class TierSubject:
         self.spec: TierSpec = tier_spec(self.tier)
         self._salt = uuid.uuid4().bytes
         self._numbers = itertools.count()
+        self.memory = LentMemory(max(_MIN_LENT_BYTES, _LENT_CHUNKS * self.chunk_bytes))
 
     @staticmethod
     def new_namespace() -> Namespace:
@@ -162,6 +168,7 @@ class TierSubject:
             clock=self.clock,
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
             report_removed=report_removed or (lambda keys: None),
+            regions=(self.memory.region,),
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:

@@ -10,6 +10,7 @@ from kvtier_sdk.errors import TierError
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer
+from support.regions import fault_of_regions
 from support.simulation.faults import Weather
 
 
@@ -20,12 +21,14 @@ class SimulatedTierConfig(MemoryTierConfig):
         weather: the faults; a :class:`Weather`.
         on_touch: called with each transfer's buffers when they are used.
         on_put: called with each chunk that was written.
+        on_outside: called with a sentence if a batch lies outside of the tier's regions.
         rng: chooses the chunks with a fault.
     """
 
     weather: Any
     on_touch: Any
     on_put: Any
+    on_outside: Any
     rng: Any
 
 
@@ -55,7 +58,12 @@ class SimulatedTier(MemoryTier):
         found = [key in self._objects for key in keys]
         return found[1:] if trouble == "length" else found
 
+    def _check_regions(self, batch: Sequence[Transfer]) -> None:
+        if fault := fault_of_regions(self.context, batch):
+            self.config.on_outside(fault)
+
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check_regions(batch)
         trouble = await self._weather.suffer()
         failing = self._failing(batch, trouble)
         verdicts: list[TierError | None] = []
@@ -70,6 +78,7 @@ class SimulatedTier(MemoryTier):
         return verdicts[1:] if trouble == "length" else verdicts
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check_regions(batch)
         for transfer in batch:
             self._on_touch(Operation.LOAD, transfer)
             # An interrupted read leaves bytes behind.

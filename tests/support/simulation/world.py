@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.namespace import Namespace
@@ -234,6 +235,7 @@ class World:
                 weather=weather,
                 on_touch=self._watch_io(ledger),
                 on_put=ledger.put,
+                on_outside=partial(self.breach, "a transfer lies in the tier's regions"),
                 rng=rng,
             ),
             RunnerOptions.model_validate(plan.options),
