@@ -86,6 +86,7 @@ class SecondaryTierManager(ABC):
     - *Results have the order and the length of the batch.* ``None`` means done; a
       :class:`TierError` says why that one chunk failed. A raised error counts for the whole
       batch.
+    - *A call names no key twice*, and no more than :attr:`max_batch_keys`.
     - *Buffers belong to the SDK*, which lends them until the coroutine returns. This holds after
       a cancellation too: let it through only once nothing touches the buffers.
     - *No reader ever sees a partly written object*, even if a store fails midway.
@@ -135,6 +136,13 @@ class SecondaryTierManager(ABC):
         locality: this machine or another one.
         capabilities: the optional coroutines that are implemented.
         alignment: of each buffer's address and length, in bytes; a power of two up to 4,096.
+        needs_process: true for a tier that runs in a process of its own or not at all, for example
+            because its client takes the interpreter lock for long, or can crash.
+        max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
+            ``delete``; the SDK splits longer ones. ``None``: as many as there are.
+        runner_defaults: defaults of the tier's own for the options that every tier has, as they
+            are written in a configuration; the operator's setting wins. For a store behind a slow
+            link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
         contract_version: the :data:`CONTRACT_VERSION` that the tier was written for.
         config: the validated options.
         context: the tier's surroundings.
@@ -145,6 +153,9 @@ class SecondaryTierManager(ABC):
     locality: ClassVar[Locality] = Locality.LOCAL
     capabilities: ClassVar[Capability] = Capability.NONE
     alignment: ClassVar[int] = 1
+    needs_process: ClassVar[bool] = False
+    max_batch_keys: ClassVar[int | None] = None
+    runner_defaults: ClassVar[Mapping[str, Any]] = {}
     contract_version: ClassVar[int]
 
     # A tier annotates 'config' with its own model to get the type.

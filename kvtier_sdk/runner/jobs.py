@@ -7,6 +7,7 @@ or write them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -201,6 +202,36 @@ def uniform_result(
 ) -> JobResult:
     """Return a result with the same verdict for every key of a job."""
     return JobResult(job.job_id, [verdict] * len(job.keys), error=error, released=released)
+
+
+def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
+    """Split the keys of a job into those of single calls, none of which names a key twice.
+
+    >>> batches_of([b"a", b"b", b"a", b"c"], 2)
+    [[0, 1], [3], [2]]
+
+    Args:
+        keys: of the job. A repeated one goes into a call after the others.
+        most: keys of one call.
+
+    Returns:
+        Indices of keys: each index once, in calls of at most ``most``.
+    """
+    # Of the keys that are new, then of those that come for the second time, and so on.
+    rounds: list[Sequence[int]] = [range(len(keys))]
+    if len(set(keys)) < len(keys):
+        rounds = []
+        seen: Counter[OffloadKey] = Counter()
+        for index, key in enumerate(keys):
+            if seen[key] == len(rounds):
+                rounds.append([])
+            rounds[seen[key]].append(index)  # type: ignore[attr-defined]
+            seen[key] += 1
+    return [
+        indices[start : start + most]
+        for indices in rounds
+        for start in range(0, len(indices), most)
+    ]
 
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:

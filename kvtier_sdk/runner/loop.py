@@ -8,9 +8,11 @@ import itertools
 import logging
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle
@@ -41,6 +43,7 @@ from kvtier_sdk.runner.jobs import (
     Operation,
     Report,
     Verdict,
+    batches_of,
     verdict_of,
 )
 from kvtier_sdk.runner.log import TierLog
@@ -96,8 +99,10 @@ class _Run:
         return self.open_batches > len(self.tasks)
 
 
+#: Indices of a run's keys.
+_Batch: TypeAlias = Sequence[int]
 #: (loads first, arrival), the batch, its run.
-_Queued: TypeAlias = tuple[tuple[bool, int], range, _Run]
+_Queued: TypeAlias = tuple[tuple[bool, int], _Batch, _Run]
 
 
 class TierLoop:
@@ -155,6 +160,8 @@ class TierLoop:
         self._batch_chunks = max(
             1, min(self._options.max_batch_bytes, memory.region.size_bytes) // payload_length
         )
+        self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
+        self._batch_chunks = min(self._batch_chunks, self._call_keys)
         # A call that hangs keeps its place among the calls and with it its buffers, so no batch
         # ever waits for buffers, and no probe.
         under_way = self._options.concurrency * self._batch_chunks
@@ -310,11 +317,8 @@ class TierLoop:
             self._conclude(run, Verdict.UNAVAILABLE)
             return
         moves = job.operation in _MOVES
-        step = self._batch_chunks if moves else max(1, len(job.keys))
-        batches = [
-            range(start, min(start + step, len(job.keys)))
-            for start in range(0, len(job.keys), step)
-        ]
+        every: _Batch = range(len(job.keys))
+        batches = batches_of(job.keys, self._batch_chunks) if moves else [every] if every else []
         if not batches:
             self._conclude(run)
             return
@@ -351,7 +355,7 @@ class TierLoop:
         for _, batch, run in dropped:
             self._end_batch(run, batch, verdict)
 
-    def _spawn(self, run: _Run, batch: range) -> None:
+    def _spawn(self, run: _Run, batch: _Batch) -> None:
         work = {
             Operation.LOOKUP: self._lookup,
             Operation.TOUCH: self._touch,
@@ -364,7 +368,7 @@ class TierLoop:
         run.tasks.add(task)
         task.add_done_callback(lambda task: self._ended(run, batch, task))
 
-    def _ended(self, run: _Run, batch: range, task: asyncio.Task[None]) -> None:
+    def _ended(self, run: _Run, batch: _Batch, task: asyncio.Task[None]) -> None:
         """Take the end of a batch's task, whatever it was: no task dies unseen."""
         run.tasks.discard(task)
         if run.job.operation in _MOVES:
@@ -380,7 +384,7 @@ class TierLoop:
         self._progress.set()
         self._fill()
 
-    def _end_batch(self, run: _Run, batch: range, verdict: Verdict) -> None:
+    def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
         """Give this verdict to the chunks of a batch that have none; no other will come."""
         run.open_batches -= 1
         if run.concluded:
@@ -487,13 +491,24 @@ class TierLoop:
         if error is not None and run.error is None and not isinstance(error, ChunkNotFoundError):
             run.error = str(error)
 
-    async def _lookup(self, run: _Run, batch: range) -> None:
+    async def _lookup(self, run: _Run, batch: _Batch) -> None:
+        parts = batches_of(run.job.keys, self._call_keys)
+        if len(parts) == 1:
+            await self._look_up(run, batch)
+            return
+        await self._clock.gather_bounded(
+            [partial(self._look_up, run, part) for part in parts], limit=self._options.concurrency
+        )
+
+    async def _look_up(self, run: _Run, batch: _Batch) -> None:
+        """Look up the keys of one call, trying again what may succeed."""
+        keys = [run.job.keys[index] for index in batch]
         attempt = 0
         while True:
             try:
-                found = await self._timed(run, self._call.lookup(run.job.keys, run.job.request))
+                found = await self._timed(run, self._call.lookup(keys, run.job.request))
             except TierError as error:
-                self._note(run, [error], run.job.keys)
+                self._note(run, [error], keys)
                 if error.retryable and await self._pause(run, attempt):
                     attempt += 1
                     continue
@@ -502,16 +517,24 @@ class TierLoop:
                 return
             self._note(run, [None])
             if not run.concluded:
-                run.verdicts = [Verdict.OK if there else Verdict.NOT_FOUND for there in found]
+                for index, there in zip(batch, found, strict=True):
+                    run.verdicts[index] = Verdict.OK if there else Verdict.NOT_FOUND
             return
 
-    async def _touch(self, run: _Run, batch: range) -> None:
-        await self._settle_all(run, batch, self._call.touch(run.job.keys))
+    async def _touch(self, run: _Run, batch: _Batch) -> None:
+        await self._call_in_order(run, self._call.touch)
 
-    async def _delete(self, run: _Run, batch: range) -> None:
-        await self._settle_all(run, batch, self._call.delete(run.job.keys))
+    async def _delete(self, run: _Run, batch: _Batch) -> None:
+        await self._call_in_order(run, self._call.delete)
 
-    async def _purge(self, run: _Run, batch: range) -> None:
+    async def _call_in_order(
+        self, run: _Run, method: Callable[[Sequence[OffloadKey]], Awaitable[None]]
+    ) -> None:
+        """Make the calls of a job one after the other: the last key of a touch matters most."""
+        for part in batches_of(run.job.keys, self._call_keys):
+            await self._settle_all(run, part, method([run.job.keys[index] for index in part]))
+
+    async def _purge(self, run: _Run, batch: _Batch) -> None:
         """Delete every chunk, also those whose stores are under way."""
         self._drop_queued(Verdict.CANCELLED, [Direction.WRITE])
         while self._running[Operation.STORE]:
@@ -519,7 +542,7 @@ class TierLoop:
             await self._progress.wait()
         await self._settle_all(run, batch, self._call.delete_all())
 
-    async def _settle_all(self, run: _Run, batch: range, call: Awaitable[None]) -> None:
+    async def _settle_all(self, run: _Run, batch: _Batch, call: Awaitable[None]) -> None:
         """Await a call that has one outcome for all of its chunks."""
         error: TierError | None = None
         try:
@@ -529,7 +552,7 @@ class TierLoop:
         for index in batch:
             self._settle(run, index, error)
 
-    async def _transfer(self, run: _Run, batch: range) -> None:
+    async def _transfer(self, run: _Run, batch: _Batch) -> None:
         """Move a batch, trying again what may succeed, and note each chunk's verdict."""
         operation = run.job.operation
         with self._mover.transfers(run.job, batch) as pending:

@@ -43,7 +43,7 @@ from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Report, Verdict
 from support.odd_answers import NONSENSE, UNREADABLE, HostileKey
-from support.regions import fault_of_regions
+from support.promises import fault_of_batch, fault_of_keys
 
 NOBODY = RequestContext("nobody")
 RUNNERS = ["thread", "process"]
@@ -95,24 +95,25 @@ class MisbehavingTier(MemoryTier):
         self._note("opened")
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        self._check(fault_of_keys(self, keys))
         await self._do(self.config.on_lookup)
         if self.config.answer:
             return self._answer(len(keys))
         return await super().lookup(keys, request)
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        self._check_regions(batch)
+        self._check(fault_of_batch(self, batch))
         return await super().store(batch)
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        self._check_regions(batch)
+        self._check(fault_of_batch(self, batch))
         await self._do(self.config.on_load)
         if self.config.answer:
             return self._answer(len(batch))
         return await super().load(batch)
 
-    def _check_regions(self, batch: Sequence[Transfer]) -> None:
-        if fault := fault_of_regions(self.context, batch):
+    def _check(self, fault: str | None) -> None:
+        if fault is not None:
             raise TierContractError(fault)
 
     async def close(self) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from kvtier_sdk import (
@@ -47,7 +48,7 @@ from kvtier_sdk.runner.jobs import (
 )
 from kvtier_sdk.runner.probe import CANARY_KEY
 from kvtier_sdk.testing import VirtualClock
-from support.regions import fault_of_regions
+from support.promises import fault_of_batch, fault_of_keys
 
 CHUNK_BYTES = 96
 _SLOTS = 1 << 20
@@ -193,6 +194,8 @@ class ScriptedTier(SecondaryTierManager):
         self._finish(await self._begin("touch", keys, Direction.READ), [], [])
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        if fault := fault_of_keys(self, keys):
+            self.account.breaches.append(fault)
         for key in keys:
             self.stored.pop(key, None)
         self.context.report_removed(keys)
@@ -214,8 +217,8 @@ class ScriptedTier(SecondaryTierManager):
 
     @contextmanager
     def _lent(self, batch: Sequence[Transfer]) -> Iterator[None]:
-        """Note a breach if two concurrent calls get the same header, or memory of no region."""
-        if fault := fault_of_regions(self.context, batch):
+        """Note a breach if two concurrent calls get the same header, or a promise is broken."""
+        if fault := fault_of_batch(self, batch):
             self.account.breaches.append(fault)
         addresses = {transfer.regions[0].address for transfer in batch}
         if len(addresses) < len(batch) or addresses & self.account.lent_headers:
@@ -241,6 +244,8 @@ class ScriptedTier(SecondaryTierManager):
 
     async def _begin(self, operation: str, keys: Sequence[OffloadKey], direction: Direction) -> Act:
         now_s = self.context.clock.now_s()
+        if fault := fault_of_keys(self, keys):
+            self.account.breaches.append(fault)
         if CANARY_KEY in keys:
             self.probes.append((operation, now_s))
         else:
@@ -291,9 +296,17 @@ class ScriptedTier(SecondaryTierManager):
 
 
 class Rig:
-    """A loop over a scripted tier, on its own clock."""
+    """A loop over a scripted tier, on its own clock.
 
-    def __init__(self, *script: Act, **options: Any) -> None:
+    Args:
+        script: of the tier.
+        declares: attributes of the tier's class.
+        options: of the runner.
+    """
+
+    def __init__(
+        self, *script: Act, declares: Mapping[str, Any] = MappingProxyType({}), **options: Any
+    ) -> None:
         self.account = Account()
         self.clock = VirtualClock()
         self.slots = Slots()
@@ -303,7 +316,11 @@ class Rig:
             lambda loop, context: self.account.breaches.append(f"unhandled: {context}")
         )
         spec = TierSpec(
-            "tier", "scripted", ScriptedTier, TierConfig(), RunnerOptions.model_validate(options)
+            "tier",
+            "scripted",
+            type("DeclaringTier", (ScriptedTier,), dict(declares)),
+            TierConfig(),
+            RunnerOptions.model_validate(options),
         )
         self.loop = TierLoop(
             spec,

@@ -32,8 +32,6 @@ TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierMan
 _LENT_CHUNKS = 64
 _MIN_LENT_BYTES = 64 << 20
 
-_DEFAULTS = RunnerOptions.model_validate({})
-
 
 def tier_spec(tier: TierLike) -> TierSpec:
     """Validate a tier.
@@ -54,7 +52,8 @@ def tier_spec(tier: TierLike) -> TierSpec:
         return TierSpec.from_url(tier)
     if isinstance(tier, Mapping):
         return TierSpec.from_options(tier)
-    return TierSpec("under-test", "under-test", tier, tier.config_model(), _DEFAULTS)
+    runner = RunnerOptions.model_validate(dict(tier.runner_defaults))
+    return TierSpec("under-test", "under-test", tier, tier.config_model(), runner)
 
 
 @dataclass

@@ -235,7 +235,7 @@ class World:
                 weather=weather,
                 on_touch=self._watch_io(ledger),
                 on_put=ledger.put,
-                on_outside=partial(self.breach, "a transfer lies in the tier's regions"),
+                on_broken_promise=partial(self.breach, "a call keeps what the contract promises"),
                 rng=rng,
             ),
             RunnerOptions.model_validate(plan.options),

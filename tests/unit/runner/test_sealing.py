@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.keys import NEXT, OURS, THEIRS, write_keys
-from support.regions import fault_of_regions
+from support.promises import fault_of_regions
 from xxhash import xxh3_64_intdigest
 
 from kvtier_sdk import (
