@@ -17,6 +17,8 @@ from kvtier_sdk.contract import (
     StoreMoment,
     StorePolicy,
     TierContext,
+    TierCounter,
+    TierGauge,
 )
 from kvtier_sdk.errors import (
     BackendError,
@@ -162,7 +164,9 @@ __all__ = [
     "TierConfig",
     "TierContext",
     "TierContractError",
+    "TierCounter",
     "TierError",
+    "TierGauge",
     "TierListener",
     "TierSpec",
     "TierStats",

@@ -205,11 +205,11 @@ class Usage:
     """The fill level of a tier.
 
     Attributes:
-        chunks: number of stored chunks.
+        chunks: number of stored chunks; ``None`` if the store does not count them.
         used_bytes: bytes that they take, headers included.
         capacity_bytes: the tier's limit; ``None`` if it has none.
     """
 
-    chunks: int
+    chunks: int | None
     used_bytes: int
     capacity_bytes: int | None

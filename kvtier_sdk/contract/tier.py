@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.contract.tier_metrics import TierCounter, TierGauge, TierMetrics
 from kvtier_sdk.errors import ChunkError, TierContractError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import TierConfig
@@ -55,6 +56,7 @@ class TierContext:
         regions: all memory that a transfer's buffers ever lie in, in this process: the slots, and
             the SDK's own buffers. They are there before ``open`` and until ``close`` has returned,
             so that a client can register them once (RDMA, GPUDirect).
+        metrics: the counters and gauges that the tier has made, for the SDK.
     """
 
     name: str
@@ -66,11 +68,43 @@ class TierContext:
     logger: logging.Logger
     report_removed: Callable[[Iterable[OffloadKey]], None]
     regions: tuple[Region, ...] = ()
+    metrics: TierMetrics = field(default_factory=TierMetrics)
 
     @property
     def object_bytes(self) -> int:
         """Length in bytes of every stored object: header and payload."""
         return self.header_bytes + self.payload_bytes
+
+    def counter(self, name: str) -> TierCounter:
+        """Make a counter of the tier's own, exported as ``kvtier_backend_counter_total``.
+
+        Args:
+            name: its name among this tier's, with the unit: ``resends``, ``read_bytes``. The same
+                name gives the same counter.
+
+        Returns:
+            The counter. What it gains is reported once a second.
+
+        Raises:
+            TierContractError: the name is malformed or a gauge's, there are 32 already, or the tier
+                is open: make counters in ``__init__`` or :meth:`SecondaryTierManager.open`.
+        """
+        return self.metrics.counter(name)
+
+    def gauge(self, name: str) -> TierGauge:
+        """Make a gauge of the tier's own, exported as ``kvtier_backend_gauge``.
+
+        Args:
+            name: its name among this tier's, with the unit: ``idle_connections``. The same name
+                gives the same gauge.
+
+        Returns:
+            The gauge. Its value is reported once a second, if it has changed.
+
+        Raises:
+            TierContractError: as for :meth:`counter`.
+        """
+        return self.metrics.gauge(name)
 
 
 class SecondaryTierManager(ABC):

@@ -8,7 +8,7 @@ or write them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -172,6 +172,19 @@ class BreakerMoved:
 
 
 @dataclass(eq=False, slots=True)
+class MetricsChanged:
+    """Counters and gauges of the backend's own have changed.
+
+    Attributes:
+        counters: what each has gained since the last report.
+        gauges: new values.
+    """
+
+    counters: Mapping[str, float]
+    gauges: Mapping[str, float]
+
+
+@dataclass(eq=False, slots=True)
 class RunnerStopped:
     """The tier's loop has ended: it takes no job, and has reported all that it concluded.
 
@@ -193,7 +206,13 @@ class ProcessRestarted:
 
 #: What a runner tells the engine's thread.
 Report: TypeAlias = (
-    JobResult | IoEnded | ChunksRemoved | BreakerMoved | RunnerStopped | ProcessRestarted
+    JobResult
+    | IoEnded
+    | ChunksRemoved
+    | BreakerMoved
+    | MetricsChanged
+    | RunnerStopped
+    | ProcessRestarted
 )
 
 

@@ -40,6 +40,7 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    MetricsChanged,
     Operation,
     Report,
     Verdict,
@@ -58,6 +59,9 @@ _MAX_ALIGNMENT = 4096
 
 #: How long closing waits for calls that were cancelled, and again for probes.
 _CALLS_END_S = 1.0
+
+#: Interval of reports on counters and gauges of the tier's own.
+_METRICS_INTERVAL_S = 1.0
 
 _MOVES = (Operation.LOAD, Operation.STORE)
 
@@ -227,6 +231,7 @@ class TierLoop:
         self._max_stores = max(1, self._options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
+        self._metrics_timer: TimerHandle | None = None
         self._closed = False
 
     def _make_tier(self, spec: TierSpec, context: TierContext) -> SecondaryTierManager:
@@ -250,6 +255,8 @@ class TierLoop:
         except TierError as error:
             error.tier, error.operation = self._tier.context.name, "open"
             raise
+        if self._tier.context.metrics.complete():
+            self._watch_metrics()
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Take jobs. Call it on the loop's thread. After :meth:`close` all are cancelled."""
@@ -285,7 +292,10 @@ class TierLoop:
         # Close the tier under a call only if that call hangs.
         await self._idle_within(_CALLS_END_S)
         await self._health.stop(_CALLS_END_S)
+        if self._metrics_timer is not None:
+            self._metrics_timer.cancel()
         await masked_call(self._tier.close, self._secrets)
+        self._report_metrics()
         self._log.catch_up()
 
     def abandon(self) -> None:
@@ -584,6 +594,17 @@ class TierLoop:
             return False
         run.retries += 1
         return True
+
+    def _watch_metrics(self) -> None:
+        """Report the tier's own counters and gauges, now and at intervals."""
+        self._report_metrics()
+        due_s = self._clock.now_s() + _METRICS_INTERVAL_S
+        self._metrics_timer = self._clock.call_at(due_s, self._watch_metrics)
+
+    def _report_metrics(self) -> None:
+        counters, gauges = self._tier.context.metrics.take_changes()
+        if counters or gauges:
+            self._report(MetricsChanged(counters, gauges))
 
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""

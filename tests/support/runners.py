@@ -41,7 +41,7 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
-from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Report, Verdict
+from kvtier_sdk.runner.jobs import Job, JobResult, MetricsChanged, Operation, Report, Verdict
 from support.odd_answers import NONSENSE, UNREADABLE, HostileKey
 from support.promises import fault_of_batch, fault_of_keys
 
@@ -90,12 +90,15 @@ class MisbehavingTier(MemoryTier):
 
     async def open(self) -> None:
         self._note("open")
+        self._lookups = self.context.counter("lookups")
+        self._stored = self.context.gauge("stored_chunks")
         await self._do(self.config.on_open)
         await super().open()
         self._note("opened")
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         self._check(fault_of_keys(self, keys))
+        self._lookups.add()
         await self._do(self.config.on_lookup)
         if self.config.answer:
             return self._answer(len(keys))
@@ -103,7 +106,9 @@ class MisbehavingTier(MemoryTier):
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         self._check(fault_of_batch(self, batch))
-        return await super().store(batch)
+        verdicts = await super().store(batch)
+        self._stored.set(len(self._objects))
+        return verdicts
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         self._check(fault_of_batch(self, batch))
@@ -298,7 +303,8 @@ class SeenRunner:
 
     def poll(self) -> Sequence[Report]:
         reports = self.runner.poll()
-        self.others += [report for report in reports if not isinstance(report, JobResult)]
+        usual = JobResult, MetricsChanged
+        self.others += [report for report in reports if not isinstance(report, usual)]
         return reports
 
     def __getattr__(self, name: str) -> Any:
@@ -310,7 +316,7 @@ class Rig(TierListener):
 
     Attributes:
         results: the results of all concluded jobs, in order.
-        others: the other reports of the runner.
+        others: the other reports of the runner, but for those on metrics.
 
     Args:
         kind: ``thread`` or ``process``.

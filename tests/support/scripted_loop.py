@@ -42,6 +42,7 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    MetricsChanged,
     Operation,
     Report,
     Verdict,
@@ -65,6 +66,7 @@ class Account:
         self.results: dict[int, JobResult] = {}
         self.released: set[int] = set()
         self.removed: list[OffloadKey] = []
+        self.metrics: list[MetricsChanged] = []
         self.breakers = dict.fromkeys(Direction, BreakerState.CLOSED)
         self.moves: list[BreakerMoved] = []
         self.lent_headers: set[int] = set()
@@ -73,6 +75,8 @@ class Account:
     def take(self, report: Report) -> None:
         if isinstance(report, ChunksRemoved):
             self.removed += report.keys
+        elif isinstance(report, MetricsChanged):
+            self.metrics.append(report)
         elif isinstance(report, BreakerMoved):
             if self.breakers[report.direction] is report.state:
                 self.breaches.append("a breaker's move that is none")

@@ -23,13 +23,14 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    MetricsChanged,
     Operation,
     Report,
 )
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: Version of the messages below. A process of another version is refused.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 _HEAD = struct.Struct("<IB")
 _LENGTH = struct.Struct("<I")
@@ -47,9 +48,10 @@ class _Report(msgspec.Struct, array_like=True):
     io_ended: IoEnded | None = None
     removed: ChunksRemoved | None = None
     breaker: BreakerMoved | None = None
+    metrics: MetricsChanged | None = None
 
 
-_REPORT_TYPES = (JobResult, IoEnded, ChunksRemoved, BreakerMoved)
+_REPORT_TYPES = (JobResult, IoEnded, ChunksRemoved, BreakerMoved, MetricsChanged)
 
 
 def _plain(value: Any) -> Any:
@@ -224,7 +226,7 @@ def _wrap(report: Report) -> tuple[Report | None, ...]:
 
 
 def _unwrap(item: _Report) -> Report:
-    report = item.result or item.io_ended or item.removed or item.breaker
+    report = item.result or item.io_ended or item.removed or item.breaker or item.metrics
     if report is None:
         raise ValueError("an empty report")
     return report

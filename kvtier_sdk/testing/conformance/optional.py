@@ -70,7 +70,8 @@ async def check_usage_counts_what_is_stored(subject: TierSubject) -> None:
         stored = await probe.put(subject.new_keys(4))
         usage = await probe.bounded(probe.tier.usage(), "usage")
         least = len(stored) * probe.object_bytes
-        if usage.chunks < len(stored) or usage.used_bytes < least:
+        chunks = len(stored) if usage.chunks is None else usage.chunks
+        if chunks < len(stored) or usage.used_bytes < least:
             raise Breach(
                 f"{len(stored)} chunks of {least} bytes together are stored; usage returned "
                 f"{usage.chunks} chunks of {usage.used_bytes} bytes"

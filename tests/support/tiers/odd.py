@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import TierCapacityError, TierError, TierUnavailableError
 from kvtier_sdk.options.tier import TierConfig
-from kvtier_sdk.types import Capability, OffloadKey, RequestContext, Transfer
+from kvtier_sdk.types import Capability, OffloadKey, RequestContext, Transfer, Usage
 from support.promises import fault_of_batch, fault_of_keys
 from support.tiers.shelf import ShelfTier, fill
 
@@ -34,7 +35,7 @@ class Slow(OddTier):
 
 
 class ByTheBook(OddTier):
-    """Refuses calls that break a promise of the contract about their keys or their memory."""
+    """Refuses calls that break a promise about their keys or their memory; counts no chunks."""
 
     max_batch_keys = 3
     runner_defaults: ClassVar[dict[str, Any]] = {"concurrency": 2}
@@ -58,6 +59,9 @@ class ByTheBook(OddTier):
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         self._check(fault_of_keys(self, keys))
         await super().delete(keys)
+
+    async def usage(self) -> Usage:
+        return replace(await super().usage(), chunks=None)
 
     def _check(self, fault: str | None) -> None:
         if fault is not None:
