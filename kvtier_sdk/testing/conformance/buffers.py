@@ -25,11 +25,11 @@ class LentMemory:
 
     def __init__(self, size_bytes: int) -> None:
         self._mapping = mmap.mmap(-1, size_bytes)
-        self.region = Region.of(self._mapping)
+        self.region: Region = Region.of(self._mapping)
         # Start to end of each part that is in use.
         self._used: dict[int, int] = {}
 
-    def cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+    def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
         """Return an unused part, which begins with a page; it is used as long as a view of it is.
 
         Raises:
@@ -87,7 +87,7 @@ class LentBuffers:
         self._payload_at = round_up(end + _GUARD_BYTES, mmap.PAGESIZE) + shift_bytes
         self._header_bytes, self._payload_bytes = header_bytes, payload_bytes
         size = self._payload_at + payload_bytes + _GUARD_BYTES
-        part = memory.cut(size)
+        part = memory._cut(size)
         self._part = weakref.ref(part)
         self._memory: memoryview | None = part.data[:size]
         view = self._view

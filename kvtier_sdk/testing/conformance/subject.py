@@ -102,7 +102,7 @@ class TierSubject:
         self.spec: TierSpec = tier_spec(self.tier)
         self._salt = uuid.uuid4().bytes
         self._numbers = itertools.count()
-        self.memory = LentMemory(max(_MIN_LENT_BYTES, _LENT_CHUNKS * self.chunk_bytes))
+        self.memory: LentMemory = LentMemory(max(_MIN_LENT_BYTES, _LENT_CHUNKS * self.chunk_bytes))
 
     @staticmethod
     def new_namespace() -> Namespace:
