@@ -8,7 +8,7 @@ exporter (Prometheus, an engine's own statistics) lives elsewhere and needs only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from typing import Any
@@ -76,6 +76,12 @@ def _gauge(name: str, unit: str, text: str, *labels: str) -> Any:
     return field(default=0, metadata={_METRIC: metric})
 
 
+def _figures(name: str, kind: MetricKind, text: str, label: str) -> Any:
+    """Declare values that a backend names; the field's keys are the names."""
+    metric = Metric(f"kvtier_{name}", kind, "", text, ("tier", label))
+    return field(default_factory=dict, metadata={_METRIC: metric})
+
+
 @dataclass(slots=True)
 class TierStats:
     """Counts of one tier, the primary tier included, since its manager was made.
@@ -141,7 +147,19 @@ class TierStats:
     stores_open: int = _gauge(
         "store_breaker_open", "", "1 while stores are suspended, else 0.", "tier"
     )
+    backend_counters: dict[str, float] = _figures(
+        "backend_counter_total", MetricKind.COUNTER, "Counters of the backend's own.", "counter"
+    )
+    backend_gauges: dict[str, float] = _figures(
+        "backend_gauge", MetricKind.GAUGE, "Gauges of the backend's own.", "gauge"
+    )
     errors: list[str] = field(default_factory=list)
+
+    def note_backend(self, counters: Mapping[str, float], gauges: Mapping[str, float]) -> None:
+        """Take what the backend's own counters have gained, and new values of its gauges."""
+        for name, gained in counters.items():
+            self.backend_counters[name] = self.backend_counters.get(name, 0.0) + gained
+        self.backend_gauges.update(gauges)
 
     def note_error(self, text: str) -> None:
         """Keep an error's text, unless it is among the last few."""
@@ -193,7 +211,7 @@ def metric_samples(stats: Sequence[TierStats], usage: PoolUsage | None = None) -
     for tier in stats:
         for declared, metric in _OF_TIERS:
             value = getattr(tier, declared.name)
-            if isinstance(value, Counter):
+            if isinstance(value, dict):
                 for key, count in value.items():
                     yield Sample(
                         metric, (tier.name, *key.split(".", len(metric.labels) - 2)), count

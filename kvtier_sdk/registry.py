@@ -33,8 +33,9 @@ from kvtier_sdk.errors import (
     DuplicateBackendError,
     UnknownBackendError,
 )
-from kvtier_sdk.options.place import closest, nearest
-from kvtier_sdk.options.tier import TierConfig
+from kvtier_sdk.options.model import validate_options
+from kvtier_sdk.options.place import Place, closest, nearest
+from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.types import Capability
 
 #: Entry-point groups. ``kvtier.url_schemes`` holds more URL schemes of a backend
@@ -264,6 +265,14 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     model = backend.config_model
     if not (isinstance(model, type) and issubclass(model, TierConfig)):
         return f"{info.target}.config_model is not a subclass of kvtier_sdk.TierConfig"
+    most = backend.max_batch_keys
+    if most is not None and (type(most) is not int or most < 1):
+        return f"{info.target}.max_batch_keys is {most!r} but should be None, or 1 or more"
+    if backend.runner_defaults:
+        try:
+            validate_options(RunnerOptions, backend.runner_defaults, Place("runner_defaults"))
+        except ConfigError as error:
+            return f"{info.target}: {error}"
     return None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 #: The name of a chunk: the chain hash of its tokens, then the index of its KV-cache group in four
 #: bytes, big-endian. vLLM uses the same layout (``vllm/v1/kv_offload/base.py``), so keys pass
@@ -103,6 +105,43 @@ class RequestContext:
     _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
 
+class Region(NamedTuple):
+    """A stretch of this process's memory, for clients that take addresses in place of buffers.
+
+    ::
+
+        pinned_bytes = sum(region.size_bytes for region in context.regions)
+        header, payload = transfer.regions
+        assert any(region.covers(payload) for region in context.regions)
+
+    Attributes:
+        address: the address of its first byte.
+        size_bytes: its length.
+    """
+
+    address: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, buffer: Any) -> Region:
+        """Return the place of a buffer.
+
+        Args:
+            buffer: contiguous; may be read-only.
+        """
+        array = np.frombuffer(buffer, np.uint8)
+        return cls(array.ctypes.data, array.nbytes)
+
+    def covers(self, other: Region) -> bool:
+        """Return true if all of another region lies inside this one.
+
+        Args:
+            other: the other region.
+        """
+        end = self.address + self.size_bytes
+        return self.address <= other.address and other.address + other.size_bytes <= end
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """One chunk on its way between its slot and a tier.
@@ -141,6 +180,11 @@ class Transfer:
         return self.header, self.payload
 
     @property
+    def regions(self) -> tuple[Region, Region]:
+        """The addresses and lengths of :attr:`buffers`, each inside one of ``context.regions``."""
+        return Region.of(self.header), Region.of(self.payload)
+
+    @property
     def object_bytes(self) -> int:
         """Length in bytes of the stored object: header and payload together."""
         return len(self.header) + len(self.payload)
@@ -164,11 +208,11 @@ class Usage:
     """The fill level of a tier.
 
     Attributes:
-        chunks: number of stored chunks.
+        chunks: number of stored chunks; ``None`` if the store does not count them.
         used_bytes: bytes that they take, headers included.
         capacity_bytes: the tier's limit; ``None`` if it has none.
     """
 
-    chunks: int
+    chunks: int | None
     used_bytes: int
     capacity_bytes: int | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -84,6 +84,9 @@ def _describe_class(tier_class: type[SecondaryTierManager]) -> dict[str, Any]:
         "medium": tier_class.medium.value,
         "locality": tier_class.locality.value,
         "alignment": tier_class.alignment,
+        "needs_process": tier_class.needs_process,
+        "max_batch_keys": tier_class.max_batch_keys,
+        "runner_defaults": dict(tier_class.runner_defaults),
         "capabilities": [
             (capability.name or "").lower()
             for capability in Capability
@@ -107,9 +110,22 @@ def _show(described: Sequence[Mapping[str, Any]]) -> None:
             f"  contract {backend['contract_version']}; {backend['medium'].lower()}, "
             f"{backend['locality'].lower()}; can: {capabilities}; URL: {schemes}"
         )
+        for line in _declared(backend):
+            console.print(f"  {line}")
         _show_options(console, [OptionInfo(**option) for option in backend["options"]])
     console.print("every tier")
     _show_options(console, describe_options(RunnerOptions))
+
+
+def _declared(backend: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each thing that a backend asks of the runner."""
+    if backend["needs_process"]:
+        yield "always runs in a process of its own"
+    if backend["max_batch_keys"] is not None:
+        yield f"at most {backend['max_batch_keys']} keys a call"
+    if backend["runner_defaults"]:
+        changed = ", ".join(f"{name}={value}" for name, value in backend["runner_defaults"].items())
+        yield f"defaults of its own: {changed}"
 
 
 def _show_options(console: Console, options: Sequence[OptionInfo]) -> None:

@@ -133,7 +133,12 @@ class TierSpec:
         if url is not None and not unknown.isdisjoint(options_behind_secret(entry["url"])):
             raise _unclear(place)
         config = validate_options(tier_class.config_model, own, place, _COMMON)
-        runner = validate_options(RunnerOptions, common, place)
+        runner = validate_options(RunnerOptions, {**tier_class.runner_defaults, **common}, place)
+        if tier_class.needs_process and runner.runner == "thread":
+            raise ConfigError(
+                f"{place.at('runner')} is 'thread', but backend {backend!r} has to run in a "
+                "process of its own; leave the option out"
+            )
         try:
             load_store_policy(runner.store_policy)
         except (BackendError, ConfigError) as error:

@@ -9,6 +9,7 @@ from kvtier_sdk.contract.tier import (
     SecondaryTierManager,
     TierContext,
 )
+from kvtier_sdk.contract.tier_metrics import TierCounter, TierGauge, TierMetrics
 
 __all__ = [
     "CONTRACT_RELEASES",
@@ -20,4 +21,7 @@ __all__ = [
     "StoreMoment",
     "StorePolicy",
     "TierContext",
+    "TierCounter",
+    "TierGauge",
+    "TierMetrics",
 ]

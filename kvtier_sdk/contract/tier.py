@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.contract.tier_metrics import TierCounter, TierGauge, TierMetrics
 from kvtier_sdk.errors import ChunkError, TierContractError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import TierConfig
@@ -18,6 +19,7 @@ from kvtier_sdk.types import (
     Locality,
     Medium,
     OffloadKey,
+    Region,
     RequestContext,
     Transfer,
     Usage,
@@ -51,6 +53,10 @@ class TierContext:
         logger: this tier's own logger.
         report_removed: tells the SDK that chunks are gone from the tier (evicted, expired,
             deleted, found damaged). Callable from any thread; never blocks.
+        regions: all memory that a transfer's buffers ever lie in, in this process: the slots, and
+            the SDK's own buffers. They are there before ``open`` and until ``close`` has returned,
+            so that a client can register them once (RDMA, GPUDirect).
+        metrics: the counters and gauges that the tier has made, for the SDK.
     """
 
     name: str
@@ -61,11 +67,44 @@ class TierContext:
     clock: Clock
     logger: logging.Logger
     report_removed: Callable[[Iterable[OffloadKey]], None]
+    regions: tuple[Region, ...] = ()
+    metrics: TierMetrics = field(default_factory=TierMetrics)
 
     @property
     def object_bytes(self) -> int:
         """Length in bytes of every stored object: header and payload."""
         return self.header_bytes + self.payload_bytes
+
+    def counter(self, name: str) -> TierCounter:
+        """Make a counter of the tier's own, exported as ``kvtier_backend_counter_total``.
+
+        Args:
+            name: its name among this tier's, with the unit: ``resends``, ``read_bytes``. The same
+                name gives the same counter.
+
+        Returns:
+            The counter. What it gains is reported once a second.
+
+        Raises:
+            TierContractError: the name is malformed or a gauge's, there are 32 already, or the tier
+                is open: make counters in ``__init__`` or :meth:`SecondaryTierManager.open`.
+        """
+        return self.metrics.counter(name)
+
+    def gauge(self, name: str) -> TierGauge:
+        """Make a gauge of the tier's own, exported as ``kvtier_backend_gauge``.
+
+        Args:
+            name: its name among this tier's, with the unit: ``idle_connections``. The same name
+                gives the same gauge.
+
+        Returns:
+            The gauge. Its value is reported once a second, if it has changed.
+
+        Raises:
+            TierContractError: as for :meth:`counter`.
+        """
+        return self.metrics.gauge(name)
 
 
 class SecondaryTierManager(ABC):
@@ -81,6 +120,7 @@ class SecondaryTierManager(ABC):
     - *Results have the order and the length of the batch.* ``None`` means done; a
       :class:`TierError` says why that one chunk failed. A raised error counts for the whole
       batch.
+    - *A call names no key twice*, and no more than :attr:`max_batch_keys`.
     - *Buffers belong to the SDK*, which lends them until the coroutine returns. This holds after
       a cancellation too: let it through only once nothing touches the buffers.
     - *No reader ever sees a partly written object*, even if a store fails midway.
@@ -130,6 +170,13 @@ class SecondaryTierManager(ABC):
         locality: this machine or another one.
         capabilities: the optional coroutines that are implemented.
         alignment: of each buffer's address and length, in bytes; a power of two up to 4,096.
+        needs_process: true for a tier that runs in a process of its own or not at all, for example
+            because its client takes the interpreter lock for long, or can crash.
+        max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
+            ``delete``; the SDK splits longer ones. ``None``: as many as there are.
+        runner_defaults: defaults of the tier's own for the options that every tier has, as they
+            are written in a configuration; the operator's setting wins. For a store behind a slow
+            link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
         contract_version: the :data:`CONTRACT_VERSION` that the tier was written for.
         config: the validated options.
         context: the tier's surroundings.
@@ -140,6 +187,9 @@ class SecondaryTierManager(ABC):
     locality: ClassVar[Locality] = Locality.LOCAL
     capabilities: ClassVar[Capability] = Capability.NONE
     alignment: ClassVar[int] = 1
+    needs_process: ClassVar[bool] = False
+    max_batch_keys: ClassVar[int | None] = None
+    runner_defaults: ClassVar[Mapping[str, Any]] = {}
     contract_version: ClassVar[int]
 
     # A tier annotates 'config' with its own model to get the type.

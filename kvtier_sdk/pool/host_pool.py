@@ -18,6 +18,7 @@ from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import memory
 from kvtier_sdk.pool.layout import PoolLayout
 from kvtier_sdk.pool.pool_file import PoolFile, join_named, new_unnamed, open_handle
+from kvtier_sdk.types import Region
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -238,6 +239,17 @@ class HostPool:
                 "the host pool is closed, or belongs to one process: it has no descriptor"
             )
         return self._file.fd
+
+    @property
+    def region(self) -> Region:
+        """The whole mapping, at the address that it has in this process.
+
+        Raises:
+            KVTierError: the pool is closed.
+        """
+        if self._mapping is None:
+            raise KVTierError("the host pool is closed")
+        return Region.of(self._mapping)
 
     def absent(self) -> list[str]:
         """Name the processes of the replica that do not have the pool.

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kvtier_sdk.pool import PoolLayout
 from kvtier_sdk.runner.jobs import Job, JobResult, Report
+from kvtier_sdk.types import Region
 
 
 class SlotMemory(Protocol):
@@ -15,6 +16,10 @@ class SlotMemory(Protocol):
     @property
     def chunk_bytes(self) -> int:
         """Payload of a slot."""
+
+    @property
+    def region(self) -> Region:
+        """All slots with their padding, at the address that they have in this process."""
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
         """Return a slot's payload, its length rounded up to ``alignment``.

@@ -1,32 +1,58 @@
-"""Memory for chunks under way that is not a slot's: headers, and sealed payloads."""
+"""Memory for chunks under way that is not a slot's: headers, sealed payloads, probes."""
 
 from __future__ import annotations
 
 import mmap
 
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.types import Region
 
-class BufferPool:
-    """Buffers of one length, lent and taken back. It grows to the most that were lent at once.
+
+class BufferArena:
+    """Buffers of one length in one mapping, lent and taken back.
+
+    The mapping never grows or moves, so that a tier can register it. Its pages get memory when they
+    are first touched.
 
     Args:
         buffer_bytes: length of each; a multiple of the tier's alignment, so that buffers that
             follow each other in a page-aligned mapping are aligned too.
-        per_mapping: number of buffers that are mapped at once.
+        count: the most that are lent at once.
+
+    Raises:
+        ConfigError: there is not enough memory.
     """
 
-    def __init__(self, buffer_bytes: int, per_mapping: int) -> None:
+    def __init__(self, buffer_bytes: int, count: int) -> None:
         self._buffer_bytes = buffer_bytes
-        self._per_mapping = per_mapping
+        try:
+            self._memory = memoryview(mmap.mmap(-1, buffer_bytes * count))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"{count} buffers of {buffer_bytes} bytes for chunks under way cannot be mapped "
+                f"({error}): lower option 'concurrency' or 'max_batch'"
+            ) from error
         self._free: list[memoryview] = []
+        # Offset of the part from which no buffer has been cut yet.
+        self._uncut = 0
+
+    @property
+    def region(self) -> Region:
+        """The whole mapping."""
+        return Region.of(self._memory)
 
     def take(self, count: int) -> list[memoryview]:
-        """Lend ``count`` buffers, at least one, with old content."""
+        """Lend ``count`` buffers, at least one, with old content.
+
+        Raises:
+            MemoryError: too few are left, which the caller has to prevent.
+        """
         while len(self._free) < count:
-            memory = memoryview(mmap.mmap(-1, self._per_mapping * self._buffer_bytes))
-            self._free += [
-                memory[start : start + self._buffer_bytes]
-                for start in range(0, len(memory), self._buffer_bytes)
-            ]
+            end = self._uncut + self._buffer_bytes
+            if end > len(self._memory):
+                raise MemoryError(f"{count} buffers are needed, and {len(self._free)} are left")
+            self._free.append(self._memory[self._uncut : end])
+            self._uncut = end
         taken = self._free[-count:]
         del self._free[-count:]
         return taken

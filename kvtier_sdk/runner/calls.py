@@ -55,6 +55,7 @@ class TierCaller:
         self.tier = tier
         self._secrets = secrets
         self._name = tier.context.name
+        self._delete_chunks = min(_DELETE_CHUNKS, tier.max_batch_keys or _DELETE_CHUNKS)
         self.quarantine: TierContractError | None = None
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
@@ -104,9 +105,9 @@ class TierCaller:
                 raise self._end(nonsense, "scan") from None
 
         # List first: a listing may miss chunks if others are deleted meanwhile.
-        keys = await self._guarded("scan", list_keys)
-        for start in range(0, len(keys), _DELETE_CHUNKS):
-            await self.delete(keys[start : start + _DELETE_CHUNKS])
+        keys = list(dict.fromkeys(await self._guarded("scan", list_keys)))
+        for start in range(0, len(keys), self._delete_chunks):
+            await self.delete(keys[start : start + self._delete_chunks])
 
     def _end(self, nonsense: NonsenseError, operation: str) -> TierContractError:
         """Put the tier into quarantine for its answer."""

@@ -14,7 +14,7 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.runner.base import SlotMemory
-from kvtier_sdk.runner.buffers import BufferPool
+from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
@@ -24,9 +24,6 @@ from kvtier_sdk.types import OffloadKey, Transfer
 #: remembered again.
 _MAX_UNLOADED = 65_536
 
-#: Headers are small: many share a mapping.
-_HEADERS_PER_MAPPING = 64
-
 
 class ChunkMover:
     """Moves batches of chunks.
@@ -35,13 +32,14 @@ class ChunkMover:
     of the key for done. So the store after a failed load has :attr:`Transfer.replace`. An object
     that is damaged for certain is also deleted at once, if the tier can delete.
 
-    The headers' memory and the keys of chunks that did not load outlive a batch.
+    The keys of chunks that did not load outlive a batch.
 
     Args:
         call: the tier.
         context: the tier's.
         header: seals and checks.
         memory: the slots.
+        headers: memory for headers, one for each chunk that may be under way.
         alignment: the tier's.
         can_delete: true if the tier can delete.
         sealer: stands before a tier that has a codec.
@@ -53,6 +51,7 @@ class ChunkMover:
         context: TierContext,
         header: ChunkHeader,
         memory: SlotMemory,
+        headers: BufferArena,
         *,
         alignment: int,
         can_delete: bool,
@@ -65,7 +64,7 @@ class ChunkMover:
         self._alignment = alignment
         self._can_delete = can_delete
         self._sealer = sealer
-        self._headers = BufferPool(context.header_bytes, _HEADERS_PER_MAPPING)
+        self._headers = headers
         # Chunks whose last load did not succeed, or is under way; oldest first.
         self._unloaded: dict[OffloadKey, None] = {}
         # The names under which the pool notes views of slots.

@@ -29,6 +29,8 @@ def wants_process(spec: TierSpec) -> bool:
     """
     option = spec.runner.runner
     tier_class = spec.tier_class
+    if tier_class.needs_process:
+        return True
     outside = tier_class.medium is not Medium.CPU or tier_class.locality is Locality.REMOTE
     return option == "process" or (option == "auto" and outside)
 
@@ -56,11 +58,11 @@ def make_runner(
         The runner, not started.
 
     Raises:
-        ConfigError: a process is asked for, and the tier cannot run in one.
+        ConfigError: the tier needs a process or is to run in one, and cannot.
     """
     if wants_process(spec):
         fault = fault_of_process(spec, pool)
-        if fault is None or spec.runner.runner == "process":
+        if fault is None or spec.runner.runner == "process" or spec.tier_class.needs_process:
             return ProcessRunner(
                 spec, namespace=namespace, pool=pool, clock=clock, notify=notify, verify=verify
             )

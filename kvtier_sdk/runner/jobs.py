@@ -7,7 +7,8 @@ or write them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -172,6 +173,19 @@ class BreakerMoved:
 
 
 @dataclass(eq=False, slots=True)
+class MetricsChanged:
+    """Counters and gauges of the backend's own have changed.
+
+    Attributes:
+        counters: what each has gained since the last report.
+        gauges: new values.
+    """
+
+    counters: Mapping[str, float]
+    gauges: Mapping[str, float]
+
+
+@dataclass(eq=False, slots=True)
 class RunnerStopped:
     """The tier's loop has ended: it takes no job, and has reported all that it concluded.
 
@@ -216,6 +230,7 @@ Report: TypeAlias = (
     | IoEnded
     | ChunksRemoved
     | BreakerMoved
+    | MetricsChanged
     | OpeningEnded
     | RunnerStopped
     | ProcessStarted
@@ -227,6 +242,36 @@ def uniform_result(
 ) -> JobResult:
     """Return a result with the same verdict for every key of a job."""
     return JobResult(job.job_id, [verdict] * len(job.keys), error=error, released=released)
+
+
+def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
+    """Split the keys of a job into those of single calls, none of which names a key twice.
+
+    >>> batches_of([b"a", b"b", b"a", b"c"], 2)
+    [[0, 1], [3], [2]]
+
+    Args:
+        keys: of the job. A repeated one goes into a call after the others.
+        most: keys of one call.
+
+    Returns:
+        Indices of keys: each index once, in calls of at most ``most``.
+    """
+    # Of the keys that are new, then of those that come for the second time, and so on.
+    rounds: list[Sequence[int]] = [range(len(keys))]
+    if len(set(keys)) < len(keys):
+        rounds = []
+        seen: Counter[OffloadKey] = Counter()
+        for index, key in enumerate(keys):
+            if seen[key] == len(rounds):
+                rounds.append([])
+            rounds[seen[key]].append(index)  # type: ignore[attr-defined]
+            seen[key] += 1
+    return [
+        indices[start : start + most]
+        for indices in rounds
+        for start in range(0, len(indices), most)
+    ]
 
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:

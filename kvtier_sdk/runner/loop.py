@@ -8,9 +8,11 @@ import itertools
 import logging
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle
@@ -29,6 +31,7 @@ from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome
+from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller, masked_call
 from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.health import TierHealth
@@ -37,9 +40,11 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    MetricsChanged,
     Operation,
     Report,
     Verdict,
+    batches_of,
     verdict_of,
 )
 from kvtier_sdk.runner.log import TierLog
@@ -56,6 +61,9 @@ _MAX_ALIGNMENT = 4096
 
 #: How long closing waits for calls that were cancelled, and again for probes.
 _CALLS_END_S = 1.0
+
+#: Interval of reports on counters and gauges of the tier's own.
+_METRICS_INTERVAL_S = 1.0
 
 _MOVES = (Operation.LOAD, Operation.STORE)
 
@@ -97,8 +105,10 @@ class _Run:
         return self.open_batches > len(self.tasks)
 
 
+#: Indices of a run's keys.
+_Batch: TypeAlias = Sequence[int]
 #: (loads first, arrival), the batch, its run.
-_Queued: TypeAlias = tuple[tuple[bool, int], range, _Run]
+_Queued: TypeAlias = tuple[tuple[bool, int], _Batch, _Run]
 
 
 class TierLoop:
@@ -155,15 +165,32 @@ class TierLoop:
         if spec.runner.codec is not None:
             codec = load_codec(spec.runner.codec)
             namespace = namespace.sealed_by(spec.runner.codec.partition(":")[0])
+        header_length = header_bytes(alignment, codec.envelope_bytes if codec else 0)
+        payload_length = round_up(memory.chunk_bytes, alignment)
+        self._batch_chunks = max(
+            1, min(self.options.max_batch_bytes, memory.region.size_bytes) // payload_length
+        )
+        self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
+        self._batch_chunks = min(self._batch_chunks, self._call_keys)
+        # A call that hangs keeps its place among the calls and with it its buffers, so no batch
+        # ever waits for buffers, and no probe.
+        under_way = self.options.concurrency * self._batch_chunks
+        headers = BufferArena(header_length, under_way)
+        scratch = BufferArena(payload_length, under_way) if codec else None
+        probes = BufferArena(header_length + payload_length, len(Direction))
         self._context = context = TierContext(
             name=spec.name,
             namespace=namespace,
             chunk_bytes=memory.chunk_bytes,
-            header_bytes=header_bytes(alignment, codec.envelope_bytes if codec else 0),
-            payload_bytes=round_up(memory.chunk_bytes, alignment),
+            header_bytes=header_length,
+            payload_bytes=payload_length,
             clock=clock,
             logger=self._log.logger,
             report_removed=self._report_removed,
+            regions=(
+                memory.region,
+                *(arena.region for arena in (headers, scratch, probes) if arena is not None),
+            ),
         )
         self._tier = self._make_tier()
         self._is_used = False
@@ -172,12 +199,15 @@ class TierLoop:
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
         )
         can_delete = Capability.DELETE in self._tier.capabilities
-        sealer = ChunkSealer(self._call, codec, context, header) if codec else None
+        sealer = None
+        if codec is not None and scratch is not None:
+            sealer = ChunkSealer(self._call, codec, context, header, scratch)
         self._mover = ChunkMover(
             self._call,
             context,
             header,
             memory,
+            headers,
             alignment=alignment,
             can_delete=can_delete,
             sealer=sealer,
@@ -186,6 +216,7 @@ class TierLoop:
             self._call,
             context,
             header,
+            probes,
             can_delete=can_delete,
             lookup_deadline_s=self.options.lookup_deadline_s,
         )
@@ -208,7 +239,6 @@ class TierLoop:
             report=report,
             log=self._log,
         )
-        self._batch_chunks = max(1, self.options.max_batch_bytes // context.payload_bytes)
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
         self._running: Counter[Operation] = Counter()
@@ -216,6 +246,7 @@ class TierLoop:
         self._max_stores = max(1, self.options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
+        self._metrics_timer: TimerHandle | None = None
         self._closed = False
 
     def _make_tier(self) -> SecondaryTierManager:
@@ -251,6 +282,8 @@ class TierLoop:
         except TierError as error:
             error.tier, error.operation = self._context.name, "open"
             raise
+        if self._tier.context.metrics.complete():
+            self._watch_metrics()
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Take jobs. Call it on the loop's thread. After :meth:`close` all are cancelled."""
@@ -288,7 +321,10 @@ class TierLoop:
         # An opening that does not end in time must not go on while the tier is closed.
         await self._opening.stop()
         await self._health.stop(_CALLS_END_S)
+        if self._metrics_timer is not None:
+            self._metrics_timer.cancel()
         await masked_call(self._tier.close, self._secrets)
+        self._report_metrics()
         self._log.catch_up()
 
     def abandon(self) -> None:
@@ -320,11 +356,8 @@ class TierLoop:
             self._conclude(run, Verdict.UNAVAILABLE)
             return
         moves = job.operation in _MOVES
-        step = self._batch_chunks if moves else max(1, len(job.keys))
-        batches = [
-            range(start, min(start + step, len(job.keys)))
-            for start in range(0, len(job.keys), step)
-        ]
+        every: _Batch = range(len(job.keys))
+        batches = batches_of(job.keys, self._batch_chunks) if moves else [every] if every else []
         if not batches:
             self._conclude(run)
             return
@@ -361,7 +394,7 @@ class TierLoop:
         for _, batch, run in dropped:
             self._end_batch(run, batch, verdict)
 
-    def _spawn(self, run: _Run, batch: range) -> None:
+    def _spawn(self, run: _Run, batch: _Batch) -> None:
         work = {
             Operation.LOOKUP: self._lookup,
             Operation.TOUCH: self._touch,
@@ -374,7 +407,7 @@ class TierLoop:
         run.tasks.add(task)
         task.add_done_callback(lambda task: self._ended(run, batch, task))
 
-    def _ended(self, run: _Run, batch: range, task: asyncio.Task[None]) -> None:
+    def _ended(self, run: _Run, batch: _Batch, task: asyncio.Task[None]) -> None:
         """Take the end of a batch's task, whatever it was: no task dies unseen."""
         run.tasks.discard(task)
         if run.job.operation in _MOVES:
@@ -390,7 +423,7 @@ class TierLoop:
         self._progress.set()
         self._fill()
 
-    def _end_batch(self, run: _Run, batch: range, verdict: Verdict) -> None:
+    def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
         """Give this verdict to the chunks of a batch that have none; no other will come."""
         run.open_batches -= 1
         if run.concluded:
@@ -497,13 +530,24 @@ class TierLoop:
         if error is not None and run.error is None and not isinstance(error, ChunkNotFoundError):
             run.error = str(error)
 
-    async def _lookup(self, run: _Run, batch: range) -> None:
+    async def _lookup(self, run: _Run, batch: _Batch) -> None:
+        parts = batches_of(run.job.keys, self._call_keys)
+        if len(parts) == 1:
+            await self._look_up(run, batch)
+            return
+        await self._clock.gather_bounded(
+            [partial(self._look_up, run, part) for part in parts], limit=self.options.concurrency
+        )
+
+    async def _look_up(self, run: _Run, batch: _Batch) -> None:
+        """Look up the keys of one call, trying again what may succeed."""
+        keys = [run.job.keys[index] for index in batch]
         attempt = 0
         while True:
             try:
-                found = await self._timed(run, self._call.lookup(run.job.keys, run.job.request))
+                found = await self._timed(run, self._call.lookup(keys, run.job.request))
             except TierError as error:
-                self._note(run, [error], run.job.keys)
+                self._note(run, [error], keys)
                 if error.retryable and await self._pause(run, attempt):
                     attempt += 1
                     continue
@@ -512,16 +556,24 @@ class TierLoop:
                 return
             self._note(run, [None])
             if not run.concluded:
-                run.verdicts = [Verdict.OK if there else Verdict.NOT_FOUND for there in found]
+                for index, there in zip(batch, found, strict=True):
+                    run.verdicts[index] = Verdict.OK if there else Verdict.NOT_FOUND
             return
 
-    async def _touch(self, run: _Run, batch: range) -> None:
-        await self._settle_all(run, batch, self._call.touch(run.job.keys))
+    async def _touch(self, run: _Run, batch: _Batch) -> None:
+        await self._call_in_order(run, self._call.touch)
 
-    async def _delete(self, run: _Run, batch: range) -> None:
-        await self._settle_all(run, batch, self._call.delete(run.job.keys))
+    async def _delete(self, run: _Run, batch: _Batch) -> None:
+        await self._call_in_order(run, self._call.delete)
 
-    async def _purge(self, run: _Run, batch: range) -> None:
+    async def _call_in_order(
+        self, run: _Run, method: Callable[[Sequence[OffloadKey]], Awaitable[None]]
+    ) -> None:
+        """Make the calls of a job one after the other: the last key of a touch matters most."""
+        for part in batches_of(run.job.keys, self._call_keys):
+            await self._settle_all(run, part, method([run.job.keys[index] for index in part]))
+
+    async def _purge(self, run: _Run, batch: _Batch) -> None:
         """Delete every chunk, also those whose stores are under way."""
         self._drop_queued(Verdict.CANCELLED, [Direction.WRITE])
         while self._running[Operation.STORE]:
@@ -529,7 +581,7 @@ class TierLoop:
             await self._progress.wait()
         await self._settle_all(run, batch, self._call.delete_all())
 
-    async def _settle_all(self, run: _Run, batch: range, call: Awaitable[None]) -> None:
+    async def _settle_all(self, run: _Run, batch: _Batch, call: Awaitable[None]) -> None:
         """Await a call that has one outcome for all of its chunks."""
         error: TierError | None = None
         try:
@@ -539,7 +591,7 @@ class TierLoop:
         for index in batch:
             self._settle(run, index, error)
 
-    async def _transfer(self, run: _Run, batch: range) -> None:
+    async def _transfer(self, run: _Run, batch: _Batch) -> None:
         """Move a batch, trying again what may succeed, and note each chunk's verdict."""
         operation = run.job.operation
         with self._mover.transfers(run.job, batch) as pending:
@@ -571,6 +623,17 @@ class TierLoop:
             return False
         run.retries += 1
         return True
+
+    def _watch_metrics(self) -> None:
+        """Report the tier's own counters and gauges, now and at intervals."""
+        self._report_metrics()
+        due_s = self._clock.now_s() + _METRICS_INTERVAL_S
+        self._metrics_timer = self._clock.call_at(due_s, self._watch_metrics)
+
+    def _report_metrics(self) -> None:
+        counters, gauges = self._tier.context.metrics.take_changes()
+        if counters or gauges:
+            self._report(MetricsChanged(counters, gauges))
 
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
+from collections.abc import Iterator
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
+from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
@@ -27,6 +28,7 @@ class Canary:
         call: the tier.
         context: the tier's.
         header: seals what is stored.
+        memory: a whole object for each probe that may be under way.
         can_delete: true if the tier can delete.
         lookup_deadline_s: the time after which a lookup is of no use.
     """
@@ -36,6 +38,7 @@ class Canary:
         call: TierCaller,
         context: TierContext,
         header: ChunkHeader,
+        memory: BufferArena,
         *,
         can_delete: bool,
         lookup_deadline_s: float,
@@ -43,6 +46,7 @@ class Canary:
         self._call = call
         self._context = context
         self._header = header
+        self._memory = memory
         self._can_delete = can_delete
         self._lookup_deadline_s = lookup_deadline_s
 
@@ -78,17 +82,21 @@ class Canary:
 
     async def _move(self, operation: Operation, direction: Direction) -> None:
         # An absent or damaged chunk is an answer too: a load needs no stored canary.
-        transfer = self._transfer()
-        if operation is Operation.STORE:
-            self._header.seal(CANARY_KEY, transfer.header, transfer.payload)
-        errors = await self._call.transfer(operation, [transfer])
+        with self._transfer() as transfer:
+            if operation is Operation.STORE:
+                self._header.seal(CANARY_KEY, transfer.header, transfer.payload)
+            errors = await self._call.transfer(operation, [transfer])
         if outcome_of(direction, errors) is not Outcome.ANSWERED:
             for error in filter(None, errors):
                 raise error
 
-    def _transfer(self) -> Transfer:
-        """Return a transfer whose page-aligned memory lives as long as it is used."""
+    @contextlib.contextmanager
+    def _transfer(self) -> Iterator[Transfer]:
+        """Lend a transfer until the tier's call has ended."""
         split = self._context.header_bytes
-        memory = memoryview(mmap.mmap(-1, self._context.object_bytes))
-        # An earlier canary says nothing of the tier as it is now.
-        return Transfer(CANARY_KEY, _PROBER, memory[:split], memory[split:], replace=True)
+        (memory,) = lent = self._memory.take(1)
+        try:
+            # An earlier canary says nothing of the tier as it is now.
+            yield Transfer(CANARY_KEY, _PROBER, memory[:split], memory[split:], replace=True)
+        finally:
+            self._memory.give_back(lent)

@@ -9,7 +9,7 @@ from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.contract import ChunkCodec, TierContext
 from kvtier_sdk.errors import ChunkAuthError, CorruptChunkError, TierError
-from kvtier_sdk.runner.buffers import BufferPool
+from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.foreign_chunks import ForeignChunks
 from kvtier_sdk.runner.jobs import Operation
@@ -19,14 +19,14 @@ from kvtier_sdk.types import Transfer
 class ChunkSealer:
     """Stands before a tier, which reads and writes sealed payloads in scratch memory.
 
-    The codec runs in blocking threads, so the tier's loop goes on meanwhile. The scratch memory is
-    that of the batches under way: at most ``concurrency`` times ``max_batch``.
+    The codec runs in blocking threads, so the tier's loop goes on meanwhile.
 
     Args:
         call: the tier.
         codec: the cipher.
         context: the tier's.
         header: of sealed chunks.
+        scratch: memory for sealed payloads, one for each chunk that may be under way.
     """
 
     def __init__(
@@ -35,12 +35,13 @@ class ChunkSealer:
         codec: ChunkCodec,
         context: TierContext,
         header: ChunkHeader,
+        scratch: BufferArena,
     ) -> None:
         self._call = call
         self._codec = codec
         self._name = context.name
         self._header = header
-        self._scratch = BufferPool(context.payload_bytes, per_mapping=1)
+        self._scratch = scratch
         self._foreign = ForeignChunks()
 
     async def transfer(

@@ -62,7 +62,6 @@ from kvtier_sdk.testing.conformance.restart import (
 from kvtier_sdk.testing.conformance.results import (
     check_an_empty_batch_is_no_results,
     check_big_batches,
-    check_duplicates_in_a_batch,
     check_one_failure_fails_alone,
     check_only_tier_errors_are_raised,
     check_results_have_the_length_of_the_batch,
@@ -125,7 +124,6 @@ __all__ = [
     "check_closing_twice_is_harmless",
     "check_concurrent_stores_leave_one_whole_object",
     "check_delete_forgets",
-    "check_duplicates_in_a_batch",
     "check_groups_are_apart",
     "check_it_runs_in_a_process",
     "check_it_runs_in_a_thread",

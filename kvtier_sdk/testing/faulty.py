@@ -244,6 +244,8 @@ def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[Faul
             "locality": tier_class.locality,
             "capabilities": tier_class.capabilities,
             "alignment": tier_class.alignment,
+            "max_batch_keys": tier_class.max_batch_keys,
+            "runner_defaults": tier_class.runner_defaults,
             "contract_version": tier_class.contract_version,
             "__module__": __name__,
         },

@@ -23,6 +23,7 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    MetricsChanged,
     OpeningEnded,
     Operation,
     ProcessStarted,
@@ -489,6 +490,8 @@ class TierClient:
                 self._removals.note(report.keys)
         elif isinstance(report, BreakerMoved):
             self._mirror(report.direction, is_open=report.state is not BreakerState.CLOSED)
+        elif isinstance(report, MetricsChanged):
+            self.stats.note_backend(report.counters, report.gauges)
         elif isinstance(report, RunnerStopped):
             self._stopped(report, now_s)
         elif isinstance(report, ProcessStarted):

@@ -45,6 +45,9 @@ def test_a_backend_tells_its_package_abilities_and_options() -> None:
         "medium": "STORAGE",
         "locality": "REMOTE",
         "alignment": 1,
+        "needs_process": False,
+        "max_batch_keys": None,
+        "runner_defaults": {},
         "capabilities": ["delete", "touch", "scan", "usage"],
     }
     assert options["connect_timeout"]["unit"] == "seconds"

@@ -30,6 +30,7 @@ from kvtier_sdk import (
     SystemClock,
     TierAuthError,
     TierClient,
+    TierContractError,
     TierError,
     TierListener,
     TierSpec,
@@ -40,8 +41,9 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
-from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Report, Verdict
+from kvtier_sdk.runner.jobs import Job, JobResult, MetricsChanged, Operation, Report, Verdict
 from support.odd_answers import NONSENSE, UNREADABLE, HostileKey
+from support.promises import fault_of_batch, fault_of_keys
 
 NOBODY = RequestContext("nobody")
 RUNNERS = ["thread", "process"]
@@ -88,21 +90,36 @@ class MisbehavingTier(MemoryTier):
 
     async def open(self) -> None:
         self._note("open")
+        self._lookups = self.context.counter("lookups")
+        self._stored = self.context.gauge("stored_chunks")
         await self._do(self.config.on_open)
         await super().open()
         self._note("opened")
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        self._check(fault_of_keys(self, keys))
+        self._lookups.add()
         await self._do(self.config.on_lookup)
         if self.config.answer:
             return self._answer(len(keys))
         return await super().lookup(keys, request)
 
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check(fault_of_batch(self, batch))
+        verdicts = await super().store(batch)
+        self._stored.set(len(self._objects))
+        return verdicts
+
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check(fault_of_batch(self, batch))
         await self._do(self.config.on_load)
         if self.config.answer:
             return self._answer(len(batch))
         return await super().load(batch)
+
+    def _check(self, fault: str | None) -> None:
+        if fault is not None:
+            raise TierContractError(fault)
 
     async def close(self) -> None:
         await asyncio.sleep(self.config.close_s)
@@ -307,7 +324,8 @@ class SeenRunner:
 
     def poll(self) -> Sequence[Report]:
         reports = self.runner.poll()
-        self.others += [report for report in reports if not isinstance(report, JobResult)]
+        usual = JobResult, MetricsChanged
+        self.others += [report for report in reports if not isinstance(report, usual)]
         return reports
 
     def __getattr__(self, name: str) -> Any:
@@ -319,7 +337,7 @@ class Rig(TierListener):
 
     Attributes:
         results: the results of all concluded jobs, in order.
-        others: the other reports of the runner.
+        others: the other reports of the runner, but for those on metrics.
 
     Args:
         kind: ``thread`` or ``process``.

@@ -6,12 +6,12 @@ The account notes every report and every broken rule; closing a rig asserts that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import mmap
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 from kvtier_sdk import (
     Capability,
@@ -20,6 +20,7 @@ from kvtier_sdk import (
     CorruptChunkError,
     Namespace,
     OffloadKey,
+    Region,
     RequestContext,
     RunnerOptions,
     SecondaryTierManager,
@@ -41,14 +42,17 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    MetricsChanged,
     Operation,
     Report,
     Verdict,
 )
 from kvtier_sdk.runner.probe import CANARY_KEY
 from kvtier_sdk.testing import VirtualClock
+from support.promises import fault_of_batch, fault_of_keys
 
 CHUNK_BYTES = 96
+_SLOTS = 1 << 20
 LOOKUP, LOAD, STORE, TOUCH = Operation.LOOKUP, Operation.LOAD, Operation.STORE, Operation.TOUCH
 MOVES = (LOAD, STORE)
 
@@ -62,6 +66,7 @@ class Account:
         self.results: dict[int, JobResult] = {}
         self.released: set[int] = set()
         self.removed: list[OffloadKey] = []
+        self.metrics: list[MetricsChanged] = []
         self.breakers = dict.fromkeys(Direction, BreakerState.CLOSED)
         self.moves: list[BreakerMoved] = []
         self.lent_headers: set[int] = set()
@@ -70,6 +75,8 @@ class Account:
     def take(self, report: Report) -> None:
         if isinstance(report, ChunksRemoved):
             self.removed += report.keys
+        elif isinstance(report, MetricsChanged):
+            self.metrics.append(report)
         elif isinstance(report, BreakerMoved):
             if self.breakers[report.direction] is report.state:
                 self.breaches.append("a breaker's move that is none")
@@ -111,12 +118,15 @@ class Slots:
     chunk_bytes = CHUNK_BYTES
 
     def __init__(self) -> None:
-        self.memory: dict[int, bytearray] = {}
+        # Only what is touched takes memory.
+        self._memory = memoryview(mmap.mmap(-1, _SLOTS * CHUNK_BYTES))
+        self.region = Region.of(self._memory)
         self.holders: set[str] = set()
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
+        assert slot < _SLOTS
         self.holders.add(holder)
-        return memoryview(self.memory.setdefault(slot, bytearray(CHUNK_BYTES)))
+        return self._memory[slot * CHUNK_BYTES : (slot + 1) * CHUNK_BYTES]
 
 
 @dataclass
@@ -188,6 +198,8 @@ class ScriptedTier(SecondaryTierManager):
         self._finish(await self._begin("touch", keys, Direction.READ), [], [])
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        if fault := fault_of_keys(self, keys):
+            self.account.breaches.append(fault)
         for key in keys:
             self.stored.pop(key, None)
         self.context.report_removed(keys)
@@ -209,8 +221,10 @@ class ScriptedTier(SecondaryTierManager):
 
     @contextmanager
     def _lent(self, batch: Sequence[Transfer]) -> Iterator[None]:
-        """Note a breach if two concurrent calls get the same header."""
-        addresses = {np.frombuffer(t.header, np.uint8).ctypes.data for t in batch}
+        """Note a breach if two concurrent calls get the same header, or a promise is broken."""
+        if fault := fault_of_batch(self, batch):
+            self.account.breaches.append(fault)
+        addresses = {transfer.regions[0].address for transfer in batch}
         if len(addresses) < len(batch) or addresses & self.account.lent_headers:
             self.account.breaches.append("a header that was lent twice")
         self.account.lent_headers |= addresses
@@ -234,6 +248,8 @@ class ScriptedTier(SecondaryTierManager):
 
     async def _begin(self, operation: str, keys: Sequence[OffloadKey], direction: Direction) -> Act:
         now_s = self.context.clock.now_s()
+        if fault := fault_of_keys(self, keys):
+            self.account.breaches.append(fault)
         if CANARY_KEY in keys:
             self.probes.append((operation, now_s))
         else:
@@ -284,9 +300,17 @@ class ScriptedTier(SecondaryTierManager):
 
 
 class Rig:
-    """A loop over a scripted tier, on its own clock."""
+    """A loop over a scripted tier, on its own clock.
 
-    def __init__(self, *script: Act, **options: Any) -> None:
+    Args:
+        script: of the tier.
+        declares: attributes of the tier's class.
+        options: of the runner.
+    """
+
+    def __init__(
+        self, *script: Act, declares: Mapping[str, Any] = MappingProxyType({}), **options: Any
+    ) -> None:
         self.account = Account()
         self.clock = VirtualClock()
         self.slots = Slots()
@@ -296,7 +320,11 @@ class Rig:
             lambda loop, context: self.account.breaches.append(f"unhandled: {context}")
         )
         spec = TierSpec(
-            "tier", "scripted", ScriptedTier, TierConfig(), RunnerOptions.model_validate(options)
+            "tier",
+            "scripted",
+            type("DeclaringTier", (ScriptedTier,), dict(declares)),
+            TierConfig(),
+            RunnerOptions.model_validate(options),
         )
         self.loop = TierLoop(
             spec,

@@ -51,8 +51,9 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_block_of_code_runs(name: str, tmp_path: Path) -> None:
     path, key = tmp_path / "object", kvtier_sdk.make_offload_key(bytes(32))
     path.write_bytes(b"content")
-    context = TierSubject("memory:").context()
-    lent = LentBuffers(key, REQUEST, header_bytes=64, payload_bytes=4096)
+    subject = TierSubject("memory:")
+    context = subject.context()
+    lent = LentBuffers(subject.memory, key, REQUEST, header_bytes=64, payload_bytes=4096)
     tier = run("ChunkTierManager")["DirectoryTier"](kvtier_sdk.TierConfig(), context)
     asyncio.run(tier.open())
     given = {"context": context, "clock": context.clock, "key": key, "keys": [key], "tier": tier}

@@ -51,3 +51,13 @@ def test_what_happened_shows(make: Callable[..., Engine]) -> None:
         labels[metric.name] == len(metric.labels) for metric in METRICS if metric.name in labels
     )
     engine.manager.on_request_finished(A)
+
+
+def test_a_backends_counters_never_fall_when_its_process_is_replaced() -> None:
+    stats = TierStats("far", "redis")
+    stats.note_backend({"resends": 3.0}, {"idle": 2.0})
+    stats.note_backend({"resends": 0.0}, {"idle": 0.0})
+    stats.note_backend({"resends": 1.0}, {})
+    seen = {(s.metric.name, *s.labels): s.value for s in metric_samples([stats])}
+    assert seen["kvtier_backend_counter_total", "far", "resends"] == 4
+    assert seen["kvtier_backend_gauge", "far", "idle"] == 0

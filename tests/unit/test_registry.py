@@ -192,6 +192,16 @@ def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
         ("from kvtier_sdk import ChunkTierManager as Tier", "declares no contract_version"),
         (ANNOUNCING, "Tier declares DELETE but does not implement delete"),
         (GOOD + "    config_model = dict", "Tier.config_model is not a subclass of"),
+        (GOOD + "    max_batch_keys = 0", "Tier.max_batch_keys is 0 but should be None, or 1 or"),
+        (GOOD + "    max_batch_keys = True", "Tier.max_batch_keys is True but should be"),
+        (
+            GOOD + "    runner_defaults = {'concurency': 4}",
+            "Tier: runner_defaults: unknown option 'concurency'; did you mean 'concurrency'?",
+        ),
+        (
+            GOOD + "    runner_defaults = {'lookup_deadline': '5'}",
+            "Tier: runner_defaults: option 'lookup_deadline': '5' has no unit",
+        ),
     ],
 )
 def test_a_backend_that_cannot_be_used_is_named_with_its_version(

@@ -13,6 +13,7 @@ from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.pool import PoolLayout
 from kvtier_sdk.pool.host_pool import UNNAMED_HOLDER
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
+from kvtier_sdk.types import Region
 
 
 class EngineSlots:
@@ -21,6 +22,7 @@ class EngineSlots:
     Attributes:
         slots: number of slots.
         chunk_bytes: payload of a slot: a whole row, vLLM's padding included.
+        region: the whole mapping, at the address that it has in this process.
         layout: the same geometry, for a process that maps it.
 
     Args:
@@ -44,6 +46,7 @@ class EngineSlots:
         # Not an array: vLLM releases its view when it shuts down, and an array would prevent that.
         self._on_close = on_close
         self._bytes: memoryview | None = view.cast("B")
+        self.region = Region.of(self._bytes)
 
     @property
     def is_shared(self) -> bool:

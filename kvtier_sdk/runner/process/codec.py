@@ -24,6 +24,7 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    MetricsChanged,
     OpeningEnded,
     Operation,
     Report,
@@ -54,9 +55,10 @@ class _Report(msgspec.Struct, array_like=True):
     removed: ChunksRemoved | None = None
     breaker: BreakerMoved | None = None
     opening: OpeningEnded | None = None
+    metrics: MetricsChanged | None = None
 
 
-_REPORT_TYPES = (JobResult, IoEnded, ChunksRemoved, BreakerMoved, OpeningEnded)
+_REPORT_TYPES = (JobResult, IoEnded, ChunksRemoved, BreakerMoved, OpeningEnded, MetricsChanged)
 
 
 def _plain(value: Any) -> Any:
@@ -251,7 +253,9 @@ def _wrap(report: Report) -> tuple[Report | None, ...]:
 
 
 def _unwrap(item: _Report) -> Report:
-    report = item.result or item.io_ended or item.removed or item.breaker or item.opening
+    report = (
+        item.result or item.io_ended or item.removed or item.breaker or item.opening or item.metrics
+    )
     if report is None:
         raise ValueError("an empty report")
     return report

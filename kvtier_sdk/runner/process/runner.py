@@ -68,7 +68,10 @@ class ProcessRunner:
     ) -> None:
         fault = fault_of_process(spec, pool)
         if fault is not None:
-            raise ConfigError(f"tier {spec.name!r}: option 'runner' is 'process', but {fault}")
+            reason = "option 'runner' is 'process'"
+            if spec.tier_class.needs_process:
+                reason = f"backend {spec.backend!r} has to run in a process of its own"
+            raise ConfigError(f"tier {spec.name!r}: {reason}, but {fault}")
         self._name = spec.name
         self._notify = notify
         self._log = TierLog(spec.name, clock)
@@ -300,10 +303,12 @@ def fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:
     Returns:
         What is wrong and what to do, to follow "but"; or ``None``.
     """
-    if not pool.is_shared:
-        return (
-            "the host pool is of one process: make it with open_pool, HostPool.create or "
-            "HostPool.join, or use runner 'thread'"
-        )
     fault = fault_of(spec)
-    return None if fault is None else f"{fault}, or use runner 'thread'"
+    if not pool.is_shared:
+        fault = (
+            "the host pool is of one process: make it with open_pool, HostPool.create or "
+            "HostPool.join"
+        )
+    if fault is None or spec.tier_class.needs_process:
+        return fault
+    return f"{fault}, or use runner 'thread'"

@@ -4,18 +4,64 @@ from __future__ import annotations
 
 import gc
 import mmap
+import weakref
+
+import numpy as np
+import numpy.typing as npt
 
 from kvtier_sdk.chunk_header import round_up
-from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
+from kvtier_sdk.types import OffloadKey, Region, RequestContext, Transfer
 
 _GUARD_BYTES = 4096
 _GUARD = b"\xa5" * _GUARD_BYTES
+
+
+class LentMemory:
+    """One mapping from which all buffers of a subject are cut, so that a tier can register it.
+
+    Args:
+        size_bytes: its length; only what is touched takes memory.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._mapping = mmap.mmap(-1, size_bytes)
+        self.region: Region = Region.of(self._mapping)
+        # Start to end of each part that is in use.
+        self._used: dict[int, int] = {}
+
+    def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Return an unused part, which begins with a page; it is used as long as a view of it is.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        size_bytes = round_up(size_bytes, mmap.PAGESIZE)
+        start = self._gap(size_bytes)
+        if start + size_bytes > self.region.size_bytes:
+            # What a check no longer uses may wait for the collector.
+            gc.collect()
+            start = self._gap(size_bytes)
+        if start + size_bytes > self.region.size_bytes:
+            raise MemoryError(f"the kit has no {size_bytes} bytes left to lend")
+        self._used[start] = start + size_bytes
+        part = np.frombuffer(self._mapping, np.uint8, size_bytes, start)
+        weakref.finalize(part, self._used.pop, start)
+        return part
+
+    def _gap(self, size_bytes: int) -> int:
+        start = 0
+        for used, end in sorted(self._used.items()):
+            if used - start >= size_bytes:
+                break
+            start = end
+        return start
 
 
 class LentBuffers:
     """Header and payload of one transfer in new memory, with guard bytes around each.
 
     Args:
+        memory: the memory of which they are a part.
         key: the chunk.
         request: the request of the transfer.
         header_bytes: length of the header.
@@ -26,6 +72,7 @@ class LentBuffers:
 
     def __init__(
         self,
+        memory: LentMemory,
         key: OffloadKey,
         request: RequestContext,
         *,
@@ -40,9 +87,11 @@ class LentBuffers:
         self._payload_at = round_up(end + _GUARD_BYTES, mmap.PAGESIZE) + shift_bytes
         self._header_bytes, self._payload_bytes = header_bytes, payload_bytes
         size = self._payload_at + payload_bytes + _GUARD_BYTES
-        self._memory = mmap.mmap(-1, size)
-        self._memory[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
-        view = memoryview(self._memory)
+        part = memory._cut(size)
+        self._part = weakref.ref(part)
+        self._memory: memoryview | None = part.data[:size]
+        view = self._view
+        view[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
         self._transfer: Transfer | None = Transfer(
             key,
             request,
@@ -57,46 +106,40 @@ class LentBuffers:
         assert self._transfer is not None, "taken back"
         return self._transfer
 
+    @property
+    def _view(self) -> memoryview:
+        assert self._memory is not None, "taken back"
+        return self._memory
+
     def fill(self, content: bytes) -> None:
         """Write header and payload.
 
         Args:
             content: header and payload, one after the other.
         """
-        self._memory[self._header_at : self._header_at + self._header_bytes] = content[
-            : self._header_bytes
-        ]
-        self._memory[self._payload_at : self._payload_at + self._payload_bytes] = content[
-            self._header_bytes :
-        ]
+        header, payload = self.transfer.buffers
+        header[:], payload[:] = content[: self._header_bytes], content[self._header_bytes :]
 
     @property
     def content(self) -> bytes:
         """The bytes of header and payload now."""
-        header = self._memory[self._header_at : self._header_at + self._header_bytes]
-        return header + self._memory[self._payload_at : self._payload_at + self._payload_bytes]
+        return b"".join(self.transfer.buffers)
 
     @property
     def is_overrun(self) -> bool:
         """True if anything was written outside header and payload."""
-        memory, payload_end = self._memory, self._payload_at + self._payload_bytes
+        memory, payload_end = self._view, self._payload_at + self._payload_bytes
         guards = (
             memory[: self._header_at],
             memory[self._header_at + self._header_bytes : self._payload_at],
             memory[payload_end:],
         )
-        return any(guard.strip(_GUARD[:1]) for guard in guards)
+        return any(bytes(guard).strip(_GUARD[:1]) for guard in guards)
 
     def take_back(self) -> bool:
         """End the loan and return whether the memory is free: no view of it is left."""
-        self._transfer = None
-        try:
-            self._memory.close()
-        except BufferError:
+        self._transfer = self._memory = None
+        if self._part() is not None:
             # A view in a reference cycle is not in use; only the collector frees it.
             gc.collect()
-            try:
-                self._memory.close()
-            except BufferError:
-                return False
-        return True
+        return self._part() is None

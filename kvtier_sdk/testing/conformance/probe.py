@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.runner.answers import NonsenseError, found_in, verdicts_in
+from kvtier_sdk.runner.jobs import batches_of
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.rules import Breach
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext
@@ -80,8 +82,12 @@ class Probe:
 
     async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Call the tier's ``lookup``."""
-        answers = await self.bounded(self.tier.lookup(keys, REQUEST), "lookup")
-        return self._read(found_in, answers, len(keys), "lookup")
+        found: dict[int, bool] = {}
+        for part in self._calls(keys):
+            asked = [keys[index] for index in part]
+            answers = await self.bounded(self.tier.lookup(asked, REQUEST), "lookup")
+            found |= zip(part, self._read(found_in, answers, len(part), "lookup"), strict=True)
+        return [found[index] for index in range(len(keys))]
 
     async def store(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
         """Call the tier's ``store``."""
@@ -90,6 +96,16 @@ class Probe:
     async def load(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
         """Call the tier's ``load``."""
         return await self._move("load", batch)
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Call the tier's ``delete``."""
+        for part in self._calls(keys):
+            await self.bounded(self.tier.delete([keys[index] for index in part]), "delete")
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """Call the tier's ``touch``."""
+        for part in self._calls(keys):
+            await self.bounded(self.tier.touch([keys[index] for index in part]), "touch")
 
     async def scan(self) -> list[Entry]:
         """Call the tier's ``scan`` and return all entries."""
@@ -103,6 +119,7 @@ class Probe:
         """Make buffers to load into."""
         context = self.tier.context
         return LentBuffers(
+            self.subject.memory,
             key,
             REQUEST,
             header_bytes=context.header_bytes,
@@ -222,12 +239,25 @@ class Probe:
         return self.subject.clock.spawn(coroutine, name=name)
 
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
+        verdicts: dict[int, TierError | None] = {}
+        for part in self._calls([lent.key for lent in batch]):
+            moved = await self._move_some(operation, [batch[index] for index in part])
+            verdicts |= zip(part, moved, strict=True)
+        return [verdicts[index] for index in range(len(batch))]
+
+    async def _move_some(
+        self, operation: str, batch: Sequence[LentBuffers]
+    ) -> list[TierError | None]:
         method = getattr(self.tier, operation)
         try:
             verdicts = await self.bounded(method([lent.transfer for lent in batch]), operation)
         except TierError as error:
             return [error] * len(batch)
         return self._read(verdicts_in, verdicts, len(batch), operation)
+
+    def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
+        """Split keys into calls as the SDK does; no keys are one call too."""
+        return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
     def _read(
         self, read: Callable[[Any, int], list[T]], answer: Any, count: int, operation: str

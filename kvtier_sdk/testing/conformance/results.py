@@ -75,23 +75,6 @@ async def check_one_failure_fails_alone(subject: TierSubject) -> None:
 
 
 @check(says=_LENGTH)
-async def check_duplicates_in_a_batch(subject: TierSubject) -> None:
-    """A key that appears twice in a batch is stored, found and loaded in both places."""
-    async with subject.opened() as probe:
-        one, other = subject.new_keys(2)
-        kept = await probe.put([one, other, one])
-        if one not in kept:
-            return
-        if not all(await probe.lookup([one, one])):
-            raise Breach("asked twice for a stored chunk in one batch, lookup found it only once")
-        lent = [probe.empty(one), probe.empty(one)]
-        for buffers, verdict in zip(lent, await probe.load(lent), strict=True):
-            if verdict is not None:
-                raise Breach(f"asked twice for a chunk in one batch, load gave {describe(verdict)}")
-            probe.check_content(one, buffers.content, [0])
-
-
-@check(says=_LENGTH)
 async def check_big_batches(subject: TierSubject) -> None:
     """A batch may hold a thousand chunks."""
     async with subject.opened() as probe:

@@ -10,7 +10,7 @@ from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.testing.conformance.probe import REQUEST, content_of
-from kvtier_sdk.testing.conformance.rules import Breach, check
+from kvtier_sdk.testing.conformance.rules import Breach, CheckSkipped, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
@@ -24,6 +24,8 @@ _BUILT = "A tier is built from its options alone, in this process or in one of i
 @check(says=_BUILT)
 async def check_it_runs_in_a_thread(subject: TierSubject) -> None:
     """Chunks travel from a pool's slots to the tier and back, with the tier in a thread."""
+    if subject.tier_class.needs_process:
+        raise CheckSkipped("the tier needs a process of its own")
     await _check_runner(subject, "thread")
 
 

@@ -19,6 +19,7 @@ from kvtier_sdk.contract import SecondaryTierManager, TierContext
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.registry import load_codec
+from kvtier_sdk.testing.conformance.buffers import LentMemory
 from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Hook
 from kvtier_sdk.types import OffloadKey, make_offload_key
@@ -27,7 +28,9 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-_DEFAULTS = RunnerOptions.model_validate({})
+#: How many chunks can be lent at once; more, if they are short.
+_LENT_CHUNKS = 64
+_MIN_LENT_BYTES = 64 << 20
 
 
 def tier_spec(tier: TierLike) -> TierSpec:
@@ -49,7 +52,8 @@ def tier_spec(tier: TierLike) -> TierSpec:
         return TierSpec.from_url(tier)
     if isinstance(tier, Mapping):
         return TierSpec.from_options(tier)
-    return TierSpec("under-test", "under-test", tier, tier.config_model(), _DEFAULTS)
+    runner = RunnerOptions.model_validate(dict(tier.runner_defaults))
+    return TierSpec("under-test", "under-test", tier, tier.config_model(), runner)
 
 
 @dataclass
@@ -98,6 +102,7 @@ class TierSubject:
         self.spec: TierSpec = tier_spec(self.tier)
         self._salt = uuid.uuid4().bytes
         self._numbers = itertools.count()
+        self.memory: LentMemory = LentMemory(max(_MIN_LENT_BYTES, _LENT_CHUNKS * self.chunk_bytes))
 
     @staticmethod
     def new_namespace() -> Namespace:
@@ -162,6 +167,7 @@ class TierSubject:
             clock=self.clock,
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
             report_removed=report_removed or (lambda keys: None),
+            regions=(self.memory.region,),
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:

@@ -10,6 +10,7 @@ from kvtier_sdk.errors import TierError
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer
+from support.promises import fault_of_batch, fault_of_keys
 from support.simulation.faults import Weather
 
 
@@ -21,6 +22,7 @@ class SimulatedTierConfig(MemoryTierConfig):
         on_touch: called with each transfer's buffers when they are used.
         on_put: called with each chunk that was written.
         on_open: called with each instance that is to be opened.
+        on_broken_promise: called with a sentence if a call breaks the contract.
         rng: chooses the chunks with a fault.
     """
 
@@ -28,6 +30,7 @@ class SimulatedTierConfig(MemoryTierConfig):
     on_touch: Any
     on_put: Any
     on_open: Any
+    on_broken_promise: Any
     rng: Any
 
 
@@ -58,11 +61,17 @@ class SimulatedTier(MemoryTier):
         await super().open()
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        self._check(fault_of_keys(self, keys))
         trouble = await self._weather.suffer()
         found = [key in self._objects for key in keys]
         return found[1:] if trouble == "length" else found
 
+    def _check(self, fault: str | None) -> None:
+        if fault is not None:
+            self.config.on_broken_promise(fault)
+
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check(fault_of_batch(self, batch))
         trouble = await self._weather.suffer()
         failing = self._failing(batch, trouble)
         verdicts: list[TierError | None] = []
@@ -77,6 +86,7 @@ class SimulatedTier(MemoryTier):
         return verdicts[1:] if trouble == "length" else verdicts
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check(fault_of_batch(self, batch))
         for transfer in batch:
             self._on_touch(Operation.LOAD, transfer)
             # An interrupted read leaves bytes behind.
@@ -92,10 +102,12 @@ class SimulatedTier(MemoryTier):
         return verdicts[1:] if trouble == "length" else verdicts
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        self._check(fault_of_keys(self, keys))
         await self._weather.suffer()
         await super().touch(keys)
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        self._check(fault_of_keys(self, keys))
         await self._weather.suffer()
         await super().delete(keys)
 
@@ -143,6 +155,7 @@ class SimulatedTier(MemoryTier):
 
 
 class PaddedSimulatedTier(SimulatedTier):
-    """A simulated tier whose buffers are longer than a chunk."""
+    """A simulated tier whose buffers are longer than a chunk, and whose calls are short."""
 
     alignment = 128
+    max_batch_keys = 3

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.types import OffloadKey, RequestContext
+from kvtier_sdk.types import OffloadKey, Region, RequestContext
 
 
 class WatchedMemory:
@@ -26,6 +26,11 @@ class WatchedMemory:
     def chunk_bytes(self) -> int:
         """Payload of a slot."""
         return self._pool.chunk_bytes
+
+    @property
+    def region(self) -> Region:
+        """All slots."""
+        return self._pool.region
 
     def padded_view(self, slot: int, alignment: int, holder: str = "") -> memoryview:
         """A slot's payload, its length rounded up to ``alignment``."""

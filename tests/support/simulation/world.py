@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.namespace import Namespace
@@ -240,6 +241,7 @@ class World:
                 on_touch=self._watch_io(ledger),
                 on_put=ledger.put,
                 on_open=on_open,
+                on_broken_promise=partial(self.breach, "a call keeps what the contract promises"),
                 rng=rng,
             ),
             RunnerOptions.model_validate(plan.options),

@@ -101,18 +101,6 @@ class OneFailureFailsAll(BrokenTier):
         return verdicts
 
 
-class DuplicatesAreOne(BrokenTier):
-    """Loads each key of a batch once, and fills only the buffers of its last transfer."""
-
-    fails = "check_duplicates_in_a_batch"
-
-    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        distinct = {transfer.key: transfer for transfer in batch}
-        verdicts = await super().load(list(distinct.values()))
-        found = dict(zip(distinct, verdicts, strict=True))
-        return [found[transfer.key] for transfer in batch]
-
-
 class BigBatchIsAnError(BrokenTier):
     """Puts all keys of a batch into one statement, which has room for 999."""
 

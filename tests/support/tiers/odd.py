@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import TierCapacityError, TierUnavailableError
+from kvtier_sdk.errors import TierCapacityError, TierError, TierUnavailableError
 from kvtier_sdk.options.tier import TierConfig
-from kvtier_sdk.types import Capability, OffloadKey, Transfer
+from kvtier_sdk.types import Capability, OffloadKey, RequestContext, Transfer, Usage
+from support.promises import fault_of_batch, fault_of_keys
 from support.tiers.shelf import ShelfTier, fill
 
 
@@ -30,6 +32,40 @@ class Slow(OddTier):
     async def reach(self) -> None:
         await self.context.clock.sleep(0.01)
         await super().reach()
+
+
+class ByTheBook(OddTier):
+    """Refuses calls that break a promise about their keys or their memory; counts no chunks."""
+
+    max_batch_keys = 3
+    runner_defaults: ClassVar[dict[str, Any]] = {"concurrency": 2}
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        self._check(fault_of_keys(self, keys))
+        return await super().lookup(keys, request)
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check(fault_of_batch(self, batch))
+        return await super().store(batch)
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._check(fault_of_batch(self, batch))
+        return await super().load(batch)
+
+    async def touch(self, keys: Sequence[OffloadKey]) -> None:
+        self._check(fault_of_keys(self, keys))
+        await super().touch(keys)
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        self._check(fault_of_keys(self, keys))
+        await super().delete(keys)
+
+    async def usage(self) -> Usage:
+        return replace(await super().usage(), chunks=None)
+
+    def _check(self, fault: str | None) -> None:
+        if fault is not None:
+            raise TierError(fault)
 
 
 class Unordered(OddTier):

@@ -23,8 +23,12 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes
 from kvtier_sdk.options.secrets import Secrets
+from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.sealing import ChunkSealer
+
+#: More than the kit ever has under way.
+_MAX_CHUNKS = 1024
 
 
 class SealedTierConfig(MemoryTierConfig):
@@ -46,16 +50,18 @@ class SealedTier(SecondaryTierManager):
         super().__init__(config, context)
         codec = load_codec(config.cipher)
         slot_bytes = context.object_bytes
+        scratch = BufferArena(slot_bytes, _MAX_CHUNKS)
         inner = replace(
             context,
             chunk_bytes=slot_bytes,
             header_bytes=header_bytes(1, codec.envelope_bytes),
             payload_bytes=slot_bytes,
+            regions=(*context.regions, scratch.region),
         )
         self._inner = MemoryTier(config, inner)
         self._header = ChunkHeader(context.namespace.fingerprint, slot_bytes, sealed=True)
         caller = TierCaller(self._inner, Secrets())
-        self._sealer = ChunkSealer(caller, codec, inner, self._header)
+        self._sealer = ChunkSealer(caller, codec, inner, self._header, scratch)
 
     async def open(self) -> None:
         await self._inner.open()

@@ -131,3 +131,26 @@ def test_the_entry_is_not_changed() -> None:
     entry = {"url": "memory:?name=a", "capacity": "1KiB"}
     TierSpec.from_options(entry)
     assert entry == {"url": "memory:?name=a", "capacity": "1KiB"}
+
+
+def test_a_backends_own_defaults_hold_unless_the_operator_sets_an_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = {"lookup_deadline": "200ms", "concurrency": 4}
+    monkeypatch.setattr(MemoryTier, "runner_defaults", own)
+    spec = TierSpec.from_url("memory:?concurrency=2")
+    assert spec.runner == RunnerOptions(lookup_deadline=0.2, concurrency=2)
+    assert TierSpec.from_options(spec.to_dict()) == spec
+    assert own == {"lookup_deadline": "200ms", "concurrency": 4}
+
+
+def test_a_backend_that_needs_a_process_is_given_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryTier, "needs_process", True)
+    for option in ("auto", "process"):
+        TierSpec.from_url(f"memory:?runner={option}")
+    with pytest.raises(ConfigError) as caught:
+        TierSpec.from_options({"type": "memory", "runner": "thread"}, where="kv.toml", path="t[0]")
+    assert str(caught.value) == (
+        "kv.toml: option 't[0].runner' is 'thread', but backend 'memory' has to run in a process "
+        "of its own; leave the option out"
+    )

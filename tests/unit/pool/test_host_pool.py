@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier_sdk import ConfigError, HostPool, KVTierError
+from kvtier_sdk import ConfigError, HostPool, KVTierError, Region
 
 CHUNK_BYTES = 1000
 
@@ -148,3 +148,17 @@ def test_garbage_is_no_holder(pool: HostPool, caplog: pytest.LogCaptureFixture) 
     circle.append(circle)
     del circle
     assert warnings_of(pool, caplog) == []
+
+
+def test_every_slot_lies_in_the_pools_region(pool: HostPool) -> None:
+    region = pool.region
+    assert region.size_bytes == pool.slots * pool.row_bytes
+    for slot in range(pool.slots):
+        place = Region.of(pool.padded_view(slot, 4096, "test"))
+        assert region.covers(place)
+        assert place.address == region.address + slot * pool.row_bytes
+    assert not region.covers(Region(region.address + 1, region.size_bytes))
+    assert not region.covers(Region(region.address - 1, 2))
+    pool.close()
+    with pytest.raises(KVTierError, match="is closed"):
+        _ = pool.region

@@ -9,6 +9,7 @@ import pytest
 from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Rig
 
 from kvtier_sdk import OffloadKey
+from kvtier_sdk.runner.jobs import Operation
 
 Make = Callable[..., Rig]
 
@@ -160,7 +161,8 @@ def test_past_its_deadline_a_job_is_concluded_at_once_and_its_calls_are_cancelle
 
 
 def test_headers_come_back_whatever_becomes_of_a_call(make: Make) -> None:
-    rig = make(retries=0, breaker_failures=1000, breaker_window=1000)
+    one_header = {"concurrency": 1, "max_batch": 1}
+    rig = make(retries=0, breaker_failures=1000, breaker_window=1000, **one_header)
     for kind in ("fine", "bug", "exit", "unavailable", "cancels itself"):
         rig.tier.always["load"] = Act(kind)
         for _ in range(40):
@@ -168,8 +170,27 @@ def test_headers_come_back_whatever_becomes_of_a_call(make: Make) -> None:
     rig.tier.always["load"] = Act(after_s=40.0)
     for _ in range(40):
         rig.ask(LOAD, within_s=0.1, run_s=0.2)
-    # Headers of one mapping were enough: each was lent again.
-    assert len(rig.loop._mover._headers._free) == rig.loop._mover._headers._per_mapping
+    rig.tier.always["load"] = Act()
+    last = rig.ask(LOAD, run_s=0.1)
+    assert rig.account.verdicts(last.job_id) == ["not_found"]
+
+
+@pytest.mark.parametrize("operation", [LOAD, STORE])
+def test_calls_that_hang_keep_their_buffers_and_other_batches_wait(
+    make: Make, operation: Operation
+) -> None:
+    rig = make(concurrency=2, max_batch=1, breaker_failures=1000)
+    rig.tier.always[operation.value] = Act(after_s=20.0, stubborn=True)
+    hung = [rig.ask(operation, within_s=1.0) for _ in range(2)]
+    rig.run_for(1.5)
+    assert [rig.account.verdicts(job.job_id) for job in hung] == [["timeout"]] * 2
+    rig.tier.always[operation.value] = Act()
+    waiting = rig.job(operation, keys=5, within_s=60.0)
+    rig.submit(waiting)
+    rig.run_for(5.0)
+    assert waiting.job_id not in rig.account.results
+    rig.run_for(20.0)
+    assert len(set(rig.account.verdicts(waiting.job_id)) - {"ok", "not_found"}) == 0
 
 
 def test_closing_without_draining_cancels_everything(make: Make) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.keys import NEXT, OURS, THEIRS, write_keys
+from support.promises import fault_of_regions
 from xxhash import xxh3_64_intdigest
 
 from kvtier_sdk import (
@@ -23,6 +24,7 @@ from kvtier_sdk import (
     Namespace,
     OffloadKey,
     Operation,
+    Region,
     RequestContext,
     SystemClock,
     TierError,
@@ -50,6 +52,7 @@ class SharedStore(MemoryTier):
     capabilities = Capability.DELETE
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        assert fault_of_regions(self.context, batch) is None
         # The first one stays, unless the SDK wants it replaced.
         for transfer in batch:
             if transfer.replace or transfer.key not in self._own():
@@ -57,6 +60,7 @@ class SharedStore(MemoryTier):
         return [None] * len(batch)
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        assert fault_of_regions(self.context, batch) is None
         for transfer in batch:
             split = len(transfer.header)
             stored = self._own()[transfer.key]
@@ -79,10 +83,12 @@ class Slots:
     chunk_bytes = CHUNK_BYTES
 
     def __init__(self) -> None:
-        self.rows = [bytearray(256) for _ in range(8)]
+        memory = memoryview(bytearray(8 * 256))
+        self.region = Region.of(memory)
+        self.rows = [memory[start : start + 256] for start in range(0, len(memory), 256)]
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
-        return memoryview(self.rows[slot])[: -(-CHUNK_BYTES // alignment) * alignment]
+        return self.rows[slot][: -(-CHUNK_BYTES // alignment) * alignment]
 
     def fill(self, slot: int, content: bytes) -> None:
         self.rows[slot][:CHUNK_BYTES] = content

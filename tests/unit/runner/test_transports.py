@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig
 
-from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError
+from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError, metric_samples
 from kvtier_sdk.chunk_header import header_bytes
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import BreakerMoved, ChunksRemoved, Operation
@@ -264,3 +264,19 @@ def test_a_call_that_never_returns_does_not_hold_the_end_back(
         assert "did not close within 0.01 s; its process is killed" in caplog.text
         assert rig.take() == ["cancelled"] * 4
         assert all(result.released for result in rig.results)
+
+
+def test_counters_and_gauges_of_the_backend_arrive(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.client.open()
+    assert rig.do(Operation.STORE, 0, 1) == ["ok"] * 2
+    for _ in range(3):
+        rig.do(Operation.LOOKUP, 0)
+    rig.client.close(5.0)
+    rig.client.poll()
+    seen = {
+        (sample.metric.name, *sample.labels): sample.value
+        for sample in metric_samples([rig.client.stats])
+    }
+    assert seen["kvtier_backend_counter_total", "held", "lookups"] == 3
+    assert seen["kvtier_backend_gauge", "held", "stored_chunks"] == 2

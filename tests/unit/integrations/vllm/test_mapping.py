@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvtier_sdk import KVTierError
+from kvtier_sdk import KVTierError, Region
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots, descriptor_of
 
 SLOTS, ROW_BYTES = 4, 8192
@@ -73,6 +73,8 @@ def test_a_file_that_nobody_has_open_any_more_is_not_found() -> None:
 def test_slots_give_the_descriptor_back_with_the_mapping(file: int) -> None:
     slots = EngineSlots(map_rows(file))
     assert slots.is_shared
+    assert slots.region.covers(Region.of(slots.padded_view(SLOTS - 1, 4096)))
+    assert slots.region.size_bytes == SLOTS * ROW_BYTES
     fd = slots.fd
     assert (os.fstat(fd).st_ino, fd != file) == (os.fstat(file).st_ino, True)
     slots.close()

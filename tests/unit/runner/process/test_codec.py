@@ -21,6 +21,7 @@ from kvtier_sdk.runner.jobs import (
     IoEnded,
     Job,
     JobResult,
+    MetricsChanged,
     Operation,
     Verdict,
 )
@@ -57,6 +58,7 @@ jobs = st.builds(
     request=requests,
     deadline_s=st.floats(allow_nan=False),
 )
+figures = st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False), max_size=3)
 reports = st.one_of(
     st.builds(
         JobResult,
@@ -71,6 +73,7 @@ reports = st.one_of(
     st.builds(IoEnded, numbers),
     st.builds(ChunksRemoved, keys),
     st.builds(BreakerMoved, st.sampled_from(Direction), st.sampled_from(BreakerState)),
+    st.builds(MetricsChanged, figures, figures),
 )
 
 

@@ -195,3 +195,31 @@ def test_the_pool_is_shared_where_a_tier_wants_a_process() -> None:
         options = {"slots": 2, "chunk_bytes": 64, "tiers": [f"memory:?runner={option}"]}
         with open_pool(TieringConfig.from_dict(options)) as pool:
             assert pool.is_shared is shared
+
+
+class NeedyTier(MisbehavingTier):
+    """A tier in memory that has to run in a process of its own."""
+
+    needs_process = True
+
+
+@pytest.mark.parametrize("option", ["auto", "process", "thread"])
+def test_a_tier_that_needs_a_process_gets_one(option: str) -> None:
+    pool = HostPool.create(PoolLayout(1, 64))
+    try:
+        assert isinstance(make(pool, NeedyTier, MisbehavingConfig(), option), ProcessRunner)
+    finally:
+        pool.close()
+
+
+def test_where_no_process_can_be_a_tier_that_needs_one_is_refused() -> None:
+    pool = HostPool(1, 64)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            make(pool, NeedyTier, MisbehavingConfig())
+    finally:
+        pool.close()
+    assert str(caught.value) == (
+        "tier 'mine': backend 'memory' has to run in a process of its own, but the host pool is of "
+        "one process: make it with open_pool, HostPool.create or HostPool.join"
+    )

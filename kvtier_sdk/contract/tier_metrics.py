@@ -1,0 +1,146 @@
+"""Counters and gauges of a backend's own."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+
+from kvtier_sdk.errors import TierContractError
+
+#: The most counters and gauges of one tier: each is a series in every operator's monitoring.
+MAX_METRICS = 32
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+class TierCounter:
+    """A number that only goes up. Made by :meth:`TierContext.counter`; any thread may add to it.
+
+    ::
+
+        resends = context.counter("resends")
+        resends.add()
+        resends.add(3)
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._value = 0.0
+
+    def add(self, amount: float = 1) -> None:
+        """Add to the counter.
+
+        Args:
+            amount: 0 or more.
+
+        Raises:
+            TierContractError: it is negative, infinite or not a number.
+        """
+        with self._lock:
+            self._value += _finite(self._name, amount, least=0.0)
+
+    def take(self) -> float:
+        """Return what was added since the last call."""
+        with self._lock:
+            taken, self._value = self._value, 0.0
+        return taken
+
+
+class TierGauge:
+    """A number that goes up and down. Made by :meth:`TierContext.gauge`; any thread may set it.
+
+    ::
+
+        context.gauge("segments").set(12)
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._value = 0.0
+
+    @property
+    def value(self) -> float:
+        """The value that was set last, 0 at first."""
+        return self._value
+
+    def set(self, value: float) -> None:
+        """Set the gauge.
+
+        Args:
+            value: any finite number.
+
+        Raises:
+            TierContractError: it is infinite or not a number.
+        """
+        self._value = _finite(self._name, value)
+
+
+class TierMetrics:
+    """All counters and gauges of one tier."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, TierCounter] = {}
+        self._gauges: dict[str, TierGauge] = {}
+        self._told: dict[str, float] = {}
+        self._is_complete = False
+
+    def counter(self, name: str) -> TierCounter:
+        """Return the counter of a name; see :meth:`TierContext.counter`."""
+        if name not in self._counters:
+            self._check_new(name)
+            self._counters[name] = TierCounter(name)
+        return self._counters[name]
+
+    def gauge(self, name: str) -> TierGauge:
+        """Return the gauge of a name; see :meth:`TierContext.gauge`."""
+        if name not in self._gauges:
+            self._check_new(name)
+            self._gauges[name] = TierGauge(name)
+        return self._gauges[name]
+
+    def complete(self) -> bool:
+        """Refuse new names from now on; return true if there are any names."""
+        self._is_complete = True
+        return bool(self._counters or self._gauges)
+
+    def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return what has changed since the last call; the first time, everything.
+
+        Returns:
+            What each counter has gained, and the value of each gauge.
+        """
+        gained = {name: counter.take() for name, counter in self._counters.items()}
+        values = {name: gauge.value for name, gauge in self._gauges.items()}
+        counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}
+        gauges = {n: value for n, value in values.items() if value != self._told.get(n)}
+        self._told.update(counters | gauges)
+        return counters, gauges
+
+    def _check_new(self, name: str) -> None:
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            raise TierContractError(
+                f"the name of a counter or gauge is {name!r} but should be up to 64 of a-z, 0-9 "
+                "and _, a letter first"
+            )
+        if name in self._counters or name in self._gauges:
+            raise TierContractError(f"{name!r} cannot be both a counter and a gauge")
+        if self._is_complete:
+            raise TierContractError(
+                f"counter or gauge {name!r} comes too late: make it in __init__ or open"
+            )
+        if len(self._counters) + len(self._gauges) == MAX_METRICS:
+            raise TierContractError(f"a tier can have {MAX_METRICS} counters and gauges, no more")
+
+
+def _finite(name: str, number: float, least: float = -math.inf) -> float:
+    """Return a number as a plain float."""
+    try:
+        plain = float(number)
+    except (TypeError, ValueError, OverflowError):
+        plain = math.nan
+    if not (math.isfinite(plain) and plain >= least):
+        what = "a number" if least < 0 else "0 or more"
+        raise TierContractError(f"{name!r} was given {number!r} but takes {what}")
+    return plain
