@@ -16,6 +16,10 @@ from kvtier_sdk.testing.conformance.concurrency import (
     check_concurrent_stores_leave_one_whole_object,
     check_no_partly_written_object_is_visible,
 )
+from kvtier_sdk.testing.conformance.hang import (
+    check_a_hang_is_no_miss,
+    check_a_tier_comes_back_after_a_hang,
+)
 from kvtier_sdk.testing.conformance.isolation import (
     check_groups_are_apart,
     check_keys_of_any_bytes,
@@ -45,6 +49,7 @@ from kvtier_sdk.testing.conformance.optional import (
 )
 from kvtier_sdk.testing.conformance.outage import check_an_outage_is_no_miss
 from kvtier_sdk.testing.conformance.presence import (
+    check_a_lost_part_is_a_miss,
     check_a_store_replaces_on_demand,
     check_absent_is_not_found,
     check_another_length_is_corrupt,
@@ -55,6 +60,7 @@ from kvtier_sdk.testing.conformance.presence import (
     check_storing_twice_is_harmless,
     check_what_is_stored_comes_back,
 )
+from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.restart import (
     check_a_tier_comes_back_after_an_outage,
     check_an_outage_in_mid_transfer_damages_nothing,
@@ -99,6 +105,7 @@ __all__ = [
     "FaultyTier",
     "Hook",
     "InlineRunner",
+    "Probe",
     "TierConformance",
     "TierLike",
     "TierSubject",
@@ -108,7 +115,10 @@ __all__ = [
     "check_a_cancelled_store_leaves_no_part",
     "check_a_cancelled_store_reads_nothing_more",
     "check_a_full_tier_refuses_or_makes_room",
+    "check_a_hang_is_no_miss",
+    "check_a_lost_part_is_a_miss",
     "check_a_store_replaces_on_demand",
+    "check_a_tier_comes_back_after_a_hang",
     "check_a_tier_comes_back_after_an_outage",
     "check_absent_is_not_found",
     "check_an_empty_batch_is_no_results",

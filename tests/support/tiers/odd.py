@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import TierCapacityError, TierUnavailableError
+from kvtier_sdk.errors import TierCapacityError, TierTimeoutError, TierUnavailableError
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Capability, OffloadKey, Transfer
 from support.tiers.shelf import ShelfTier, fill
@@ -91,6 +91,28 @@ class OneConnection(OddTier):
     async def reach(self) -> None:
         async with self._connection:
             await super().reach()
+
+
+class Mending(OddTier):
+    """Restores a lost part from the others."""
+
+    def mend(self, stored: bytes) -> bytes:
+        return stored
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        await self.reach()
+        return self.name_of(key) in self.shelf.objects
+
+
+class Impatient(OddTier):
+    """Gives up a store that hangs, by itself."""
+
+    async def reach(self) -> None:
+        try:
+            async with self.context.clock.timeout(0.5):
+                await super().reach()
+        except TimeoutError:
+            raise TierTimeoutError("no reply") from None
 
 
 class Forgetful(OddTier):
