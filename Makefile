@@ -22,7 +22,7 @@ SEED ?=
 
 REQUESTS ?= 4000
 
-.PHONY: help setup redis-server test search test-trace test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached test search test-trace test-wheels check format demo bench bench-backends \
 	bench-interference bench-worker gpu-bundle soak clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
@@ -51,6 +51,12 @@ redis-server:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server; } \
 		|| { echo "redis-server is missing and could not be installed: as root, apt-get install redis-server" >&2; exit 1; }
 
+# The example of a network tier too.
+memcached:
+	@command -v memcached >/dev/null \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq memcached; } \
+		|| { echo "memcached is missing and could not be installed: as root, apt-get install memcached" >&2; exit 1; }
+
 $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
@@ -60,10 +66,10 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 		-e backends/s3
 	@touch $@
 
-test: setup redis-server
+test: setup redis-server memcached
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-search: setup redis-server
+search: setup redis-server memcached
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
 
 # Without TRACE: one that lies beside the project, or generated chats.
