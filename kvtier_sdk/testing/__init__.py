@@ -16,10 +16,6 @@ from kvtier_sdk.testing.conformance.concurrency import (
     check_concurrent_stores_leave_one_whole_object,
     check_no_partly_written_object_is_visible,
 )
-from kvtier_sdk.testing.conformance.hang import (
-    check_a_hang_is_no_miss,
-    check_a_tier_comes_back_after_a_hang,
-)
 from kvtier_sdk.testing.conformance.isolation import (
     check_groups_are_apart,
     check_keys_of_any_bytes,
@@ -86,6 +82,10 @@ from kvtier_sdk.testing.conformance.runners import (
     check_it_runs_in_a_thread,
 )
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
+from kvtier_sdk.testing.conformance.unresponsive import (
+    check_a_hang_is_no_miss,
+    check_a_tier_comes_back_after_a_hang,
+)
 from kvtier_sdk.testing.faulty import Fault, FaultKind, FaultPlan, FaultyTier, faulty
 from kvtier_sdk.testing.inline_runner import InlineRunner
 from kvtier_sdk.testing.virtual_clock import VirtualClock
