@@ -31,7 +31,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
 	bench-interference bench-worker gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
@@ -71,6 +71,12 @@ fuse:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq fuse3; } \
 		|| { echo "fuse3 is missing and could not be installed: as root, apt-get install fuse3" >&2; exit 1; }
 
+# The example of a network tier too.
+memcached:
+	@command -v memcached >/dev/null \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq memcached; } \
+		|| { echo "memcached is missing and could not be installed: as root, apt-get install memcached" >&2; exit 1; }
+
 $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
@@ -80,7 +86,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 		-e backends/s3
 	@touch $@
 
-test: setup redis-server
+test: setup redis-server memcached
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 chaos: setup redis-server fuse
@@ -101,7 +107,7 @@ fuzz: $(FUZZ_VENV)/.setup
 endurance: setup redis-server
 	$(BIN)/python benchmarks/endurance.py --requests 200000 --faults
 
-search: setup redis-server
+search: setup redis-server memcached
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
 
 # Without TRACE: one that lies beside the project, or generated chats.

@@ -7,6 +7,9 @@ from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.aio.connection import Connection
 from kvtier_sdk.aio.connection_pool import ConnectionPool
+from kvtier_sdk.aio.pieces import Pieces, ValueStore
+from kvtier_sdk.aio.running_calls import RunningCalls
+from kvtier_sdk.aio.sharding import call_by_shard
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
@@ -38,6 +41,7 @@ from kvtier_sdk.errors import (
     TierTimeoutError,
     TierUnavailableError,
     UnknownBackendError,
+    check_any_answered,
     map_exceptions,
 )
 from kvtier_sdk.events import OffloadingEvent
@@ -143,6 +147,7 @@ __all__ = [
     "OffloadKey",
     "OffloadingEvent",
     "Operation",
+    "Pieces",
     "PoolLayout",
     "PoolUsage",
     "PrepareStoreOutput",
@@ -151,6 +156,7 @@ __all__ = [
     "RequestContext",
     "ResetScope",
     "RunnerOptions",
+    "RunningCalls",
     "Sample",
     "SecondaryTierManager",
     "Seconds",
@@ -178,8 +184,11 @@ __all__ = [
     "Transfer",
     "UnknownBackendError",
     "Usage",
+    "ValueStore",
     "Verdict",
     "available_backends",
+    "call_by_shard",
+    "check_any_answered",
     "format_bytes",
     "load_backend",
     "load_codec",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 
 class KVTierError(Exception):
@@ -59,6 +59,19 @@ class TierError(KVTierError):
     def __str__(self) -> str:
         where = " ".join(part for part in (self.tier, self.operation) if part)
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
+
+    def detached(self) -> Self:
+        """Drop the traceback and the cause, to keep the error as the verdict on a chunk.
+
+        Their frames would hold the buffers of the call that failed.
+
+        Returns:
+            This error.
+        """
+        # To a type checker, an assignment to self would declare attributes of this class.
+        error: BaseException = self
+        error.__cause__ = error.__context__ = None
+        return self.with_traceback(None)
 
 
 class ChunkError(TierError):
@@ -119,10 +132,33 @@ class TierContractError(TierError):
     """The backend broke the contract; the message names its author's bug."""
 
 
+def check_any_answered(outcomes: Iterable[object]) -> None:
+    """Tell an outage of some servers, or of some chunks, from an outage of the whole tier.
+
+    ::
+
+        async def lookup(self, keys, request):
+            outcomes = await call_by_shard(self.context.clock, keys, self._server_of, self._ask)
+            check_any_answered(outcomes)
+            return [outcome is True for outcome in outcomes]
+
+    Args:
+        outcomes: one for each request; a :class:`TierError` for one without an answer.
+
+    Raises:
+        TierError: there are requests, and none has an answer; the first reason.
+    """
+    first: TierError | None = None
+    for outcome in outcomes:
+        if not isinstance(outcome, TierError):
+            return
+        first = first or outcome
+    if first is not None:
+        raise first
+
+
 @contextmanager
-def map_exceptions(
-    mapping: Mapping[type[BaseException] | tuple[type[BaseException], ...], type[TierError]],
-) -> Iterator[None]:
+def map_exceptions(mapping: Mapping[Any, type[TierError]]) -> Iterator[None]:
     """Translate a client library's exceptions into errors of the SDK.
 
     The first entry that matches wins, so put subclasses before their bases. The original becomes
@@ -135,7 +171,7 @@ def map_exceptions(
             data = await run_blocking(path.read_bytes)
 
     Args:
-        mapping: ``{theirs: ours}``; a key may be a tuple of classes.
+        mapping: ``{theirs: ours}``; a key is a class of exceptions or a tuple of them.
 
     Raises:
         TierError: an instance of the mapped class, with the original's text as its message.

@@ -1,1 +1,1 @@
-"""Asyncio building blocks: the clock, blocking calls, connections."""
+"""Asyncio building blocks: the clock, blocking calls, connections, objects in pieces."""

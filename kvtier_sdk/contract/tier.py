@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.contract.tier_metrics import TierCounter, TierGauge, TierMetrics
-from kvtier_sdk.errors import ChunkError, TierContractError, TierError
+from kvtier_sdk.errors import ChunkError, TierContractError, TierError, check_any_answered
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import (
@@ -409,22 +409,18 @@ class ChunkTierManager(SecondaryTierManager):
         """
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        faults: list[ChunkError] = []
-
-        async def contains(key: OffloadKey) -> bool:
+        async def contains(key: OffloadKey) -> bool | ChunkError:
             try:
                 return await self.contains_chunk(key)
             except ChunkError as fault:
-                faults.append(fault)
-                return False
+                return fault
 
         found = await self.context.clock.gather_bounded(
             [lambda key=key: contains(key) for key in keys],  # type: ignore[misc]
             limit=self.fan_out,
         )
-        if faults and len(faults) == len(keys):
-            raise faults[0]
-        return found
+        check_any_answered(found)
+        return [not isinstance(one, ChunkError) and one for one in found]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         return await self._fan_out(self.store_chunk, batch)
@@ -439,9 +435,7 @@ class ChunkTierManager(SecondaryTierManager):
             try:
                 await operation(transfer)
             except TierError as error:
-                # The cause and the traceback lead to frames that hold the buffers.
-                error.__cause__ = error.__context__ = None
-                return error.with_traceback(None)
+                return error.detached()
             return None
 
         return await self.context.clock.gather_bounded(

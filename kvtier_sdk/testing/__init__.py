@@ -45,6 +45,7 @@ from kvtier_sdk.testing.conformance.optional import (
 )
 from kvtier_sdk.testing.conformance.outage import check_an_outage_is_no_miss
 from kvtier_sdk.testing.conformance.presence import (
+    check_a_lost_part_is_a_miss,
     check_a_store_replaces_on_demand,
     check_absent_is_not_found,
     check_another_length_is_corrupt,
@@ -55,6 +56,7 @@ from kvtier_sdk.testing.conformance.presence import (
     check_storing_twice_is_harmless,
     check_what_is_stored_comes_back,
 )
+from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.restart import (
     check_a_tier_comes_back_after_an_outage,
     check_an_outage_in_mid_transfer_damages_nothing,
@@ -79,6 +81,10 @@ from kvtier_sdk.testing.conformance.runners import (
     check_it_runs_in_a_thread,
 )
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
+from kvtier_sdk.testing.conformance.unresponsive import (
+    check_a_hang_is_no_miss,
+    check_a_tier_comes_back_after_a_hang,
+)
 from kvtier_sdk.testing.faulty import Fault, FaultKind, FaultPlan, FaultyTier, faulty
 from kvtier_sdk.testing.inline_runner import InlineRunner
 from kvtier_sdk.testing.virtual_clock import VirtualClock
@@ -98,6 +104,7 @@ __all__ = [
     "FaultyTier",
     "Hook",
     "InlineRunner",
+    "Probe",
     "TierConformance",
     "TierLike",
     "TierSubject",
@@ -107,7 +114,10 @@ __all__ = [
     "check_a_cancelled_store_leaves_no_part",
     "check_a_cancelled_store_reads_nothing_more",
     "check_a_full_tier_refuses_or_makes_room",
+    "check_a_hang_is_no_miss",
+    "check_a_lost_part_is_a_miss",
     "check_a_store_replaces_on_demand",
+    "check_a_tier_comes_back_after_a_hang",
     "check_a_tier_comes_back_after_an_outage",
     "check_absent_is_not_found",
     "check_an_empty_batch_is_no_results",

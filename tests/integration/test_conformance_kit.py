@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -13,12 +13,14 @@ from support.tiers.broken import BROKEN_TIERS, BrokenTier
 from support.tiers.odd import ODD_TIERS, OddTier
 from support.tiers.shelf import ShelfTier, shelf_subject
 
-from kvtier_sdk import SystemClock
+from kvtier_sdk import OffloadKey, RequestContext, SystemClock, Transfer
 from kvtier_sdk.testing import (
     CHECKS,
     Check,
     CheckSkipped,
     ConformanceError,
+    Hook,
+    TierConformance,
     TierSubject,
     VirtualClock,
     tier_state_machine,
@@ -130,6 +132,102 @@ def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
                 max_examples=500, deadline=None, database=None, phases=[Phase.generate]
             ),
         )
+
+
+def sequences_until_failure(shrink_s: int) -> int:
+    opened = []
+
+    class Counting(broken.AbsentIsSuccess):
+        """Counts the sequences that are tried."""
+
+        async def open(self) -> None:
+            opened.append(None)
+            await super().open()
+
+    suite = TierConformance()
+    suite.sequences, suite.shrink_s = 500, shrink_s  # type: ignore[misc]
+    with pytest.raises(ConformanceError, match="a load succeeded, but"):
+        suite.test_any_sequence_of_calls(shelf_subject(Counting, clock=VirtualClock()))
+    return len(opened)
+
+
+def test_the_search_for_a_shorter_sequence_is_bounded() -> None:
+    assert sequences_until_failure(0) < sequences_until_failure(60)
+
+
+class Unsteady(ShelfTier):
+    """Loads wrong bytes once."""
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await super().load_chunk(transfer)
+        if "unsteady" not in self.shelf.marks:
+            self.shelf.marks.add("unsteady")
+            transfer.payload[:] = bytes(len(transfer.payload))
+
+
+def test_a_failure_that_does_not_repeat_is_shown_as_its_rule() -> None:
+    subject = shelf_subject(Unsteady, clock=VirtualClock())
+    with pytest.raises(ConformanceError, match="After any sequence of calls"):
+        TierConformance().test_any_sequence_of_calls(subject)
+
+
+def test_the_sequences_come_last() -> None:
+    tests = [name for name in vars(TierConformance) if name.startswith("test_")]
+    assert tests[-1] == "test_any_sequence_of_calls"
+    assert len(tests) == 1 + len(CHECKS)
+
+
+def raises_at_once(*_: object) -> None:
+    raise LookupError("of its author")
+
+
+@pytest.mark.parametrize("hook", ["read_raw", "write_raw", "break_connection", "lose_part"])
+def test_an_exception_of_a_hook_is_shown_as_the_rule(hook: str) -> None:
+    subject = shelf_subject(ShelfTier, clock=VirtualClock())
+    setattr(subject, hook, raises_at_once)
+    checks = [check for check in CHECKS.values() if Hook(hook) in check.needs]
+    assert checks
+    for check in checks:
+        error = outcome(check, subject)
+        assert isinstance(error, ConformanceError)
+        assert check.rule in str(error)
+        assert "LookupError: of its author" in str(error)
+        assert "test_conformance_kit.py:" in str(error)
+
+
+class NoCoroutine(ShelfTier):
+    """Forgets that a lookup is a coroutine."""
+
+    def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Any:
+        return [False] * len(keys)
+
+
+def test_a_call_that_is_no_coroutine_is_shown_as_the_rule() -> None:
+    subject = shelf_subject(NoCoroutine, clock=VirtualClock())
+    check = CHECKS["check_lookup_tells_stored_from_absent"]
+    assert isinstance(outcome(check, subject), ConformanceError)
+    with pytest.raises(ConformanceError, match="After any sequence of calls"):
+        TierConformance().test_any_sequence_of_calls(subject)
+
+
+def test_an_object_that_the_store_cannot_hold_is_passed_over() -> None:
+    subject = shelf_subject(ShelfTier, clock=VirtualClock())
+    write, written = subject.write_raw, []
+    assert write is not None
+
+    def declines_some(key: OffloadKey, data: bytes) -> bool:
+        written.append(len(data))
+        if len(written) % 2:
+            write(key, data)
+        return bool(len(written) % 2)
+
+    subject.write_raw = declines_some
+    checks = [check for check in CHECKS.values() if Hook.WRITE_RAW in check.needs]
+    assert [outcome(check, subject) for check in checks] == [None] * len(checks)
+    assert written
+    subject.write_raw = lambda key, data: False
+    for check in checks:
+        assert str(outcome(check, subject)) == "write_raw declined every object"
 
 
 def test_a_tier_that_fails_in_a_thread_is_told_so() -> None:

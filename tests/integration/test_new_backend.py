@@ -97,6 +97,49 @@ def test_what_is_written_passes_its_own_checks(tmp_path: Path, name: str) -> Non
     run([sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")], project)
 
 
+#: A client library that leaves its socket to the collector, and the tests of a tier over it.
+_FORGETS_A_SOCKET = """
+import socket
+
+from kvtier_demo import DemoTier, DemoTierConfig
+
+
+class Forgets(DemoTier):
+    async def open(self):
+        await super().open()
+        self._socket = socket.socket()
+
+
+class TestForgets(TestDemoTier):
+    @pytest.fixture
+    def tier(self, tmp_path):
+        options = RunnerOptions.model_validate({})
+        self.root = tmp_path / "kv"
+        return TierSpec("demo", "demo", Forgets, DemoTierConfig(root=str(self.root)), options)
+
+    def bad_settings(self):
+        return {}
+"""
+
+
+def test_a_socket_left_to_the_collector_is_a_warning_and_no_crash(tmp_path: Path) -> None:
+    project = written("demo", tmp_path)
+    tests = project / "tests" / "test_conformance.py"
+    imports = "\nfrom kvtier_sdk import RunnerOptions, TierSpec\n"
+    tests.write_text(tests.read_text() + imports + _FORGETS_A_SOCKET)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-k", "TestForgets", "--tb=line"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
+    assert re.search(r"^\d+ passed, .* warnings", done.stdout, re.MULTILINE), done.stdout
+    assert "ResourceWarning: unclosed <socket.socket" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from kvtier_sdk import (
     Capability,
+    ChunkNotFoundError,
     ChunkTierManager,
     Clock,
     Connection,
@@ -13,13 +14,16 @@ from kvtier_sdk import (
     Entry,
     EvictionPolicy,
     OffloadKey,
+    Pieces,
     RequestContext,
     SecondaryTierManager,
     TierConfig,
     TierContext,
     TierError,
+    TierUnavailableError,
     Transfer,
     Usage,
+    map_exceptions,
 )
 
 
@@ -129,6 +133,39 @@ async def pools(clock: Clock) -> None:
         lambda: Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0), 2
     ).borrow() as connection:
         await connection.send(["GET"])  # E: list-item
+
+
+def mappings() -> None:
+    classes = {FileNotFoundError: ChunkNotFoundError, OSError: TierUnavailableError}
+    groups = {(KeyError, OSError): TierUnavailableError, ValueError: TierUnavailableError}
+    with map_exceptions(classes), map_exceptions(groups):
+        pass
+    with map_exceptions({OSError: ValueError}):  # E: dict-item
+        pass
+
+
+class Values:
+    async def get(self, name: str, buffers: Sequence[memoryview]) -> None:
+        return None
+
+    async def put(self, name: str, buffers: Sequence[memoryview]) -> None:
+        return None
+
+    async def has(self, name: str) -> bool:
+        return False
+
+    async def remove(self, name: str) -> None:
+        return None
+
+
+class TextValues(Values):
+    async def get(self, name: str, buffers: Sequence[str]) -> None:  # type: ignore[override]
+        return None
+
+
+def pieces(clock: Clock) -> None:
+    Pieces(Values(), most_bytes=1024, clock=clock)
+    Pieces(TextValues(), most_bytes=1024, clock=clock)  # E: arg-type
 
 
 def unfinished(config: TierConfig, context: TierContext) -> None:

@@ -22,6 +22,7 @@ from kvtier_sdk import (
     TierTimeoutError,
     TierUnavailableError,
     UnknownBackendError,
+    check_any_answered,
     map_exceptions,
 )
 
@@ -135,3 +136,23 @@ def test_a_cancellation_is_never_translated() -> None:
         map_exceptions({BaseException: TierUnavailableError}),
     ):
         raise asyncio.CancelledError
+
+
+def test_an_error_kept_as_a_verdict_holds_no_frames() -> None:
+    with (
+        pytest.raises(TierUnavailableError) as caught,
+        map_exceptions({OSError: TierUnavailableError}),
+    ):
+        raise OSError("gone")
+    error = caught.value.detached()
+    assert error is caught.value
+    assert (error.__cause__, error.__context__, error.__traceback__) == (None, None, None)
+
+
+def test_an_outage_of_some_is_none_of_all() -> None:
+    down, slow = TierUnavailableError("down"), TierTimeoutError("slow")
+    check_any_answered([])
+    check_any_answered([down, False, slow])
+    with pytest.raises(TierUnavailableError) as caught:
+        check_any_answered([down, slow])
+    assert caught.value is down

@@ -11,7 +11,7 @@ from functools import partial
 
 from kvtier_redis.config import split_host
 from kvtier_redis.connector import Address
-from kvtier_redis.faults import detached, reply_error
+from kvtier_redis.faults import reply_error
 from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
 from kvtier_redis.routes import Route
 from kvtier_sdk import Clock, Connection, ConnectionPool, TierError, TierUnavailableError
@@ -104,7 +104,7 @@ class Dispatcher:
             try:
                 hops.append(_Hop(exchange, self._route.server_of(exchange.name)))
             except TierError as error:
-                exchange.outcome = detached(error)
+                exchange.outcome = error.detached()
         return hops
 
     def _next_hops(self, hops: Sequence[_Hop]) -> list[_Hop]:
@@ -120,7 +120,7 @@ class Dispatcher:
                     raise reply_error(reply.text)
                 address = _redirect_address(rest, hop.address)
             except TierError as error:
-                hop.exchange.outcome = detached(error)
+                hop.exchange.outcome = error.detached()
                 continue
             if word == "MOVED":
                 self._route.suspect()
@@ -165,7 +165,7 @@ class Dispatcher:
                 async with pool.borrow() as connection:
                     await run_some(connection, queue, turn)
         except TierError as error:
-            return detached(error)
+            return error.detached()
         return None
 
     async def _ask(self, hop: _Hop) -> None:
@@ -175,7 +175,7 @@ class Dispatcher:
                 await call(connection, b"ASKING")
                 await run_some(connection, deque([hop.exchange]), 1)
         except TierError as error:
-            hop.exchange.outcome = detached(error)
+            hop.exchange.outcome = error.detached()
 
     def _pool_of(self, address: Address) -> ConnectionPool[Connection]:
         if address not in self._pools:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from redis import exceptions as theirs
@@ -191,26 +191,3 @@ def translated() -> Iterator[None]:
         raise
     except _THEIRS + _OF_REPLIES as error:
         raise client_error(error) from error
-
-
-def check_any_answered(outcomes: Sequence[object]) -> None:
-    """Hold several servers to the rule that an outage of some is none of the others.
-
-    Args:
-        outcomes: one for each request; a :class:`TierError` for one without an answer.
-
-    Raises:
-        TierError: none was answered; the first reason.
-    """
-    errors = [outcome for outcome in outcomes if isinstance(outcome, TierError)]
-    if errors and len(errors) == len(outcomes):
-        raise errors[0]
-
-
-def detached(error: TierError) -> TierError:
-    """Return an error without its traceback and its cause, to be kept as a verdict.
-
-    Their frames would hold the buffers of the request.
-    """
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from kvtier_redis.faults import detached
 from kvtier_sdk import Connection, TierError, TierUnavailableError
 
 _END = b"\r\n"
@@ -156,7 +155,7 @@ async def run_some(connection: Connection, queue: deque[Exchange], most: int) ->
         except TierError as error:
             connection.close(str(error))
             for exchange in batch:
-                exchange.outcome = exchange.outcome or detached(error)
+                exchange.outcome = exchange.outcome or error.detached()
         if not connection.is_usable:
             connection.close("the conversation came to an end")
             return

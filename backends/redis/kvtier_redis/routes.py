@@ -16,8 +16,14 @@ from redis.exceptions import ResponseError
 
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Address
-from kvtier_redis.faults import SettingError, check_any_answered, translated
-from kvtier_sdk import Clock, TierAuthError, TierError, TierUnavailableError
+from kvtier_redis.faults import SettingError, translated
+from kvtier_sdk import (
+    Clock,
+    TierAuthError,
+    TierError,
+    TierUnavailableError,
+    check_any_answered,
+)
 
 _SCAN_COUNT = 1000
 _FIND_PAUSE_S = 0.25

@@ -10,7 +10,7 @@ from typing import ClassVar
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Connector
 from kvtier_redis.dispatcher import Dispatcher
-from kvtier_redis.faults import SettingError, check_any_answered, reply_error, was_reset
+from kvtier_redis.faults import SettingError, reply_error, was_reset
 from kvtier_redis.limits import limit_problem
 from kvtier_redis.names import Names
 from kvtier_redis.resp import MOST_AT_ONCE, Exchange, Kind, Reply, command, set_command
@@ -33,6 +33,7 @@ from kvtier_sdk import (
     TierUnavailableError,
     Transfer,
     Usage,
+    check_any_answered,
 )
 
 # What a batch moves on a connection before it is the turn of another batch, which waits for it.

@@ -26,6 +26,12 @@ class TestRedisTier(TierConformance):
     def restore_connection(self):
         self.server.start()
 
+    def freeze(self):
+        self.server.pause()
+
+    def unfreeze(self):
+        self.server.resume()
+
     def bad_settings(self):
         stopped = self.make_server()
         guarded = self.make_server("--requirepass", "secret")

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kvtier_sdk.errors import TierCapacityError, TierError
+from kvtier_sdk.errors import KVTierError, TierCapacityError
 from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
-from kvtier_sdk.testing.conformance.rules import Breach, ConformanceError
+from kvtier_sdk.testing.conformance.rules import Breach, ConformanceError, unexpected
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability
 
@@ -170,11 +170,15 @@ class TierMachine(RuleBasedStateMachine):
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             return self._loop.run_until_complete(coroutine)
-        except (Breach, TierError) as error:
-            self._fail(str(error))
+        except Breach as breach:
+            self._fail(str(breach), breach.__cause__)
+        except KVTierError as error:
+            self._fail(f"the store is in order, but the tier raised {describe(error)}", error)
+        except Exception as error:
+            self._fail(unexpected(error), error)
 
-    def _fail(self, what: str) -> NoReturn:
-        raise ConformanceError("tier_state_machine", _RULE, what, _SAYS)
+    def _fail(self, what: str, cause: BaseException | None = None) -> NoReturn:
+        raise ConformanceError("tier_state_machine", _RULE, what, _SAYS) from cause
 
 
 def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMachine]:

@@ -73,3 +73,25 @@ async def _check_raises(call: Awaitable[object], operation: str) -> None:
 async def _restore(subject: TierSubject) -> None:
     if subject.has(Hook.RESTORE_CONNECTION):
         await subject.call(Hook.RESTORE_CONNECTION)
+
+
+async def wait_for_recovery(probe: Probe) -> TierError | None:
+    """Look up until the tier answers, within the subject's timeout.
+
+    Args:
+        probe: an open tier, whose store is in order again.
+
+    Returns:
+        Its last error, if it never answers.
+    """
+    subject = probe.subject
+    end_s = subject.clock.now_s() + subject.timeout_s
+    while True:
+        try:
+            await probe.lookup(subject.new_keys(1))
+        except TierError as error:
+            if subject.clock.now_s() > end_s:
+                return error
+            await subject.clock.sleep(subject.settle_s)
+        else:
+            return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.testing.conformance.probe import describe, is_miss
-from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
+from kvtier_sdk.testing.conformance.rules import DECLINED, Breach, CheckSkipped, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 
 _FOUND = "None once a later load will find the chunk."
@@ -93,6 +93,7 @@ async def check_another_length_is_corrupt(subject: TierSubject) -> None:
     """An object that is too short or too long never loads as the chunk."""
     async with subject.opened() as probe:
         neighbour = await probe.put_one()
+        written = 0
         for change in (lambda whole: whole[: len(whole) // 2], _without_last, _with_more):
             key = await probe.put_one()
             if key is None or neighbour is None:
@@ -100,7 +101,9 @@ async def check_another_length_is_corrupt(subject: TierSubject) -> None:
             whole = await subject.call(Hook.READ_RAW, key)
             if whole is None:
                 raise Breach("a chunk was stored, but read_raw finds nothing under its key")
-            await subject.call(Hook.WRITE_RAW, key, change(whole))
+            if await subject.call(Hook.WRITE_RAW, key, change(whole)) is False:
+                continue
+            written += 1
             lent = probe.empty(key)
             (verdict,) = await probe.load([lent])
             if lent.is_overrun:
@@ -112,6 +115,33 @@ async def check_another_length_is_corrupt(subject: TierSubject) -> None:
                 raise Breach(f"loading an object of another length gave {describe(verdict)}")
             # The wrong length must not confuse later calls.
             await probe.expect(neighbour, 0)
+        if not written:
+            raise CheckSkipped(DECLINED)
+
+
+@check(Hook.LOSE_PART, says="True if load_chunk would find it.")
+async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
+    """A chunk of which a part is lost is absent, until a store makes it whole again."""
+    async with subject.opened() as probe:
+        neighbour = await probe.put_one()
+        key = await probe.put_one()
+        if key is None or neighbour is None:
+            return
+        await subject.call(Hook.LOSE_PART, key)
+        lent = probe.empty(key)
+        (verdict,) = await probe.load([lent])
+        if verdict is None:
+            # A tier may have a copy of the part, or restore it.
+            probe.check_content(key, lent.content, [0])
+        elif not is_miss(verdict):
+            raise Breach(f"loading a chunk of which a part is lost gave {describe(verdict)}")
+        elif await probe.lookup([key]) != [False]:
+            raise Breach("lookup returned True for a chunk of which a part is lost")
+        await probe.expect(neighbour, 0)
+        (verdict,) = await probe.store([probe.full(key, version=1, replace=True)])
+        if verdict is not None:
+            raise Breach(f"storing a chunk of which a part is lost gave {describe(verdict)}")
+        await probe.expect(key, 1)
 
 
 @check(says="Its address and length are multiples of the tier's alignment.")

@@ -15,6 +15,7 @@ from kvtier_sdk.errors import (
     ChunkNotFoundError,
     ConfigError,
     CorruptChunkError,
+    KVTierError,
     TierCapacityError,
     TierError,
 )
@@ -81,7 +82,18 @@ class Probe:
                 await self.close()
 
     async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Call the tier's ``lookup``."""
+        """Call the tier's ``lookup``.
+
+        Args:
+            keys: the chunks to look for.
+
+        Returns:
+            One boolean per key.
+
+        Raises:
+            Breach: the answer is malformed, or comes too late.
+            TierError: the tier raised it.
+        """
         found: dict[int, bool] = {}
         for part in self._calls(keys):
             asked = [keys[index] for index in part]
@@ -90,25 +102,66 @@ class Probe:
         return [found[index] for index in range(len(keys))]
 
     async def store(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
-        """Call the tier's ``store``."""
+        """Call the tier's ``store``.
+
+        Args:
+            batch: buffers from :meth:`full`.
+
+        Returns:
+            One verdict per chunk.
+
+        Raises:
+            Breach: the answer is malformed, or comes too late.
+        """
         return await self._move("store", batch)
 
     async def load(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
-        """Call the tier's ``load``."""
+        """Call the tier's ``load``.
+
+        Args:
+            batch: buffers from :meth:`empty`.
+
+        Returns:
+            One verdict per chunk.
+
+        Raises:
+            Breach: the answer is malformed, or comes too late.
+        """
         return await self._move("load", batch)
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Call the tier's ``delete``."""
+        """Call the tier's ``delete``.
+
+        Args:
+            keys: the chunks.
+
+        Raises:
+            Breach: it comes too late.
+            TierError: the tier raised it.
+        """
         for part in self._calls(keys):
             await self.bounded(self.tier.delete([keys[index] for index in part]), "delete")
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Call the tier's ``touch``."""
+        """Call the tier's ``touch``.
+
+        Args:
+            keys: the chunks, the most recent use last.
+
+        Raises:
+            Breach: it comes too late.
+            TierError: the tier raised it.
+        """
         for part in self._calls(keys):
             await self.bounded(self.tier.touch([keys[index] for index in part]), "touch")
 
     async def scan(self) -> list[Entry]:
-        """Call the tier's ``scan`` and return all entries."""
+        """Call the tier's ``scan`` and return all entries.
+
+        Raises:
+            Breach: it comes too late.
+            TierError: the tier raised it.
+        """
 
         async def listed() -> list[Entry]:
             return [entry async for entry in self.tier.scan()]
@@ -116,7 +169,16 @@ class Probe:
         return await self.bounded(listed(), "scan")
 
     def empty(self, key: OffloadKey, *, shift_bytes: int = 0, replace: bool = False) -> LentBuffers:
-        """Make buffers to load into."""
+        """Make buffers to load into.
+
+        Args:
+            key: the chunk.
+            shift_bytes: offset of header and payload from the start of a page.
+            replace: of the transfer.
+
+        Returns:
+            The buffers; their ``transfer`` is for the tier.
+        """
         context = self.tier.context
         return LentBuffers(
             self.subject.memory,
@@ -129,13 +191,27 @@ class Probe:
         )
 
     def full(self, key: OffloadKey, version: int = 0, **lent_as: Any) -> LentBuffers:
-        """Make buffers that hold a version of a chunk; the rest is as for :meth:`empty`."""
+        """Make buffers that hold a version of a chunk.
+
+        Args:
+            key: the chunk.
+            version: the version of its content.
+            lent_as: as for :meth:`empty`.
+
+        Returns:
+            The buffers.
+        """
         lent = self.empty(key, **lent_as)
         lent.fill(self.content(key, version))
         return lent
 
     def content(self, key: OffloadKey, version: int = 0) -> bytes:
-        """Return the content of a version of a chunk."""
+        """Return the content of a version of a chunk.
+
+        Args:
+            key: the chunk.
+            version: the version.
+        """
         return content_of(key, version, self.object_bytes)
 
     async def put(self, keys: Iterable[OffloadKey], version: int = 0) -> list[OffloadKey]:
@@ -162,12 +238,20 @@ class Probe:
         return kept
 
     async def put_one(self, version: int = 0) -> OffloadKey | None:
-        """Store a chunk under a new key and return the key; ``None`` if the tier has no room."""
+        """Store a chunk under a new key and return the key; ``None`` if the tier has no room.
+
+        Args:
+            version: the version of its content.
+        """
         kept = await self.put(self.subject.new_keys(1), version)
         return kept[0] if kept else None
 
     async def get(self, key: OffloadKey) -> bytes | TierError:
-        """Load a chunk and return its content, or the error."""
+        """Load a chunk and return its content, or the error.
+
+        Args:
+            key: the chunk.
+        """
         lent = self.empty(key)
         (verdict,) = await self.load([lent])
         return lent.content if verdict is None else verdict
@@ -193,6 +277,11 @@ class Probe:
     def check_content(self, key: OffloadKey, found: bytes, versions: Iterable[int]) -> None:
         """Require that loaded bytes are one of some versions of a chunk.
 
+        Args:
+            key: the chunk.
+            found: the bytes.
+            versions: the versions that they may be.
+
         Raises:
             Breach: they are none of them, whole.
         """
@@ -201,6 +290,13 @@ class Probe:
 
     async def bounded(self, awaitable: Awaitable[T], operation: str) -> T:
         """Wait for a call of the tier, with the subject's timeout.
+
+        Args:
+            awaitable: the call.
+            operation: its name, for messages.
+
+        Returns:
+            Its result.
 
         Raises:
             Breach: it did not end, or raised anything but a TierError.
@@ -225,7 +321,11 @@ class Probe:
             ) from error
 
     async def ends(self, task: asyncio.Future[Any]) -> bool:
-        """Wait for a task, with the subject's timeout, and return whether it ended."""
+        """Wait for a task, with the subject's timeout, and return whether it ended.
+
+        Args:
+            task: the task.
+        """
         try:
             await asyncio.wait([task], timeout=self.subject.timeout_s)
         except asyncio.CancelledError:
@@ -235,7 +335,15 @@ class Probe:
         return task.done()
 
     def start(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start a call of the tier in a new task."""
+        """Start a call of the tier in a new task.
+
+        Args:
+            coroutine: the call.
+            name: the task's name.
+
+        Returns:
+            The task.
+        """
         return self.subject.clock.spawn(coroutine, name=name)
 
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
@@ -283,7 +391,7 @@ def is_miss(error: TierError) -> bool:
     return isinstance(error, ChunkNotFoundError | CorruptChunkError)
 
 
-def describe(error: TierError | None) -> str:
+def describe(error: KVTierError | None) -> str:
     """Describe a verdict for a message."""
     return "success" if error is None else f"{type(error).__name__}: {error}"
 

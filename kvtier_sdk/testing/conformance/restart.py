@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from kvtier_sdk.aio.clock import Clock, wait_out
-from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.testing.conformance.outage import wait_for_recovery
 from kvtier_sdk.testing.conformance.probe import Probe, describe
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
@@ -43,7 +43,7 @@ async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
     """After an outage the tier works again, without being reopened."""
     async with _opened(subject) as probe:
         await _moved_through_an_outage(probe)
-        error = await _wait_for_recovery(probe)
+        error = await wait_for_recovery(probe)
         if error is not None:
             raise Breach(
                 f"{subject.timeout_s:g} s after the end of the outage, lookup still gives "
@@ -146,18 +146,3 @@ async def _in_mid_transfer(clock: Clock, movers: Sequence[_Mover]) -> None:
         if {"store", "load"} <= {mover.doing for mover in movers}:
             return
         await clock.sleep(_PAUSE_S)
-
-
-async def _wait_for_recovery(probe: Probe) -> TierError | None:
-    """Look up until the tier answers; return its last error if it never does."""
-    subject = probe.subject
-    end_s = subject.clock.now_s() + subject.timeout_s
-    while True:
-        try:
-            await probe.lookup(subject.new_keys(1))
-        except TierError as error:
-            if subject.clock.now_s() > end_s:
-                return error
-            await subject.clock.sleep(subject.settle_s)
-        else:
-            return None

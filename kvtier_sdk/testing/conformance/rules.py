@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 import unittest
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -48,6 +50,9 @@ class Hook(Enum):
     WRITE_RAW = "write_raw"
     BREAK_CONNECTION = "break_connection"
     RESTORE_CONNECTION = "restore_connection"
+    FREEZE = "freeze"
+    UNFREEZE = "unfreeze"
+    LOSE_PART = "lose_part"
     BAD_SETTINGS = "bad_settings"
     SMALL_TIER = "small_tier"
 
@@ -78,6 +83,9 @@ class Check:
     run: CheckFunction
 
 
+#: Why a check is skipped that could damage no object.
+DECLINED = "write_raw declined every object"
+
 _checks: dict[str, Check] = {}
 
 #: Every check by name.
@@ -106,9 +114,14 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
                 await body(subject)
             except Breach as breach:
                 raise ConformanceError(name, rule, str(breach), says) from breach.__cause__
+            except CheckSkipped:
+                raise
             except KVTierError as error:
                 what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
                 raise ConformanceError(name, rule, what, says) from error
+            except Exception as error:
+                # Of a hook, or of the tier where no call of it was expected to fail.
+                raise ConformanceError(name, rule, unexpected(error), says) from error
 
         run.__name__ = run.__qualname__ = name
         run.__module__ = body.__module__
@@ -119,6 +132,22 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
     return decorate
 
 
+def unexpected(error: Exception) -> str:
+    """Describe an exception that no check expects, by the innermost line that is not the kit's.
+
+    Args:
+        error: the exception.
+
+    Returns:
+        What was found, for a :class:`ConformanceError`.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
+    where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
+    return f"the check was ended by {type(error).__name__}: {error}{where}"
+
+
+_KIT = Path(__file__).parents[1]
 _ARGUMENTS = """
 
     Args:

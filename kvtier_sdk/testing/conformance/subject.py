@@ -67,9 +67,13 @@ class TierSubject:
         tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
         read_raw: reads the stored object of a key in the subject's namespace, past the tier;
             returns ``None`` if there is none.
-        write_raw: replaces the object of a key that was stored before, past the tier.
+        write_raw: replaces the object of a key that was stored before, past the tier; returns
+            ``False`` if the store cannot hold such an object.
         break_connection: makes the store unreachable, as an outage would.
         restore_connection: ends the outage.
+        freeze: makes the store hang: it is reached, and answers nothing.
+        unfreeze: lets it go on.
+        lose_part: removes a part of a stored object, past the tier.
         bad_settings: tiers that :meth:`~kvtier_sdk.SecondaryTierManager.open` must refuse, by a
             description of what is wrong.
         small_tier: makes a tier with room for few chunks; its argument is the length of an object
@@ -79,15 +83,19 @@ class TierSubject:
         timeout_s: after this long, a call counts as one that never ends.
         blocking_s: after standing still for this long, the event loop counts as blocked.
         settle_s: how long to wait for an effect that must not come, such as a late write.
+        hang_s: how long the store hangs: longer than the tier's own limits.
         namespace: the namespace of the chunks; a new one for each subject.
         clock: time and tasks.
     """
 
     tier: TierLike
     read_raw: Callable[[OffloadKey], bytes | Awaitable[bytes | None] | None] | None = None
-    write_raw: Callable[[OffloadKey, bytes], Awaitable[None] | None] | None = None
+    write_raw: Callable[[OffloadKey, bytes], Awaitable[bool | None] | bool | None] | None = None
     break_connection: Callable[[], Awaitable[None] | None] | None = None
     restore_connection: Callable[[], Awaitable[None] | None] | None = None
+    freeze: Callable[[], Awaitable[None] | None] | None = None
+    unfreeze: Callable[[], Awaitable[None] | None] | None = None
+    lose_part: Callable[[OffloadKey], Awaitable[None] | None] | None = None
     bad_settings: Mapping[str, TierLike] | None = None
     small_tier: Callable[[int], TierLike] | None = None
     keeps_chunks: bool = True
@@ -95,6 +103,7 @@ class TierSubject:
     timeout_s: float = 30.0
     blocking_s: float = 1.0
     settle_s: float = 0.1
+    hang_s: float = 2.0
     namespace: Namespace = field(default_factory=lambda: TierSubject.new_namespace())
     clock: Clock = field(default_factory=SystemClock)
 

@@ -36,6 +36,7 @@ from support.tiers.shelf import Shelf, ShelfName, ShelfTier, fill
 
 _MOMENT_S = 0.001
 _LATER_S = 0.02
+_LIMIT_S = 0.5
 
 
 class BrokenTier(ShelfTier):
@@ -170,8 +171,7 @@ class NeverReplaces(BrokenTier):
     fails = "check_a_store_replaces_on_demand"
 
     async def store_chunk(self, transfer: Transfer) -> None:
-        await self.reach()
-        if self.name_of(transfer.key) not in self.shelf.objects:
+        if not await self.contains_chunk(transfer.key):
             await super().store_chunk(transfer)
 
 
@@ -545,6 +545,76 @@ class ClosesOnlyOnce(BrokenTier):
         if self._connection is None:
             raise TierError("no connection to close")
         self._connection = None
+
+
+class FillsTheGap(BrokenTier):
+    """Reads a lost part as zeros."""
+
+    fails = "check_a_lost_part_is_a_miss"
+
+    def mend(self, stored: bytes) -> bytes:
+        return stored[: len(stored) // 2] + bytes(len(stored) - len(stored) // 2)
+
+
+class LooksAtTheFirstPart(BrokenTier):
+    """Looks up whether the first part of a chunk is there, and takes the others for granted."""
+
+    fails = "check_a_lost_part_is_a_miss"
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        await self.reach()
+        return self.name_of(key) in self.shelf.objects
+
+
+class TakesALostPartForAnOutage(BrokenTier):
+    """Takes a part that is lost for a server that is down."""
+
+    fails = "check_a_lost_part_is_a_miss"
+
+    def mend(self, stored: bytes) -> bytes:
+        raise TierUnavailableError("a shard does not have its part")
+
+
+class NeverHealsAPart(BrokenTier):
+    """Stores only chunks whose first part is not there, even over one that failed to load."""
+
+    fails = "check_a_lost_part_is_a_miss"
+
+    def put(self, key: OffloadKey, stored: bytes) -> None:
+        if self.name_of(key) not in self.shelf.torn:
+            super().put(key, stored)
+
+
+class TakesAHangForAMiss(BrokenTier):
+    """Gives a lookup a limit, and takes one that passes it for a miss."""
+
+    fails = "check_a_hang_is_no_miss"
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        try:
+            async with self.context.clock.timeout(_LIMIT_S):
+                return await super().contains_chunk(key)
+        except TimeoutError:
+            return False
+
+
+class HangsWithItsStore(BrokenTier):
+    """Keeps a connection on which a call was cancelled, with the reply of that call to come."""
+
+    fails = "check_a_tier_comes_back_after_a_hang"
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._waits_for_a_reply = False
+
+    async def reach(self) -> None:
+        if self._waits_for_a_reply:
+            raise TierUnavailableError("the reply is another request's")
+        try:
+            await super().reach()
+        except asyncio.CancelledError:
+            self._waits_for_a_reply = self.shelf.hangs
+            raise
 
 
 class SwallowsOutages(BrokenTier):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import TierCapacityError, TierError, TierUnavailableError
+from kvtier_sdk.errors import TierCapacityError, TierError, TierTimeoutError, TierUnavailableError
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext, Transfer, Usage
 from support.promises import fault_of_batch, fault_of_keys
@@ -127,6 +127,28 @@ class OneConnection(OddTier):
     async def reach(self) -> None:
         async with self._connection:
             await super().reach()
+
+
+class Mending(OddTier):
+    """Restores a lost part from the others."""
+
+    def mend(self, stored: bytes) -> bytes:
+        return stored
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        await self.reach()
+        return self.name_of(key) in self.shelf.objects
+
+
+class Impatient(OddTier):
+    """Gives up a store that hangs, by itself."""
+
+    async def reach(self) -> None:
+        try:
+            async with self.context.clock.timeout(0.5):
+                await super().reach()
+        except TimeoutError:
+            raise TierTimeoutError("no reply") from None
 
 
 class Forgetful(OddTier):

@@ -40,11 +40,17 @@ class Shelf:
         objects: the stored objects.
         keys: the key under which each was stored.
         connected: False while the shelf is unreachable.
+        hangs: True while the shelf answers nothing.
+        torn: the objects of which a part is lost, each kept in two parts.
+        marks: what instances of a tier tell each other.
     """
 
     objects: dict[ShelfName, bytes] = field(default_factory=dict)
     keys: dict[ShelfName, OffloadKey] = field(default_factory=dict)
     connected: bool = True
+    hangs: bool = False
+    torn: set[ShelfName] = field(default_factory=set)
+    marks: set[str] = field(default_factory=set)
 
     @classmethod
     def named(cls, name: str) -> Shelf:
@@ -69,6 +75,7 @@ class Shelf:
 
 
 _shelves: dict[str, Shelf] = {}
+_LOOK_S = 0.01
 
 
 class ShelfTierConfig(TierConfig):
@@ -102,7 +109,8 @@ class ShelfTier(ChunkTierManager):
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         await self.reach()
-        return self.name_of(key) in self.shelf.objects
+        name = self.name_of(key)
+        return name in self.shelf.objects and name not in self.shelf.torn
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -160,6 +168,7 @@ class ShelfTier(ChunkTierManager):
         if room is not None and name not in objects and len(objects) >= room:
             raise TierCapacityError("the shelf is full")
         objects[name] = stored
+        self.shelf.torn.discard(name)
         self.shelf.keys[name] = key
 
     def take(self, key: OffloadKey) -> bytes:
@@ -177,7 +186,20 @@ class ShelfTier(ChunkTierManager):
         stored = self.shelf.objects.get(self.name_of(key))
         if stored is None:
             raise ChunkNotFoundError("no such chunk")
+        if self.name_of(key) in self.shelf.torn:
+            return self.mend(stored)
         return stored
+
+    def mend(self, stored: bytes) -> bytes:
+        """Return an object of which the second half is lost.
+
+        Args:
+            stored: the object, as it was.
+
+        Raises:
+            ChunkNotFoundError: it cannot be restored.
+        """
+        raise ChunkNotFoundError("a part is lost")
 
     async def reach(self) -> None:
         """Connect to the shelf, which takes a moment.
@@ -186,6 +208,8 @@ class ShelfTier(ChunkTierManager):
             TierUnavailableError: the shelf is unreachable.
         """
         await self.context.clock.sleep(self.config.latency_s)
+        while self.shelf.hangs:
+            await self.context.clock.sleep(_LOOK_S)
         if not self.shelf.connected:
             raise TierUnavailableError("the shelf is unreachable")
 
@@ -233,12 +257,18 @@ def shelf_subject(tier_class: type[ShelfTier], **settings: Any) -> TierSubject:
     def reach(connected: bool) -> None:
         shelf.connected = connected
 
+    def hang(hangs: bool) -> None:
+        shelf.hangs = hangs
+
     subject = TierSubject(
         spec(),
         read_raw=read_raw,
         write_raw=write_raw,
         break_connection=lambda: reach(False),
         restore_connection=lambda: reach(True),
+        freeze=lambda: hang(True),
+        unfreeze=lambda: hang(False),
+        lose_part=lambda key: shelf.torn.add(name_of(key)),
         bad_settings={"a setting that cannot work": spec(nonsense=True)},
         small_tier=lambda object_bytes: spec(chunks=10),
         namespace=namespace,

@@ -1,0 +1,82 @@
+"""A memcached server of its own on the loopback, for tests."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import closing
+
+_START_S = 20.0
+
+
+class MemcachedServer:
+    """A memcached process. It keeps its port: :meth:`start` after :meth:`kill` is a restart.
+
+    Args:
+        options: further options of its command line.
+    """
+
+    def __init__(self, *options: str) -> None:
+        with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+            self.port: int = probe.getsockname()[1]
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"memcached://127.0.0.1:{self.port}"
+
+    def start(self) -> MemcachedServer:
+        """Start it, empty, and wait until it answers."""
+        program = shutil.which("memcached")
+        assert program, "memcached is missing: as root, apt-get install memcached"
+        command = [program, "-u", "nobody", "-l", "127.0.0.1", "-p", str(self.port)]
+        self._process = subprocess.Popen([*command, *self._options])
+        end_s = time.monotonic() + _START_S
+        while True:
+            try:
+                self.ask(b"version")
+            except OSError:
+                assert self._process.poll() is None, "memcached has ended"
+                assert time.monotonic() < end_s, "memcached does not answer"
+                time.sleep(0.02)
+            else:
+                return self
+
+    def kill(self) -> None:
+        """Kill it, if it runs; nothing is saved."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Freeze it: connections are accepted, but not answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def ask(self, command: bytes, data: bytes | None = None) -> tuple[bytes, bytes]:
+        """Send a command, and return the first line of the reply and the value after it."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(command + b"\r\n" + (b"" if data is None else data + b"\r\n"))
+            with connection.makefile("rb") as replies:
+                line = replies.readline()
+                if not line:
+                    raise ConnectionError("no reply")
+                return line, replies.read(int(line[3:])) if line.startswith(b"VA") else b""
+
+    def names(self) -> list[str]:
+        """Return the names of all values."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(b"lru_crawler metadump all\r\n")
+            with connection.makefile("rb") as replies:
+                lines = list(iter(replies.readline, b"END\r\n"))
+        return [line.split()[0].removeprefix(b"key=").decode() for line in lines]

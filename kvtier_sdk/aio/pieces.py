@@ -1,0 +1,272 @@
+"""Objects in a store whose values have a size limit: an index, and pieces below the limit."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import ChunkError, ChunkNotFoundError, CorruptChunkError, TierError
+
+T = TypeVar("T")
+
+#: The smallest limit, so that no index can name millions of pieces.
+LEAST_PIECE_BYTES = 1024
+_VERSION_BYTES = 16
+
+
+class ValueStore(Protocol):
+    """The calls of a store of named values, as :class:`Pieces` needs them."""
+
+    async def get(self, name: str, buffers: Sequence[memoryview], /) -> None:
+        """Fill buffers, one after the other, with a value.
+
+        Args:
+            name: the value's name.
+            buffers: writable and contiguous.
+
+        Raises:
+            ChunkNotFoundError: there is no such value.
+            CorruptChunkError: it is shorter or longer than the buffers.
+            TierError: it could not be read.
+        """
+
+    async def put(self, name: str, buffers: Sequence[memoryview], /) -> None:
+        """Store buffers, one after the other, as a value: whole or not at all.
+
+        Args:
+            name: the value's name.
+            buffers: contiguous.
+
+        Raises:
+            TierError: it was not stored.
+        """
+
+    async def has(self, name: str, /) -> bool:
+        """Return whether there is a value of a name.
+
+        Args:
+            name: the value's name.
+
+        Raises:
+            TierError: the store does not know.
+        """
+
+    async def remove(self, name: str, /) -> None:
+        """Remove a value; a missing one is ignored.
+
+        Args:
+            name: the value's name.
+
+        Raises:
+            TierError: it could not be removed.
+        """
+
+
+class _Index(NamedTuple):
+    """The value under an object's own name: where its pieces are.
+
+    Attributes:
+        version: drawn by each store, and part of the pieces' names.
+        piece_bytes: length of each piece but the last.
+        object_bytes: length of the object.
+    """
+
+    version: bytes
+    piece_bytes: int
+    object_bytes: int
+
+    def pieces(self, name: str) -> list[str]:
+        """The names of the pieces, in order."""
+        count = -(-self.object_bytes // self.piece_bytes)
+        return [f"{name}.{self.version.hex()}.{number}" for number in range(count)]
+
+
+_FORMAT = struct.Struct(f">{_VERSION_BYTES}sQQ")
+
+
+class Pieces:
+    """Objects of any length in a store whose values have a size limit.
+
+    Each store of an object draws a random version and writes its pieces under names of that
+    version. Last it writes a small index under the object's own name. So a load never mixes two
+    versions, a store that fails midway changes nothing, and of concurrent stores one whole object
+    stays. If any piece is lost, the object is missing::
+
+        class MyTier(ChunkTierManager):  # with the coroutines of a ValueStore
+            async def open(self):
+                self._pieces = Pieces(self, most_bytes=1_000_000, clock=self.context.clock)
+
+            async def contains_chunk(self, key):
+                return await self._pieces.contains(self._name(key))
+
+            async def store_chunk(self, transfer):
+                name = self._name(transfer.key)
+                await self._pieces.store(name, transfer.buffers, replace=transfer.replace)
+
+            async def load_chunk(self, transfer):
+                await self._pieces.load(self._name(transfer.key), transfer.buffers)
+
+    Names of pieces are the object's name and up to 60 further characters, of which the first is a
+    dot. Pieces of a store that was killed, or that another one overtook, stay without an index: the
+    store should evict, or let its values expire.
+
+    Args:
+        values: the store.
+        most_bytes: the longest value, at least 1,024 bytes.
+        clock: runs the calls.
+        at_once: the most pieces of one object that are moved at once.
+
+    Raises:
+        ValueError: ``most_bytes`` is too small.
+    """
+
+    def __init__(
+        self, values: ValueStore, *, most_bytes: int, clock: Clock, at_once: int = 4
+    ) -> None:
+        if most_bytes < LEAST_PIECE_BYTES:
+            raise ValueError(f"most_bytes is {most_bytes}; at least {LEAST_PIECE_BYTES}")
+        self._values = values
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._at_once = at_once
+
+    async def contains(self, name: str) -> bool:
+        """Return whether an object is there, with all its pieces.
+
+        Args:
+            name: the object's name.
+
+        Raises:
+            CorruptChunkError: another value is under its name.
+            TierError: the store does not know.
+        """
+        try:
+            index = await self._index(name)
+        except ChunkNotFoundError:
+            return False
+        return await self._is_whole(index, name)
+
+    async def store(
+        self, name: str, buffers: Sequence[memoryview], *, replace: bool = False
+    ) -> None:
+        """Store buffers, one after the other, as an object.
+
+        Args:
+            name: the object's name.
+            buffers: contiguous; not modified.
+            replace: whether to write over an object that is there; else it stays.
+
+        Raises:
+            TierError: it was not stored; an earlier object is as it was.
+
+        After a cancellation nothing reads the buffers, and the old or the new object is there.
+        """
+        try:
+            index = await self._index(name)
+        except ChunkError:
+            old = []
+        else:
+            if not replace and await self._is_whole(index, name):
+                return
+            old = index.pieces(name)
+        index = _Index(os.urandom(_VERSION_BYTES), self._most_bytes, sum(map(len, buffers)))
+        cut = _cut(buffers, self._most_bytes)
+        pieces = zip(index.pieces(name), cut, strict=True)
+        await self._each([partial(self._values.put, at, piece) for at, piece in pieces])
+        await self._values.put(name, [memoryview(_FORMAT.pack(*index))])
+        await self._each([partial(self._values.remove, at) for at in old])
+
+    async def load(self, name: str, buffers: Sequence[memoryview]) -> None:
+        """Fill buffers, one after the other, with an object.
+
+        Args:
+            name: the object's name.
+            buffers: writable and contiguous.
+
+        Raises:
+            ChunkNotFoundError: the object or one of its pieces is missing.
+            CorruptChunkError: it is shorter or longer than the buffers, or what is under its name
+                is no such object.
+            TierError: it could not be read.
+
+        After an error the buffers may hold anything. After a cancellation nothing touches them.
+        """
+        index = await self._index(name)
+        object_bytes = sum(map(len, buffers))
+        if index.object_bytes != object_bytes:
+            raise CorruptChunkError(f"{index.object_bytes} bytes stored; expected {object_bytes}")
+        pieces = zip(index.pieces(name), _cut(buffers, index.piece_bytes), strict=True)
+        await self._each([partial(self._values.get, at, piece) for at, piece in pieces])
+
+    async def remove(self, name: str) -> None:
+        """Remove an object; a missing one is ignored.
+
+        Args:
+            name: the object's name.
+
+        Raises:
+            TierError: it could not be removed. Without its index it is missing all the same.
+        """
+        try:
+            pieces = (await self._index(name)).pieces(name)
+        except ChunkError:
+            pieces = []
+        # The index first: an object without all its pieces is one that readers look for in vain.
+        await self._values.remove(name)
+        await self._each([partial(self._values.remove, at) for at in pieces])
+
+    async def _index(self, name: str) -> _Index:
+        value = bytearray(_FORMAT.size)
+        await self._values.get(name, [memoryview(value)])
+        index = _Index(*_FORMAT.unpack(value))
+        if index.piece_bytes < LEAST_PIECE_BYTES:
+            raise CorruptChunkError("what is under the chunk's name is no index of pieces")
+        return index
+
+    async def _is_whole(self, index: _Index, name: str) -> bool:
+        return all(await self._each([partial(self._values.has, at) for at in index.pieces(name)]))
+
+    async def _each(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+        """Make all calls, even if some fail, and return their results.
+
+        A call that is cancelled midway may cost its connection, and a missing piece is no reason.
+
+        Raises:
+            TierError: the first failure, in the order of the calls.
+        """
+
+        async def outcome(call: Callable[[], Awaitable[T]]) -> T | TierError:
+            try:
+                return await call()
+            except TierError as error:
+                return error
+
+        outcomes = await self._clock.gather_bounded(
+            [partial(outcome, call) for call in calls], limit=self._at_once
+        )
+        results = []
+        for one in outcomes:
+            if isinstance(one, TierError):
+                raise one
+            results.append(one)
+        return results
+
+
+def _cut(buffers: Sequence[memoryview], most_bytes: int) -> Iterator[list[memoryview]]:
+    """Cut a vector of buffers into vectors of so many bytes, the last of which may be shorter."""
+    piece: list[memoryview] = []
+    room = most_bytes
+    for buffer in buffers:
+        while len(buffer):
+            piece.append(buffer[:room])
+            buffer = buffer[len(piece[-1]) :]
+            room -= len(piece[-1])
+            if not room:
+                yield piece
+                piece, room = [], most_bytes
+    if piece:
+        yield piece

@@ -1,0 +1,68 @@
+"""A tier's calls in flight, which its close waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from kvtier_sdk.errors import TierUnavailableError
+
+
+class RunningCalls:
+    """A count of the calls in flight; :meth:`close` refuses new ones and waits for these.
+
+    A tier's ``close`` may come while its calls run. Some client libraries crash the interpreter if
+    they are closed during a call, and most raise an exception that explains nothing::
+
+        class MyTier(ChunkTierManager):
+            async def open(self):
+                self._calls = RunningCalls()
+                self._client = await my_client.connect()
+
+            async def contains_chunk(self, key):
+                async with self._calls:
+                    return await self._client.exists(key)
+
+            async def close(self):
+                await self._calls.close()
+                await self._client.close()
+
+    Enter it in the outermost coroutine only: a nested one is refused if the tier is being closed.
+    All of it happens on one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._is_closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def __aenter__(self) -> None:
+        """Begin a call.
+
+        Raises:
+            TierUnavailableError: the tier was closed.
+        """
+        if self._is_closed:
+            raise TierUnavailableError("the tier was closed", retryable=False)
+        self._count += 1
+        self._idle.clear()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._count -= 1
+        if not self._count:
+            self._idle.set()
+
+    async def close(self) -> None:
+        """Refuse new calls, and wait for those that run. Twice is harmless.
+
+        It waits as long as they do, so give each call of the client library a limit. After a
+        cancellation new calls are still refused.
+        """
+        self._is_closed = True
+        await self._idle.wait()

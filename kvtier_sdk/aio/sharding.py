@@ -1,0 +1,64 @@
+"""One call for each server that holds a part of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import TierError
+
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
+ShardT = TypeVar("ShardT", bound=Hashable)
+
+
+async def call_by_shard(
+    clock: Clock,
+    items: Sequence[ItemT],
+    shard_of: Callable[[ItemT], ShardT],
+    call: Callable[[ShardT, Sequence[ItemT]], Awaitable[Sequence[T]]],
+) -> list[T | TierError]:
+    """Divide a batch by server, call all servers at once, and put the results back in order.
+
+    A server that is out of reach fails its own items and no others::
+
+        async def load(self, batch):
+            return await call_by_shard(self.context.clock, batch, self._server_of, self._load_from)
+
+        async def _load_from(self, server, transfers):
+            ...  # one verdict per transfer, or a TierError for all of them
+
+    Args:
+        clock: runs the calls.
+        items: the batch: keys, or transfers.
+        shard_of: returns the shard of an item.
+        call: called once for each shard, with the shard and its items in their order; returns one
+            result per item.
+
+    Returns:
+        One result per item, in the order of ``items``. A :class:`TierError` that ``call`` raised is
+        the result of each of its items.
+
+    Raises:
+        ValueError: ``call`` returned another number of results than it got items.
+
+    When this has returned, or was cancelled, none of the calls runs.
+    """
+    places: dict[ShardT, list[int]] = {}
+    for place, item in enumerate(items):
+        places.setdefault(shard_of(item), []).append(place)
+    results: list[T | TierError | None] = [None] * len(items)
+
+    async def ask(shard: ShardT, own: Sequence[int]) -> None:
+        try:
+            answers: Sequence[T | TierError] = await call(shard, [items[place] for place in own])
+        except TierError as error:
+            answers = [error.detached()] * len(own)
+        for place, answer in zip(own, answers, strict=True):
+            results[place] = answer
+
+    calls = [partial(ask, shard, own) for shard, own in places.items()]
+    await clock.gather_bounded(calls, limit=len(calls))
+    return results  # type: ignore[return-value]  # every place was filled
