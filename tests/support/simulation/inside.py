@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering import TieringManager
@@ -78,6 +78,19 @@ class Inside:
 
         cascade._take_failed = count  # type: ignore[method-assign]
         return counts
+
+    def watch_admission(
+        self, tier: ManagedTier, on_refused: Callable[[set[OffloadKey]], None]
+    ) -> None:
+        """Tell from now on which chunks a tier is not given for want of reuse."""
+        choose = tier.admission.choose
+
+        def watched(slots: Sequence[Slot]) -> Sequence[Slot]:
+            chosen = choose(slots)
+            on_refused({slot.key for slot in slots} - {slot.key for slot in chosen})
+            return chosen
+
+        tier.admission.choose = watched  # type: ignore[method-assign]
 
     def claims(self) -> Iterator[tuple[str, OffloadKey, Slot]]:
         """Return the chunks that requests hold because they were promoted for them."""

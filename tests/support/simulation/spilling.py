@@ -26,7 +26,7 @@ class SpillRule:
         self.resetting = False
         self._breach = on_breach
         self._owed: list[tuple[ManagedTier, Ledger]] = []
-        # By tier: chunks that were readable while it refused stores, or was given only some.
+        # By tier: chunks that were readable while it refused stores, or that it is not to be given.
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
@@ -35,14 +35,13 @@ class SpillRule:
             if tier.store_policy.moment is StoreMoment.EVICTED:
                 self._owed.append((tier, ledger))
                 self._let_go[ledger.name] = set()
+                inside.watch_admission(tier, self._let_go[ledger.name].update)
 
     def arrived(self, key: OffloadKey) -> None:
         """Note that a chunk has become readable: it is owed from now on."""
-        for tier, ledger in self._owed:
+        for _, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)
-            if tier.admission.is_selective:
-                self._let_go[ledger.name].add(key)
 
     def left(self, key: OffloadKey) -> None:
         """Note that a chunk is not readable any more."""
@@ -63,5 +62,5 @@ class SpillRule:
             readable: the readable chunks.
         """
         for tier, ledger in self._owed:
-            if not tier.client.takes_stores or tier.admission.is_selective:
+            if not tier.client.takes_stores:
                 self._let_go[ledger.name] |= readable
