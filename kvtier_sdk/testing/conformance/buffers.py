@@ -13,6 +13,8 @@ from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.types import OffloadKey, Region, RequestContext, Transfer
 
 _GUARD_BYTES = 4096
+#: Of mmap(2); Python's module has it from 3.13 on.
+_MAP_NORESERVE = 0x4000
 _GUARD = b"\xa5" * _GUARD_BYTES
 
 
@@ -24,7 +26,8 @@ class LentMemory:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self._mapping = mmap.mmap(-1, size_bytes)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._mapping = mmap.mmap(-1, size_bytes, flags=flags)
         self.region: Region = Region.of(self._mapping)
         # Start to end of each part that is in use.
         self._used: dict[int, int] = {}

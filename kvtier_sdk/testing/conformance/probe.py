@@ -63,7 +63,7 @@ class Probe:
     def __init__(self, subject: TierSubject, tier: SecondaryTierManager) -> None:
         self.subject = subject
         self.tier = tier
-        self.object_bytes = tier.context.object_bytes
+        self.object_bytes: int = tier.context.object_bytes
         self._closed = False
 
     async def open(self) -> None:

@@ -28,8 +28,10 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-#: How many chunks can be lent at once; more, if they are short.
-_LENT_CHUNKS = 64
+#: How many chunks can be lent at once: a big batch and half as many more.
+_LENT_CHUNKS = 1536
+#: Most that lies beside a payload: header, guards, rounding.
+_BESIDE_BYTES = 1 << 15
 _MIN_LENT_BYTES = 64 << 20
 
 
@@ -111,7 +113,9 @@ class TierSubject:
         self.spec: TierSpec = tier_spec(self.tier)
         self._salt = uuid.uuid4().bytes
         self._numbers = itertools.count()
-        self.memory: LentMemory = LentMemory(max(_MIN_LENT_BYTES, _LENT_CHUNKS * self.chunk_bytes))
+        self.memory: LentMemory = LentMemory(
+            max(_MIN_LENT_BYTES, _LENT_CHUNKS * (self.chunk_bytes + _BESIDE_BYTES))
+        )
 
     @staticmethod
     def new_namespace() -> Namespace:
