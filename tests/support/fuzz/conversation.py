@@ -54,17 +54,22 @@ def converse(talk: Callable[[Connection], Awaitable[T]], text: bytes, piece_byte
         for end in (ours, theirs):
             end.setblocking(False)
         connection = Connection(ours, "server", SystemClock(), stall_timeout_s=5.0)
-        client = asyncio.ensure_future(talk(connection))
+        sender = asyncio.ensure_future(send(theirs))
         try:
-            with contextlib.suppress(OSError):
-                for at in range(0, len(text), piece_bytes or len(text) or 1):
-                    piece = text[at : at + piece_bytes] if piece_bytes else text
-                    await asyncio.get_running_loop().sock_sendall(theirs, piece)
-                    await asyncio.sleep(0)
-                theirs.shutdown(socket.SHUT_WR)
-            return await client
+            return await talk(connection)
         finally:
+            # A client that has read enough leaves the rest in a socket that may be full.
+            sender.cancel()
+            await asyncio.wait([sender])
             connection.close("the conversation is over")
             theirs.close()
+
+    async def send(theirs: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            for at in range(0, len(text), piece_bytes or len(text) or 1):
+                piece = text[at : at + piece_bytes] if piece_bytes else text
+                await asyncio.get_running_loop().sock_sendall(theirs, piece)
+                await asyncio.sleep(0)
+            theirs.shutdown(socket.SHUT_WR)
 
     return _loop().run_until_complete(run())
