@@ -113,7 +113,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the engine and its tiers' processes hold at a time."""
+    """The memory, descriptors and threads of the engine and its tiers' processes at one time."""
 
     engine_kib: int
     tiers_kib: int

@@ -1,4 +1,4 @@
-"""What sealing costs: MB/s and CPU of a tier with a codec, beside the same tier without one.
+"""The cost of sealing: MB/s and CPU of a tier with a codec, beside the same tier without one.
 
 Usage: python benchmarks/sealed.py [--tiers memory file] [--runners thread process] [--rounds N] ...
 

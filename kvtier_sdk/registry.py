@@ -7,7 +7,7 @@ requested by name is imported.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import (
@@ -204,12 +204,7 @@ def load_store_policy(text: str) -> StorePolicy:
         DuplicateBackendError: two packages offer it.
         BackendLoadError: it cannot be imported, or is not a :class:`StorePolicy`.
     """
-    name, colon, argument = text.partition(":")
-    policy = _load_class(STORE_POLICIES_GROUP, "store policy", name, StorePolicy)  # type: ignore[type-abstract]
-    try:
-        return policy(argument if colon else None)
-    except ValueError as error:
-        raise ConfigError(f"store policy {text!r}: {error}") from None
+    return _make(STORE_POLICIES_GROUP, "store policy", text, StorePolicy)  # type: ignore[type-abstract]
 
 
 def load_codec(text: str) -> ChunkCodec:
@@ -228,12 +223,7 @@ def load_codec(text: str) -> ChunkCodec:
         DuplicateBackendError: two packages offer it.
         BackendLoadError: it cannot be imported, or is not a :class:`ChunkCodec`.
     """
-    name, colon, argument = text.partition(":")
-    codec = _load_class(CODECS_GROUP, "codec", name, ChunkCodec)  # type: ignore[type-abstract]
-    try:
-        return codec(argument if colon else None)
-    except ValueError as error:
-        raise ConfigError(f"codec {text!r}: {error}") from None
+    return _make(CODECS_GROUP, "codec", text, ChunkCodec)  # type: ignore[type-abstract]
 
 
 def _find_backend(name: str) -> list[EntryPoint]:
@@ -309,6 +299,16 @@ def _sdk_required_by(distribution: str) -> str | None:
             if found is not None and found[1].strip():
                 return f"kvtier-sdk{found[1].strip()}"
     return None
+
+
+def _make(group: str, kind: str, text: str, base: type[T]) -> T:
+    """Make an object from ``name`` or ``name:argument``; its class takes the argument or None."""
+    name, colon, argument = text.partition(":")
+    make: Callable[[str | None], T] = _load_class(group, kind, name, base)
+    try:
+        return make(argument if colon else None)
+    except ValueError as error:
+        raise ConfigError(f"{kind} {text!r}: {error}") from None
 
 
 def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:

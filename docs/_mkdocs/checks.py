@@ -1,4 +1,4 @@
-"""What a strict build of mkdocs does not see in the finished pages: a hook.
+"""A hook that finds in the finished pages what a strict build of mkdocs does not see.
 
 Nothing is loaded from another host, and no markup of a docstring is left in the text.
 """

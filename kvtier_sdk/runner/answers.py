@@ -1,4 +1,4 @@
-"""What a tier may answer. An answer is read here and nowhere else, so that none can harm later.
+"""A tier's answers. They are read here and nowhere else, so that none can do harm later.
 
 Everything that leaves this module is a plain list of the SDK's own values, or of errors that can be
 read. A tier's object is only looked at under a guard: whatever it raises, the answer is nonsense.

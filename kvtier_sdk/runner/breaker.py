@@ -29,7 +29,7 @@ from kvtier_sdk.types import OffloadKey
 
 #: The largest share by which jitter shortens a pause. It never lengthens one, so that a breaker
 #: closes within one probe interval of the tier's recovery.
-_JITTER = 0.1
+JITTER = 0.1
 
 
 class Direction(Enum):
@@ -202,4 +202,4 @@ class Breaker:
 
     def _open(self, now_s: float) -> None:
         self.state = BreakerState.OPEN
-        self._probe_at_s = now_s + self.pause_s * self._rng.uniform(1 - _JITTER, 1)
+        self._probe_at_s = now_s + self.pause_s * self._rng.uniform(1 - JITTER, 1)

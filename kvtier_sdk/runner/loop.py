@@ -192,9 +192,8 @@ class TierLoop:
                 *(arena.region for arena in (headers, scratch, probes) if arena is not None),
             ),
         )
-        self._tier = self._make_tier()
         self._is_used = False
-        self._call = TierCaller(self._tier, self._secrets)
+        self._call = TierCaller(self._make_tier(), self._secrets)
         header = ChunkHeader(
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
         )
@@ -249,6 +248,10 @@ class TierLoop:
         self._metrics_timer: TimerHandle | None = None
         self._closed = False
 
+    @property
+    def _tier(self) -> SecondaryTierManager:
+        return self._call.tier
+
     def _make_tier(self) -> SecondaryTierManager:
         try:
             return self._spec.tier_class(self._spec.config, self._context)
@@ -272,8 +275,7 @@ class TierLoop:
         """Make one attempt. An instance opens once: the one before is closed and replaced."""
         if self._is_used:
             await close_tier(lambda: masked_call(self._tier.close, self._secrets), self._log)
-            self._tier = self._make_tier()
-            self._call.tier = self._tier
+            self._call.tier = self._make_tier()
         self._is_used = True
         try:
             await masked_call(self._tier.open, self._secrets)

@@ -16,11 +16,9 @@ from kvtier_sdk.errors import (
 )
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.answers import text_of
+from kvtier_sdk.runner.breaker import JITTER
 from kvtier_sdk.runner.jobs import OpeningEnded
 from kvtier_sdk.runner.log import TierLog
-
-#: The largest share by which jitter shortens a pause, as between a breaker's probes.
-_JITTER = 0.1
 
 
 class TierOpening:
@@ -92,7 +90,7 @@ class TierOpening:
     async def _retry(self) -> None:
         pause_s = self._options.probe_interval_s
         while True:
-            await self._clock.sleep(pause_s * self._rng.uniform(1 - _JITTER, 1))
+            await self._clock.sleep(pause_s * self._rng.uniform(1 - JITTER, 1))
             error = await self._try()
             if error is None:
                 break

@@ -1,4 +1,4 @@
-"""What ``make fuzz`` fuzzes for an hour, here for a moment: the saved inputs, and some of them
+"""The targets of ``make fuzz``, for a moment instead of an hour: the saved inputs, and some of them
 changed.
 """
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
-import sys
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.author import ROOT, build_wheel, run, stranger
+from support.author import ROOT, environment_of, run, stranger
 from support.code_lines import code_lines
 
 EXAMPLE = ROOT / "examples" / "kvtier-memcached"
@@ -35,14 +32,7 @@ MemcachedServer = _server_class()
 def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment that has the wheels, but neither source tree."""
     directory = tmp_path_factory.mktemp("memcached")
-    wheel = build_wheel(EXAMPLE, wheels)
-    venv.create(directory / "env")
-    python = str(directory / "env" / "bin" / "python")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    wanted = f"kvtier-memcached[test] @ file://{wheel}"
-    run([*pip, "--find-links", str(wheels), wanted, "kvtier-sdk[cli]"], directory)
-    shutil.copytree(EXAMPLE / "tests", directory / "tests")
-    shutil.copy(EXAMPLE / "pyproject.toml", directory)
+    environment_of(EXAMPLE, wheels, directory)
     return directory
 
 

@@ -42,7 +42,7 @@ def stored(engine: Live) -> None:
 
 
 def asked(engine: Live, name: str = "asking") -> set[str]:
-    """What becomes of the chunks; those that are found are compared."""
+    """Return the answers for the chunks; chunks that are found are compared."""
     request = engine.begin(name)
     found = engine.settle(request, *CHUNKS)
     if set(found) == {"HIT"}:

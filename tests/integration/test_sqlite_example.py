@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.author import ROOT, build_wheel, run, stranger
+from support.author import ROOT, environment_of, run, stranger
 
 EXAMPLE = ROOT / "examples" / "kvtier-sqlite"
 
@@ -19,14 +16,7 @@ EXAMPLE = ROOT / "examples" / "kvtier-sqlite"
 def kvtier(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Run a module in an environment that has the wheels, but neither source tree."""
     directory = tmp_path_factory.mktemp("sqlite")
-    wheel = build_wheel(EXAMPLE, wheels)
-    venv.create(directory / "env")
-    python = str(directory / "env" / "bin" / "python")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    wanted = f"kvtier-sqlite[test] @ file://{wheel}"
-    run([*pip, "--find-links", str(wheels), wanted, "kvtier-sdk[cli]"], directory)
-    shutil.copytree(EXAMPLE / "tests", directory / "tests")
-    shutil.copy(EXAMPLE / "pyproject.toml", directory)
+    python = environment_of(EXAMPLE, wheels, directory)
     return lambda *words: run([python, "-P", "-m", *words], directory, stranger(wheels))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +30,28 @@ def stranger(wheels: Path) -> dict[str, str]:
         if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")
     }
     return kept | {"PIP_OPTIONS": f"--find-links {wheels}", "PYTHON": sys.executable}
+
+
+def environment_of(example: Path, wheels: Path, directory: Path) -> str:
+    """Make an environment with an example's wheel and the SDK's, but neither source tree.
+
+    Args:
+        example: the example's package.
+        wheels: the directory of the SDK's wheels.
+        directory: gets the environment, the example's tests and its pyproject.toml.
+
+    Returns:
+        The environment's Python.
+    """
+    wheel = build_wheel(example, wheels)
+    venv.create(directory / "env")
+    python = str(directory / "env" / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    wanted = f"{example.name}[test] @ file://{wheel}"
+    run([*pip, "--find-links", str(wheels), wanted, "kvtier-sdk[cli]"], directory)
+    shutil.copytree(example / "tests", directory / "tests")
+    shutil.copy(example / "pyproject.toml", directory)
+    return python
 
 
 def run(

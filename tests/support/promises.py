@@ -1,4 +1,4 @@
-"""What the contract promises to a tier about each call, as checks that a tier of a test makes."""
+"""The contract's promises to a tier about each call, as checks that a tier of a test makes."""
 
 from __future__ import annotations
 

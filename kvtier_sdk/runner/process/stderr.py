@@ -1,4 +1,4 @@
-"""What a tier's process writes to its standard error, as the engine reads it."""
+"""The standard error of a tier's process, as the engine reads it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _PATIENCE_S = 20.0
 
 
 class CallTimes:
-    """How long each call of the manager has kept the engine's thread.
+    """The time for which each call of the manager has kept the engine's thread.
 
     Attributes:
         wall_us: of each call, in microseconds of wall time.

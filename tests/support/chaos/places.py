@@ -1,4 +1,4 @@
-"""Where tiers keep chunks, and what can happen there: a context manager for each fault.
+"""Places where tiers keep chunks, and their faults: a context manager for each fault.
 
 Entering the context begins the fault, leaving it ends it. A server that was killed answers again
 when the context is left.

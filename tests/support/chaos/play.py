@@ -45,7 +45,7 @@ _REQUESTS = 10_000
 
 @dataclass(frozen=True)
 class Pace:
-    """How long each part of a scenario takes.
+    """The durations of a scenario's parts.
 
     Attributes:
         before_s: until the fault begins; it also waits until the tier has served a chunk.
@@ -65,7 +65,7 @@ BRIEF = Pace(before_s=0.3, fault_s=1.6, after_s=0.2, probe_interval_s=0.25)
 
 @dataclass
 class Outcome:
-    """What a scenario has shown.
+    """The outcome of a scenario.
 
     Attributes:
         wrong_bytes: bytes that came back and were not those that were stored.

@@ -1,4 +1,4 @@
-"""What is fuzzed. A target takes bytes, and raises where a rule does not hold.
+"""Targets of the fuzzers. A target takes bytes, and raises where a rule does not hold.
 
 The rule of all: what was written by others is read, or refused with an error that is declared. It
 is never half believed, and no length in it decides how much memory is taken.
@@ -177,7 +177,7 @@ def tier_url(data: bytes) -> None:
 
 
 def messages(data: bytes) -> None:
-    """What a tier's process sends is messages, and what they hold is jobs and reports, or not."""
+    """Bytes from a tier's process are messages of jobs and reports, or are refused."""
     splitter = MessageSplitter()
     with suppress(MessageError):
         for start in range(0, len(data), 7):

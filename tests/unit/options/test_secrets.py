@@ -1,4 +1,4 @@
-"""What is hidden of a text, of an exception and of all that caused it."""
+"""Secrets in a text, in an exception and in all that caused it are hidden."""
 
 from __future__ import annotations
 

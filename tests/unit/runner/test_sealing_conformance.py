@@ -1,4 +1,4 @@
-"""What the kit asks of a tier holds for one whose chunks are sealed on the way."""
+"""The kit's rules hold for a tier whose chunks are sealed on the way."""
 
 from __future__ import annotations
 

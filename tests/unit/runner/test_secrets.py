@@ -35,7 +35,7 @@ def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig
 
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What is logged, by whichever logger, shows no secret."""
+    """No line of a log shows a secret, by any logger."""
     caplog.set_level(logging.DEBUG)
     yield caplog
     assert "hunter2" not in caplog.text

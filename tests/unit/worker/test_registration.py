@@ -1,4 +1,4 @@
-"""How host memory is registered with CUDA and HIP, against a runtime that keeps their rules."""
+"""Registration of host memory with CUDA and HIP, against a runtime that keeps their rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def host(slots: int, part_bytes: int, *, workers: int = 1, worker: int = 0) -> H
 
 
 def slot_pages(host: HostLayout) -> set[int]:
-    """What must be registered for a slot to be copied at once."""
+    """Return the pages that must be registered for slots to be copied in one piece."""
     begins = range(host.address, host.address + host.slots * host.row_bytes, host.row_bytes)
     return {page for begin in begins for page in pages_of(begin, host.part_bytes)}
 
