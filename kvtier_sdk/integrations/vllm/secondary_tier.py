@@ -125,7 +125,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
                 offloading_spec.config,
                 chunk_bytes=self._slots.chunk_bytes,
                 slot_layout=getattr(offloading_spec, "slot_layout", THEIR_SLOTS),
-                revision=entry.options.model_revision,
+                declared=entry.options,
             )
             self._tier = self._make_client(self._spec)
             self._tier.open()

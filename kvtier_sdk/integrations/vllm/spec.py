@@ -130,7 +130,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             self.config,
             chunk_bytes=pool.chunk_bytes,
             slot_layout=THEIR_SLOTS if self._theirs else OUR_SLOTS,
-            revision=self._options.model_revision,
+            declared=self._options,
         )
 
         def make(
