@@ -34,6 +34,8 @@ from support.vllm_engine import (
     same,
 )
 
+from kvtier_sdk.options.units import format_bytes
+
 #: A model whose keys and values take 4 KiB a layer and token, in float32.
 SHAPE = {
     "hidden_size": 1024,
@@ -73,8 +75,8 @@ class Side:
         self.loaded_s.append(served["first_token_s"])
         self.cached = served["cached"]
 
-    def serve_damaged(self, prompt: list[int]) -> tuple[int, bool]:
-        """Serve a new prompt, and once more from files in which a byte was flipped.
+    def serve_damaged(self, prompt: list[int], chunk_bytes: int) -> tuple[int, bool]:
+        """Serve a new prompt, and once more from files in each of which a byte was flipped.
 
         Returns:
             The tokens that were not computed, and whether tokens and logprobs were the same.
@@ -82,7 +84,7 @@ class Side:
         before = self._serve(prompt)
         self._forget()
         for path in self.root.rglob("*"):
-            if path.is_file() and path.suffix != ".json" and path.stat().st_size > 2**20:
+            if path.is_file() and path.stat().st_size >= chunk_bytes:
                 flip_byte(path)
         after = self._serve(prompt)
         return after["cached"], same([before], [after])
@@ -149,7 +151,11 @@ def sides(folder: Path, layers: int, tokens: int, threads: int) -> Iterator[dict
 
 def quartiles(values: Sequence[float]) -> str:
     """Median and quartiles in milliseconds."""
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+    low, middle, high = (
+        statistics.quantiles(values, n=4, method="inclusive")
+        if len(values) > 1
+        else [values[0]] * 3
+    )
     return f"{1e3 * middle:,.0f} ({1e3 * low:,.0f}-{1e3 * high:,.0f})"
 
 
@@ -165,7 +171,7 @@ def main() -> None:
     parser.add_argument("--root", help="a directory on the disk to measure")
     options = parser.parse_args()
     chunks = options.tokens // BLOCK_TOKENS
-    chunk_mb = BLOCK_TOKENS * options.layers * 4096 / 1e6
+    chunk_bytes = BLOCK_TOKENS * options.layers * 4096
     with (
         tempfile.TemporaryDirectory(prefix="kvtier-first-", dir=options.root) as folder,
         sides(Path(folder), options.layers, options.tokens, options.threads) as started,
@@ -176,11 +182,11 @@ def main() -> None:
             for name in names[turn:] + names[:turn]:
                 started[name].serve(make_prompt(number, chunks))
         damaged = {
-            name: side.serve_damaged(make_prompt(options.rounds, chunks))
+            name: side.serve_damaged(make_prompt(options.rounds, chunks), chunk_bytes)
             for name, side in started.items()
         }
     print(
-        f"{chunks} chunks of {chunk_mb:.1f} MB, {options.tokens} tokens; "
+        f"{chunks} chunks of {format_bytes(chunk_bytes)}, {options.tokens} tokens; "
         f"{options.rounds} rounds; median (quartiles)"
     )
     head = ("", "computed, ms", "from files, ms", "cached", "ratio", "damaged: cached", "answer")
