@@ -132,6 +132,7 @@ class TierLoop:
             that only the end of the process will free it.
         verify: ``False`` switches digests off, for measurements and tests only.
         rng: jitters the pauses before retries and probes.
+        engine_waits: false for an engine that serves already: no error ends the opening.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class TierLoop:
         give_up: Callable[[], None] | None = None,
         verify: bool = True,
         rng: random.Random | None = None,
+        engine_waits: bool = True,
     ) -> None:
         alignment = spec.tier_class.alignment
         if not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
@@ -237,6 +239,7 @@ class TierLoop:
             rng=self._rng,
             report=report,
             log=self._log,
+            engine_waits=engine_waits,
         )
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()

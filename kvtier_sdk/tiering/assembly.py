@@ -84,8 +84,9 @@ def open_manager(
     events: bool = False,
     one_copy: bool = False,
     notify: Callable[[], None] | None = None,
+    engine_waits: bool = True,
 ) -> Iterator[TieringManager]:
-    """Make a manager, open its tiers, and shut it down at the end.
+    """Make a manager, open its tiers side by side, and shut it down at the end.
 
     Args:
         pool: memory of the primary tier; the caller closes it afterwards.
@@ -97,6 +98,8 @@ def open_manager(
         events: whether to collect events.
         one_copy: whether requests that want one chunk share one copy to the device.
         notify: called on a tier's thread whenever it has reported; must not block.
+        engine_waits: false for an engine that serves already. Its tiers are opened in the
+            background, and none of them is required.
 
     Yields:
         The manager, ready.
@@ -124,15 +127,28 @@ def open_manager(
         one_copy=one_copy,
         recompute_s=config.recompute_s,
     )
+    runners = []
     try:
         for spec in config.tiers:
             runner = make_runner(
-                spec, pool, namespace=bound, clock=clock, notify=notify, verify=config.verify
+                spec,
+                pool,
+                namespace=bound,
+                clock=clock,
+                notify=notify,
+                verify=config.verify,
+                engine_waits=engine_waits,
             )
+            runners.append(runner)
+            runner.begin()
+        for spec, runner in zip(config.tiers, runners, strict=True):
             manager.add_tier(spec, runner)
         yield manager
     finally:
         manager.shutdown(config.shutdown_timeout_s)
+        # Those that the manager did not get.
+        for runner in runners:
+            runner.close(config.shutdown_timeout_s)
 
 
 @contextmanager
