@@ -15,6 +15,7 @@ from kvtier_sdk.errors import (
     TierUnavailableError,
 )
 from kvtier_sdk.options.tier import RunnerOptions
+from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.answers import text_of
 from kvtier_sdk.runner.breaker import JITTER
 from kvtier_sdk.runner.jobs import OpeningEnded
@@ -92,6 +93,7 @@ class TierOpening:
             await asyncio.wait(tasks)
 
     async def _retry(self) -> None:
+        began_s = self._clock.now_s()
         pause_s = self._options.probe_interval_s
         while True:
             await self._clock.sleep(pause_s * self._rng.uniform(1 - JITTER, 1))
@@ -100,7 +102,8 @@ class TierOpening:
                 break
             self._note(error)
             pause_s = min(2 * pause_s, self._options.max_probe_interval_s)
-        self._log.warning("the tier is open now")
+        closed = format_seconds(self._clock.now_s() - began_s)
+        self._log.warning("the tier is open now, %s after it could not be opened", closed)
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:

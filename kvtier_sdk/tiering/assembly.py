@@ -17,6 +17,7 @@ from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.start_log import log_start, pool_in_words, tier_in_words
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 
@@ -127,19 +128,27 @@ def open_manager(
         one_copy=one_copy,
         recompute_s=config.recompute_s,
     )
-    runners = []
+    runners = [
+        make_runner(
+            spec,
+            pool,
+            namespace=bound,
+            clock=clock,
+            notify=notify,
+            verify=config.verify,
+            engine_waits=engine_waits,
+        )
+        for spec in config.tiers
+    ]
+    log_start(
+        pool_in_words(pool, config.policy),
+        (
+            tier_in_words(spec, runner, spec.namespace_of(bound, pool.chunk_bytes))
+            for spec, runner in zip(config.tiers, runners, strict=True)
+        ),
+    )
     try:
-        for spec in config.tiers:
-            runner = make_runner(
-                spec,
-                pool,
-                namespace=bound,
-                clock=clock,
-                notify=notify,
-                verify=config.verify,
-                engine_waits=engine_waits,
-            )
-            runners.append(runner)
+        for runner in runners:
             runner.begin()
         for spec, runner in zip(config.tiers, runners, strict=True):
             manager.add_tier(spec, runner)

@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.integrations.vllm import compat
+from kvtier_sdk.integrations.vllm.engine_log import join_engine_log
 from kvtier_sdk.integrations.vllm.identity import THEIR_SLOTS, Identity
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import StatsFeed, metric_definitions
@@ -32,6 +33,7 @@ from kvtier_sdk.integrations.vllm.translate import (
 from kvtier_sdk.metrics import TierStats, metric_samples
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
+from kvtier_sdk.tiering.start_log import log_start, pool_in_words, tier_in_words
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
@@ -100,6 +102,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         **options: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        join_engine_log()
         compat.warn_if_untried()
         entry = SecondaryTierEntry.of_tier(offloading_spec, options)
         self._spec = entry.tier
@@ -158,6 +161,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         request = self._request(req_context)
         if key not in request.answers:
             if not self._tier.takes_reads:
+                self._tier.skip_lookup()
                 return _MISS
             request.answers[key] = None
             request.new.append(key)
@@ -273,6 +277,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             verify=self._options.verify,
             engine_waits=engine_waits,
         )
+        namespace = spec.namespace_of(self._identity.namespace, self._slots.chunk_bytes)
+        log_start(pool_in_words(self._slots, "vLLM's"), [tier_in_words(spec, runner, namespace)])
         return TierClient(
             self._spec,
             runner,

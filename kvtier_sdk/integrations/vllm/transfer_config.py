@@ -23,11 +23,13 @@ from kvtier_sdk.options.place import Place, nearest
 from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.tiering import TieringConfig
 
-_CONNECTOR = "OffloadingConnector"
-#: The spec whose manager is ours, and those whose manager is vLLM's.
+#: The connector that has specs and tiers of others.
+CONNECTOR = "OffloadingConnector"
 _HOST_SPEC = "KVTierOffloadingSpec"
 _CPU_SPEC = "KVTierCPUTieringSpec"
-_GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
+#: The specs that are ours, and those whose manager is vLLM's.
+OUR_SPECS = (_HOST_SPEC, _CPU_SPEC)
+GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
 
 _Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 
@@ -118,25 +120,25 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
     """
     place = Place(where)
     connector = options.get("kv_connector")
-    if connector != _CONNECTOR:
+    if connector != CONNECTOR:
         raise ConfigError(
-            f"{place.at('kv_connector')} is {connector!r}; kvtier is used through {_CONNECTOR!r}"
+            f"{place.at('kv_connector')} is {connector!r}; kvtier is used through {CONNECTOR!r}"
         )
     validate_options(_TransferConfig, options, place)
     inside = place.at(EXTRA_CONFIG.where)
     extra = inside.table(options.get(EXTRA_CONFIG.where, {}))
     spec = extra.get("spec_name")
     try:
-        if spec in (_HOST_SPEC, _CPU_SPEC):
+        if spec in OUR_SPECS:
             _check_module(extra.get("spec_module_path"), EXTRA_CONFIG.at("spec_module_path"), spec)
         if spec == _HOST_SPEC:
             return SpecOptions.from_dict(extra, where=EXTRA_CONFIG.where).config
-        if spec in _GUEST_SPECS:
+        if spec in GUEST_SPECS:
             return _read_guests(extra)
     except ConfigError as error:
         lines = str(error).splitlines()
         raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from error
-    known = nearest(str(spec), [_HOST_SPEC, *_GUEST_SPECS], "allowed")
+    known = nearest(str(spec), [_HOST_SPEC, *GUEST_SPECS], "allowed")
     raise ConfigError(f"{inside.at('spec_name')} is {spec!r}; {known}")
 
 

@@ -12,6 +12,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.opening import may_pass, not_in_time
@@ -218,13 +219,16 @@ class Supervisor:
             opened_s = self._clock.now_s()
             reason = f"the tier's process died: {await self.child.ended}"
             child, self.child = self.child, None
+            died_s = self._clock.now_s()
             if not self._closing:
-                self._log.error("%s", reason)
+                self._log.warning("%s", reason)
             self._on_death(child, reason)
             child.let_go()
             if self._closing:
                 return
-            await self._restart(pauses, self._clock.now_s() - opened_s, is_restart=True)
+            await self._restart(pauses, died_s - opened_s, is_restart=True)
+            away = format_seconds(self._clock.now_s() - died_s)
+            self._log.warning("the tier's process was restarted, %s after the last one died", away)
 
     async def _restart(self, pauses: RestartPauses, lived_s: float, *, is_restart: bool) -> None:
         while self.child is None:
@@ -240,7 +244,8 @@ class Supervisor:
         except Exception as error:
             self._note_failure(error)
             return
-        self._log.warning("the tier's process was %s", "restarted" if is_restart else "started")
+        if not is_restart:
+            self._log.warning("the tier's process was started")
         self._on_start(self.child, is_restart)
 
     def _note_failure(self, error: Exception) -> None:
