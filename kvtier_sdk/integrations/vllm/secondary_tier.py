@@ -277,10 +277,11 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             verify=self._options.verify,
             engine_waits=engine_waits,
         )
+        spec = self._spec
         namespace = spec.namespace_of(self._identity.namespace, self._slots.chunk_bytes)
         log_start(pool_in_words(self._slots, "vLLM's"), [tier_in_words(spec, runner, namespace)])
         return TierClient(
-            self._spec,
+            spec,
             runner,
             self,
             clock=self._clock,

@@ -92,12 +92,12 @@ def make_transfer_config(
         except ValueError as error:
             raise ConfigError(f"{EXTRA_CONFIG.at('cpu_bytes_to_use')}: {error}") from None
         extra = {
-            "spec_name": _GUEST_SPECS[0],
+            "spec_name": GUEST_SPECS[0],
             "cpu_bytes_to_use": pool_bytes,
             "secondary_tiers": [{"type": TIER_TYPE, "url": url, **revision} for url in tiers],
         }
     return {
-        "kv_connector": _CONNECTOR,
+        "kv_connector": CONNECTOR,
         "kv_role": "kv_both",
         EXTRA_CONFIG.where: extra,
     }
