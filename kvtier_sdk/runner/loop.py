@@ -451,14 +451,16 @@ class TierLoop:
 
     def _expire(self, run: _Run) -> None:
         operation = run.job.operation.value
-        within = format_seconds(run.job.deadline_s - run.started_s)
         count = len(run.verdicts)
         chunks = "1 chunk was" if count == 1 else f"{count} chunks were"
+        allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
+        when = "in time"
+        if allowed_s is not None:
+            when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
             logging.WARNING,
             f"{operation} deadline",
-            f"{self._context.name} {operation}: {chunks} not done within {within} "
-            f"('{operation}_deadline')",
+            f"{self._context.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
         # A lookup's deadline is short, and a healthy tier misses it under load.
