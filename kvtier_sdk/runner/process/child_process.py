@@ -15,6 +15,7 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.errors import TierUnavailableError
+from kvtier_sdk.options.secret_sources import environment_without_secrets
 from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import read_error
@@ -241,6 +242,7 @@ class ChildProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, self._name, *map(str, fds), *path],
             pass_fds=[*fds, pool_fd],
+            env=environment_without_secrets(),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             # A terminal's Ctrl-C is the engine's.
