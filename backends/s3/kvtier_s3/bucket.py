@@ -130,6 +130,7 @@ class Bucket:
             session = AioSession(profile=config.profile)
             data_path = session.get_config_variable("data_path")
             session.register_component("data_loader", _models(data_path))
+            await self._credentials.open()
             session.register_component("credential_provider", self._credentials)
             self.ca_file = config.tls_ca or session.get_config_variable("ca_bundle")
             region = config.region or session.get_config_variable("region") or _DEFAULT_REGION
@@ -182,7 +183,7 @@ class Bucket:
                 raise TierAuthError(f"the {name} that was found {NOT_IN_HEADER}")
         return Credentials(found.access_key, found.secret_key, found.token)
 
-    def refused(self, refusal: Refusal, *, of_object: bool = True) -> TierError:
+    def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
         """Translate a refusal; the credentials may be at fault.
 
         Args:
@@ -246,7 +247,7 @@ class Bucket:
                     Bucket=self._config.bucket, Delete={"Objects": objects, "Quiet": True}
                 )
             errors = [
-                self.refused(refusal_in({**response, "Error": error}))
+                self.refused(refusal_in({**response, "Error": error}), of_object=True)
                 for error in response.get("Errors", ())
                 if error.get("Code") not in NO_OBJECT
             ]

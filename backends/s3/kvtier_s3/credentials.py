@@ -37,8 +37,8 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         self._is_suspect = False
         self._find_at_s = 0.0
 
-    async def load_credentials(self) -> CurrentCredentials:
-        """Find them; botocore calls this when it makes a client.
+    async def open(self) -> None:
+        """Find them.
 
         Raises:
             TierAuthError: there are none.
@@ -50,6 +50,9 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
                     "no credentials: give options 'access_key_id' and 'secret_access_key', or set "
                     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill ~/.aws/credentials"
                 )
+
+    async def load_credentials(self) -> CurrentCredentials:
+        """Return them; botocore calls this when it makes a client."""
         return self
 
     def suspect(self) -> None:

@@ -257,7 +257,7 @@ class Faults:
         self._server = server
         self._region = region
 
-    def error(self, refusal: Refusal, *, of_object: bool = True) -> TierError:
+    def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
         """Translate a refusal.
 
         Args:
