@@ -27,7 +27,7 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.masked_errors import masked_error, without_frames
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
@@ -54,6 +54,7 @@ from kvtier_sdk.runner.loop_thread import close_tier
 from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
 from kvtier_sdk.runner.sealing import ChunkSealer
+from kvtier_sdk.runner.secret_renewal import SecretRenewal
 from kvtier_sdk.runner.survey import log_contents
 from kvtier_sdk.types import Capability, OffloadKey
 
@@ -197,7 +198,8 @@ class TierLoop:
             ),
         )
         self._is_used = False
-        self._call = TierCaller(self._make_tier(), self._secrets)
+        self._renewal = SecretRenewal(self._secrets, self._log)
+        self._call = TierCaller(self._make_tier(), self._secrets, self._renewal)
         header = ChunkHeader(
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
         )
@@ -263,7 +265,7 @@ class TierLoop:
             return self._spec.tier_class(self._spec.config, self._context)
         except Exception as error:
             masked = masked_error(error, self._secrets)
-        raise masked
+        raise without_frames(masked) if self._secrets else masked
 
     async def open(self) -> bool:
         """Open the tier.
@@ -275,9 +277,13 @@ class TierLoop:
             ConfigError: a setting cannot work.
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
+        self._renewal.warn_of_public_files()
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:
+        await self._renewal.call(self._open_once)
+
+    async def _open_once(self) -> None:
         """Make one attempt. An instance opens once: the one before is closed and replaced."""
         if self._is_used:
             await close_tier(lambda: masked_call(self._tier.close, self._secrets), self._log)
