@@ -29,7 +29,7 @@ def contents_in_words(usage: Usage) -> str:
     """Write a tier's usage for people: ``"51,200 chunks, 100 GiB of 200 GiB"``."""
     if not (usage.chunks or usage.used_bytes):
         return "empty"
-    chunks = "" if usage.chunks is None else f"{usage.chunks:,} chunks, "
+    chunks = "" if usage.chunks is None else f"{usage.chunks:,} chunk{'s'[: usage.chunks != 1]}, "
     capacity = usage.capacity_bytes
     of = "" if capacity is None else f" of {format_bytes(capacity)}"
     return f"{chunks}{format_bytes(usage.used_bytes)}{of}"

@@ -201,7 +201,7 @@ def test_a_pool_that_no_chunk_fits_is_told_beside_its_tiers(tmp_path: Path) -> N
     path = write(tmp_path / "kv.json", HOST)
     found = findings("--chunk-bytes", "2MiB", path, status=1)
     assert found["pool_fault"] == (
-        "option 'cpu_bytes_to_use' is 1 MiB, less than one slot of 2 MiB"
+        "option 'cpu_bytes_to_use' is 1 MiB, less than one slot of 2 MiB; raise it to at least that"
     )
     assert len(found["tiers"]) == 1
 

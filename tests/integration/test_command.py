@@ -82,7 +82,7 @@ def test_a_tier_out_of_reach_is_status_1_with_advice_everywhere(
     done = kvtier(*command, *given)
     assert done.returncode == 1, done.stderr
     said = done.stderr if command[0] == "replay" else done.stdout
-    assert "redis open: Error 111 connecting to 127.0.0.1:1. Connection refused." in said
+    assert "redis open: no connection to 127.0.0.1:1: Connection refused; see that" in said
     assert "\n  what to do: see that the store runs, that its address is right" in said
 
 

@@ -34,7 +34,7 @@ from kvtier_sdk.integrations.vllm.translate import (
 from kvtier_sdk.metrics import TierStats, metric_samples
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
-from kvtier_sdk.tiering.start_log import log_start, pool_in_words, tier_in_words
+from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
@@ -269,8 +269,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             clock=self._clock,
             verify=self._options.verify,
         )
-        namespace = spec.namespace_of(self._identity.namespace, self._slots.chunk_bytes)
-        log_start(pool_in_words(self._slots, "vLLM's"), [tier_in_words(spec, runner, namespace)])
+        log_start(self._slots, "vLLM", [(spec, runner)], self._identity.namespace)
         return TierClient(
             spec,
             runner,
