@@ -15,7 +15,12 @@ from support.redis_server import Server
 from support.s3_server import S3Server
 
 FILE = Path(__file__).with_name("messages.txt")
-HEALTHY = ["A healthy start in an empty place", "The next start in the same place"]
+#: A title to facts in which the engine differs from the others, for starts one after the other.
+STARTS: dict[str, dict[str, str]] = {
+    "A healthy start in an empty place": {},
+    "The next start in the same place": {},
+    "A start with another seed of the hashes in the same place": {"hash_seed": "1"},
+}
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ def places(
 
 def test_messages(places: dict[str, str]) -> None:
     printed = {mistake.title: print_mistake(mistake, places) for mistake in MISTAKES}
-    printed |= {title: print_start(places) for title in HEALTHY}
+    printed |= {title: print_start(places, **facts) for title, facts in STARTS.items()}
     text = "\n\n".join(f"# {title}\n{lines}" for title, lines in printed.items()) + "\n"
     assert "hunter2" not in text
     if os.environ.get("KVTIER_WRITE_MESSAGES"):

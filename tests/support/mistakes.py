@@ -14,12 +14,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from kvtier_sdk import KVTierError, Namespace, TieringConfig, open_manager, open_pool
+from kvtier_sdk import (
+    KVTierError,
+    Namespace,
+    TieringConfig,
+    make_offload_key,
+    open_manager,
+    open_pool,
+)
 from kvtier_sdk.integrations.vllm.early_check import check_engine
+from support.live import Live
 
 #: The engine that starts.
 ENGINE = {"model": "llama", "dtype": "bfloat16", "hash_seed": "0"}
 CHUNK_BYTES = 64 << 10
+KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +277,19 @@ def print_mistake(mistake: Mistake, places: Mapping[str, str]) -> str:
     return _without_places(said.lines, places)
 
 
-def print_start(places: Mapping[str, str]) -> str:
-    """Start and end a healthy engine, and return its log."""
-    with _Lines(logging.INFO) as said, _engine(_filled(HEALTHY, places), places):
+def print_start(places: Mapping[str, str], **facts: str) -> str:
+    """Start an engine, have it store chunks, and end it; return its log.
+
+    ``facts`` are those in which its namespace differs from that of the other starts.
+    """
+    with (
+        _Lines(logging.INFO) as said,
+        _engine(_filled(HEALTHY, places), places, facts=facts) as engine,
+    ):
         # Each tier's line comes when its store has said what it holds.
-        said.wait_for(": open", 4)
+        said.wait_for(" open", 4)
+        said.wait_for("nothing here can be hit", 3 if facts else 0)
+        engine.store(engine.begin("r1"), *KEYS)
     block, *opened = said.lines
     return _without_places([block, *sorted(opened)], places)
 
@@ -315,8 +332,11 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def _engine(
-    text: str, places: Mapping[str, str], runner: Mapping[str, Any] = MappingProxyType({})
-) -> Iterator[None]:
+    text: str,
+    places: Mapping[str, str],
+    runner: Mapping[str, Any] = MappingProxyType({}),
+    facts: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Live]:
     file = Path(places["dir"], "kv.toml")
     file.write_text(text)
     config = TieringConfig.from_file(file)
@@ -324,9 +344,9 @@ def _engine(
     config = config.model_copy(update={"tiers": tuple(tiers)})
     with (
         open_pool(config, chunk_bytes=CHUNK_BYTES) as pool,
-        open_manager(pool, config, Namespace(ENGINE)),
+        open_manager(pool, config, Namespace({**ENGINE, **facts})) as manager,
     ):
-        yield
+        yield Live(manager, pool, threading.Event())
 
 
 def _start_vllm(extra: dict[str, Any], places: Mapping[str, str]) -> None:

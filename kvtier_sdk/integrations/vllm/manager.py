@@ -252,6 +252,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         """Open the tiers under the namespace that is certain now; nothing was stored yet."""
         self._stack.close()
         namespace = self._identity.namespace
+        _log.info("the seed of the hashes is known now: the tiers are opened under it")
         try:
             # The engine is serving by now: a tier that is out of reach is opened later.
             tiers = [tier.needed(False) for tier in self._tiers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from kvtier_sdk.integrations.vllm.translate import (
 from kvtier_sdk.metrics import TierStats, metric_samples
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
+from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
@@ -108,7 +108,6 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         entry = SecondaryTierEntry.of_tier(offloading_spec, options)
         self._spec = entry.tier
         self._options = entry.options
-        self._log = logging.getLogger(f"kvtier.tier.{self._spec.name}")
         # What vLLM's manager goes by: its own metrics, filters and figures of hits.
         tier_class = self._spec.tier_class
         self.tier_type = self._spec.name
@@ -118,6 +117,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._whole_requests = self._spec.runner.offload_policy == "request"
         self._wants_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
         self._clock: Clock = SystemClock()
+        self._log = TierLog(self._spec.name, self._clock)
         self._feed = StatsFeed()
         self._requests: dict[str, _Request] = {}
         self._touched: dict[OffloadKey, None] = {}
@@ -282,6 +282,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def _reopen(self) -> None:
         """Open the tier under the namespace that is certain now; no chunk was asked of it yet."""
         self._tier.close(self._options.shutdown_timeout_s)
+        self._log.info("the seed of the hashes is known now: the tier is opened under it")
         # The engine is serving by now: a tier that is out of reach is opened later.
         self._tier = self._make_client(self._spec.needed(False))
         try:
