@@ -89,6 +89,9 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 test: setup redis-server memcached
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
+messages: setup redis-server
+	KVTIER_WRITE_MESSAGES=1 $(BIN)/python -m pytest tests/integration/test_messages.py
+
 chaos: setup redis-server fuse
 	$(BIN)/python -m pytest -v -m "chaos or not chaos" tests/chaos
 

@@ -52,7 +52,7 @@ def _root(
 ) -> None:
     logging.basicConfig(level=logging.ERROR)
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(MaskingFormatter("%(name)s: %(message)s"))
+        handler.setFormatter(MaskingFormatter("%(levelname)s %(asctime)s [%(name)s] %(message)s"))
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 

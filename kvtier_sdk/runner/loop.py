@@ -135,6 +135,8 @@ class TierLoop:
         give_up: called when calls that hang have kept a direction from being probed for long, so
             that only the end of the process will free it.
         verify: ``False`` switches digests off, for measurements and tests only.
+        maintenance: true for a tool beside the engines: the tier changes nothing by itself, and a
+            damaged chunk is reported, not deleted.
         rng: jitters the pauses before retries and probes.
         engine_waits: false for an engine that serves already: no error ends the opening.
     """
@@ -149,6 +151,7 @@ class TierLoop:
         report: Callable[[Report], None],
         give_up: Callable[[], None] | None = None,
         verify: bool = True,
+        maintenance: bool = False,
         rng: random.Random | None = None,
         engine_waits: bool = True,
     ) -> None:
@@ -196,6 +199,7 @@ class TierLoop:
                 memory.region,
                 *(arena.region for arena in (headers, scratch, probes) if arena is not None),
             ),
+            maintenance=maintenance,
         )
         self._is_used = False
         self._renewal = SecretRenewal(self._secrets, self._log)
@@ -203,7 +207,7 @@ class TierLoop:
         header = ChunkHeader(
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
         )
-        can_delete = Capability.DELETE in self._tier.capabilities
+        can_delete = Capability.DELETE in self._tier.capabilities and not maintenance
         sealer = None
         if codec is not None and scratch is not None:
             sealer = ChunkSealer(self._call, codec, context, header, scratch)
@@ -257,6 +261,11 @@ class TierLoop:
         self._closed = False
 
     @property
+    def call(self) -> TierCaller:
+        """The tier, held to the contract; for calls on this loop that are no job."""
+        return self._call
+
+    @property
     def _tier(self) -> SecondaryTierManager:
         return self._call.tier
 
@@ -298,7 +307,7 @@ class TierLoop:
             raise
         if self._tier.context.metrics.complete():
             self._watch_metrics()
-        if self._log.isEnabledFor(logging.INFO):
+        if self._log.isEnabledFor(logging.INFO) and not self._context.maintenance:
             survey = log_contents(self._call, self._clock, self._log)
             self._survey = self._clock.spawn(survey, name=f"survey {self._context.name}")
 

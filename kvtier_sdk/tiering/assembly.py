@@ -17,7 +17,7 @@ from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
 from kvtier_sdk.tiering.manager import TieringManager
-from kvtier_sdk.tiering.start_log import log_start, pool_in_words, tier_in_words
+from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 
@@ -140,17 +140,12 @@ def open_manager(
         )
         for spec in config.tiers
     ]
-    log_start(
-        pool_in_words(pool, config.policy),
-        (
-            tier_in_words(spec, runner, spec.namespace_of(bound, pool.chunk_bytes))
-            for spec, runner in zip(config.tiers, runners, strict=True)
-        ),
-    )
+    tiers_and_runners = list(zip(config.tiers, runners, strict=True))
+    log_start(pool, config.policy, tiers_and_runners, bound)
     try:
         for runner in runners:
             runner.begin()
-        for spec, runner in zip(config.tiers, runners, strict=True):
+        for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
         yield manager
     finally:
@@ -224,6 +219,6 @@ def _slots(config: TieringConfig, chunk_bytes: int) -> int:
     if slots < 1:
         raise ConfigError(
             f"option 'pool_bytes' is {format_bytes(size_bytes)}, less than one slot of "
-            f"{format_bytes(row_bytes)}"
+            f"{format_bytes(row_bytes)}; raise it to at least that"
         )
     return slots

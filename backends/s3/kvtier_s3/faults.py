@@ -315,8 +315,13 @@ class Faults:
             case "RequestTimeTooSkewed":
                 time = f", where it is {refusal.date}" if refusal.date else ""
                 return f"this machine's clock is wrong, seen from the server{time}; set it"
+            case "InvalidAccessKeyId":
+                return "there is no such access key id; check option 'access_key_id'"
             case "SignatureDoesNotMatch":
-                return "the secret access key does not fit the access key id"
+                return (
+                    "the secret access key does not fit the access key id; "
+                    "check option 'secret_access_key'"
+                )
             case "ExpiredToken":
                 return "the temporary credentials have expired"
             case "XAmzContentSHA256Mismatch":
