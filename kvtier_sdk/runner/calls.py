@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.answers import (
@@ -19,7 +20,7 @@ from kvtier_sdk.runner.answers import (
     verdicts_in,
 )
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
+from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
 T = TypeVar("T")
 
@@ -108,6 +109,35 @@ class TierCaller:
         keys = list(dict.fromkeys(await self._guarded("scan", list_keys)))
         for start in range(0, len(keys), self._delete_chunks):
             await self.delete(keys[start : start + self._delete_chunks])
+
+    def entries(self) -> AsyncIterator[Entry]:
+        """Iterate over what ``scan`` yields; raises only :class:`TierError`."""
+        return self._iterated("scan", self.tier.scan, Entry)
+
+    def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        """Iterate over what ``namespaces`` yields; raises only :class:`TierError`."""
+        return self._iterated("namespaces", self.tier.namespaces, StoredNamespace)
+
+    async def usage(self) -> Usage:
+        """Call the tier's; raises only :class:`TierError`."""
+        usage = await self._guarded("usage", self.tier.usage)
+        if type(usage) is not Usage:
+            raise self._end(NonsenseError(f"a {type(usage).__name__}, no Usage"), "usage")
+        return usage
+
+    async def _iterated(
+        self, operation: str, iterate: Callable[[], AsyncIterator[T]], kind: type[T]
+    ) -> AsyncIterator[T]:
+        items = iterate()
+        ended: Any = object()
+        while True:
+            item = await self._guarded(operation, lambda: anext(items, ended))
+            if item is ended:
+                return
+            if type(item) is not kind:
+                nonsense = NonsenseError(f"a {type(item).__name__} where a {kind.__name__} belongs")
+                raise self._end(nonsense, operation)
+            yield item
 
     def _end(self, nonsense: NonsenseError, operation: str) -> TierContractError:
         """Put the tier into quarantine for its answer."""

@@ -131,6 +131,8 @@ class TierLoop:
         give_up: called when calls that hang have kept a direction from being probed for long, so
             that only the end of the process will free it.
         verify: ``False`` switches digests off, for measurements and tests only.
+        maintenance: true for a tool beside the engines: the tier changes nothing by itself, and a
+            damaged chunk is reported, not deleted.
         rng: jitters the pauses before retries and probes.
     """
 
@@ -144,6 +146,7 @@ class TierLoop:
         report: Callable[[Report], None],
         give_up: Callable[[], None] | None = None,
         verify: bool = True,
+        maintenance: bool = False,
         rng: random.Random | None = None,
     ) -> None:
         alignment = spec.tier_class.alignment
@@ -191,13 +194,14 @@ class TierLoop:
                 memory.region,
                 *(arena.region for arena in (headers, scratch, probes) if arena is not None),
             ),
+            maintenance=maintenance,
         )
         self._is_used = False
         self._call = TierCaller(self._make_tier(), self._secrets)
         header = ChunkHeader(
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
         )
-        can_delete = Capability.DELETE in self._tier.capabilities
+        can_delete = Capability.DELETE in self._tier.capabilities and not maintenance
         sealer = None
         if codec is not None and scratch is not None:
             sealer = ChunkSealer(self._call, codec, context, header, scratch)
@@ -247,6 +251,11 @@ class TierLoop:
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
         self._closed = False
+
+    @property
+    def call(self) -> TierCaller:
+        """The tier, held to the contract; for calls on this loop that are no job."""
+        return self._call
 
     @property
     def _tier(self) -> SecondaryTierManager:

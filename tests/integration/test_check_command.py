@@ -230,3 +230,18 @@ def _without_nothing(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nothing(of) for key, of in value.items() if of is not None}
     return [_without_nothing(of) for of in value] if isinstance(value, list) else value
+
+
+def test_a_url_is_tried_without_a_configuration(tmp_path: Path) -> None:
+    done = check(f"file://{tmp_path}/kv?capacity=1MiB")
+    assert (done.returncode, done.stderr) == (0, "")
+    (tier,) = tomllib.loads(done.stdout.partition("\ntier 'file': ok")[0])["tiers"]
+    assert tier["capacity"] == 1 << 20
+    assert "slots" not in done.stdout
+    assert "pool" not in done.stdout
+
+
+def test_a_urls_password_is_not_shown() -> None:
+    done = check("--no-dry-run", "redis://user:hunter2@127.0.0.1:1")
+    assert done.stdout.endswith("redis://user:***@127.0.0.1:1: ok\n")
+    assert "hunter2" not in done.stdout + done.stderr

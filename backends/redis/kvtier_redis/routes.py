@@ -91,6 +91,16 @@ class Route(ABC):
                 for name in names:
                     yield name
 
+    async def value(self, name: bytes) -> bytes | None:
+        """Return a short value, such as a manifest; ``None`` if there is none.
+
+        Raises:
+            TierError: its server could not be asked.
+        """
+        with translated():
+            value: bytes | None = await self._client.get(name)
+        return value
+
     async def facts(self) -> list[dict[str, Any]]:
         """Ask the servers that hold chunks for ``INFO``.
 

@@ -212,6 +212,27 @@ class Bucket:
                     modified_s = found["LastModified"].timestamp()
                     yield StoredObject(modified_s, found["Key"], found["Size"])
 
+    async def directories(self, start: str) -> AsyncIterator[str]:
+        """List the beginnings of names up to the first slash after a text, each once.
+
+        Args:
+            start: the text.
+
+        Yields:
+            Each beginning, with the slash.
+
+        Raises:
+            TierError: the bucket could not be listed.
+        """
+        await self.credentials()  # as in listing
+        with self.faults.translated():
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._config.bucket, Prefix=start, Delimiter="/"
+            )
+            async for page in pages:
+                for found in page.get("CommonPrefixes", ()):
+                    yield found["Prefix"]
+
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; one that is not there is no error.
 
