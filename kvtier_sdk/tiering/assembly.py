@@ -43,7 +43,7 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
     if size_bytes is None:
         raise ConfigError("option 'chunk_bytes' is missing; it says how big a chunk is")
     _check_chunk(config, size_bytes)
-    slots = _slots(config, size_bytes)
+    slots = pool_slots(config, size_bytes)
     if any(map(wants_process, config.tiers)):
         pool = HostPool.create(PoolLayout(slots, size_bytes))
     else:
@@ -70,7 +70,7 @@ def check_pool(
     Raises:
         ConfigError: not one chunk fits, or the memory is not there.
     """
-    layout = PoolLayout(_slots(config, chunk_bytes), chunk_bytes)
+    layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
     HostPool.check(layout, directory=directory)
     return layout
 
@@ -209,7 +209,16 @@ def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
         )
 
 
-def _slots(config: TieringConfig, chunk_bytes: int) -> int:
+def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
+    """Return the number of slots of the configured host pool.
+
+    Args:
+        config: says how big it is.
+        chunk_bytes: payload of a chunk.
+
+    Raises:
+        ConfigError: not one chunk fits.
+    """
     if config.slots is not None:
         return config.slots
     size: int | float = config.pool_bytes or 0
