@@ -47,6 +47,8 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import (
     METRICS,
+    Histogram,
+    HistogramValue,
     Metric,
     MetricKind,
     PoolUsage,
@@ -130,6 +132,8 @@ __all__ = [
     "EvictionPolicy",
     "ExpiringTierConfig",
     "Flag",
+    "Histogram",
+    "HistogramValue",
     "HostPool",
     "Job",
     "JobResult",

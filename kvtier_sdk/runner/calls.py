@@ -16,10 +16,11 @@ from kvtier_sdk.runner.answers import (
     key_in,
     readable,
     text_of,
+    usage_in,
     verdicts_in,
 )
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
+from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, Usage
 
 T = TypeVar("T")
 
@@ -91,6 +92,14 @@ class TierCaller:
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Call the tier's; raises only :class:`TierError`."""
         await self._guarded("delete", lambda: self.tier.delete(keys))
+
+    async def usage(self) -> Usage:
+        """Call the tier's; raises only :class:`TierError`."""
+        answer = await self._guarded("usage", lambda: self.tier.usage())
+        try:
+            return usage_in(answer)
+        except NonsenseError as nonsense:
+            raise self._sign(TierContractError(f"returned {nonsense}"), "usage") from None
 
     async def delete_all(self) -> None:
         """Delete every chunk of the namespace that ``scan`` yields; raises only :class:`TierError`.

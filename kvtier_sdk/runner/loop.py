@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import logging
@@ -43,6 +44,7 @@ from kvtier_sdk.runner.jobs import (
     MetricsChanged,
     Operation,
     Report,
+    UsageChanged,
     Verdict,
     batches_of,
     verdict_of,
@@ -64,6 +66,10 @@ _CALLS_END_S = 1.0
 
 #: Interval of reports on counters and gauges of the tier's own.
 _METRICS_INTERVAL_S = 1.0
+
+#: Interval at which a tier is asked how full it is, and the time that it has to say so.
+_USAGE_INTERVAL_S = 15.0
+_USAGE_TIMEOUT_S = 5.0
 
 _MOVES = (Operation.LOAD, Operation.STORE)
 
@@ -246,6 +252,8 @@ class TierLoop:
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
+        self._usage_watch: asyncio.Task[None] | None = None
+        self._usage = UsageChanged()
         self._closed = False
 
     @property
@@ -286,6 +294,8 @@ class TierLoop:
             raise
         if self._tier.context.metrics.complete():
             self._watch_metrics()
+        if Capability.USAGE in self._tier.capabilities:
+            self._usage_watch = self._clock.spawn(self._watch_usage(), name="usage")
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Take jobs. Call it on the loop's thread. After :meth:`close` all are cancelled."""
@@ -325,6 +335,7 @@ class TierLoop:
         await self._health.stop(_CALLS_END_S)
         if self._metrics_timer is not None:
             self._metrics_timer.cancel()
+        await self._end_usage_watch()
         await masked_call(self._tier.close, self._secrets)
         self._report_metrics()
         self._log.catch_up()
@@ -636,6 +647,29 @@ class TierLoop:
         counters, gauges = self._tier.context.metrics.take_changes()
         if counters or gauges:
             self._report(MetricsChanged(counters, gauges))
+
+    async def _watch_usage(self) -> None:
+        """Report how full the tier is, now and at intervals; nothing is known while it is down."""
+        while True:
+            usage = UsageChanged()
+            if self._health.admits(Direction.READ):
+                try:
+                    async with self._clock.timeout(_USAGE_TIMEOUT_S):
+                        told = await self._call.usage()
+                    usage = UsageChanged(told.chunks, told.used_bytes, told.capacity_bytes)
+                except (TierError, TimeoutError) as error:
+                    self._log.debug("usage: %s", error or "too slow")
+            if usage != self._usage:
+                self._usage = usage
+                self._report(usage)
+            await self._clock.sleep(_USAGE_INTERVAL_S)
+
+    async def _end_usage_watch(self) -> None:
+        if self._usage_watch is not None:
+            self._usage_watch.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with self._clock.timeout(_CALLS_END_S):
+                    await asyncio.wait([self._usage_watch])
 
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""

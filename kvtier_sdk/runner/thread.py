@@ -109,6 +109,9 @@ class ThreadRunner:
             taken.append(self._reports.popleft())
         return taken
 
+    def peek(self) -> Sequence[Report]:
+        return self._reports.copy()
+
     def suspect(self) -> None:
         """Do nothing: a thread cannot be ended. The job's slots stay in quarantine."""
 

@@ -86,7 +86,7 @@ class TieringManager:
         # Slots that copies from before a reset may still touch.
         self._stale_copies: list[Slot] = []
         self._collected = False
-        self._now_s = clock.now_s()
+        self._now_s = self._primary.now_s = clock.now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier and put it behind those that are there. Waits for it.
@@ -133,6 +133,7 @@ class TieringManager:
     @property
     def stats(self) -> list[TierStats]:
         """Counters of the primary tier, then of each secondary tier in order; live, not copies."""
+        self._primary.note_use()
         return [self._primary.stats, *(tier.client.stats for tier in self._tiers)]
 
     def usage(self) -> PoolUsage:
@@ -563,6 +564,7 @@ class TieringManager:
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
         """Ask the tiers for a chunk, or join a lookup that is open; ``None`` is a miss."""
         if not self._tiers:
+            self._count_miss(key, state, MissReason.ABSENT.value)
             return None
         # A request that may not ask all tiers has its answers for itself.
         pending = self._lookups.open.get(key) if state.tiers == -1 else None
@@ -573,7 +575,8 @@ class TieringManager:
                 if pending is None:
                     may_ask = self._all_tiers & state.tiers
                     reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
-                    self._count_miss(key, state, reason.value)
+                    if self._count_miss(key, state, reason.value):
+                        self._drop_lookups(may_ask, 1)
                     return None
             pending.keys.append(key)
             if pending.shared:
@@ -594,6 +597,7 @@ class TieringManager:
         pending = self._lookups.begin(state.context, tiers, deadline_s, shared=state.tiers == -1)
         if tiers != may_ask:
             pending.doubt = MissReason.UNAVAILABLE.value
+            pending.skipped = may_ask & ~tiers
         state.asking = pending
         return pending
 
@@ -638,15 +642,23 @@ class TieringManager:
             pending.worth_loading = tier.expected_load_s(found) <= found * self._recompute_s
         return pending.worth_loading
 
-    def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> None:
-        if state.missed != key:
-            state.missed = key
-            self._primary.stats.misses[reason] += 1
+    def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
+        """Count a miss; return false if it was counted before."""
+        if key in state.missed:
+            return False
+        state.missed.add(key)
+        self._primary.stats.misses[reason] += 1
+        return True
+
+    def _drop_lookups(self, tiers: int, chunks: int) -> None:
+        for tier in self._tiers:
+            if tiers & tier.bit:
+                tier.client.drop_lookups(chunks)
 
     def _collect(self) -> None:
         """Apply what the tiers have reported since the last time."""
         self._collected = True
-        self._now_s = self._clock.now_s()
+        self._now_s = self._primary.now_s = self._clock.now_s()
         for tier in self._tiers:
             tier.client.poll()
 
@@ -656,6 +668,8 @@ class TieringManager:
             for tier in self._tiers:
                 if pending.waiting & tier.bit:
                     tier.client.lookup(pending.keys, pending.request, tag=pending)
+            if pending.skipped:
+                self._drop_lookups(pending.skipped, len(pending.keys))
         for tier in self._tiers:
             tier.client.flush()
 
