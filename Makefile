@@ -82,7 +82,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[cli,seal,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
+		-e '.[cli,metrics,seal,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
 		-e backends/s3
 	@touch $@
 

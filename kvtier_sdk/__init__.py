@@ -45,6 +45,7 @@ from kvtier_sdk.errors import (
     map_exceptions,
 )
 from kvtier_sdk.events import OffloadingEvent
+from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.metrics import (
     METRICS,
     Histogram,
@@ -205,5 +206,6 @@ __all__ = [
     "open_pool",
     "open_tier",
     "run_blocking",
+    "serve_metrics",
     "split_offload_key",
 ]

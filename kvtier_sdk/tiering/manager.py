@@ -12,7 +12,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import EvictionPolicy, StoreMoment
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import OffloadingEvent
-from kvtier_sdk.metrics import PoolUsage, TierStats
+from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
 from kvtier_sdk.runner.jobs import Operation
@@ -135,6 +135,15 @@ class TieringManager:
         """Counters of the primary tier, then of each secondary tier in order; live, not copies."""
         self._primary.note_use()
         return [self._primary.stats, *(tier.client.stats for tier in self._tiers)]
+
+    def samples(self) -> list[Sample]:
+        """Return the value of each metric right now, also if the engine is idle.
+
+        Any thread may call it; with :func:`kvtier_sdk.serve_metrics` it feeds an endpoint.
+        """
+        self._primary.note_use()
+        stats = [self._primary.stats, *(tier.client.stats_now() for tier in self._tiers)]
+        return list(metric_samples(stats, self.usage()))
 
     def usage(self) -> PoolUsage:
         """Return how the host pool is used right now. Walks over all slots: not for every step."""
