@@ -31,7 +31,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached prometheus fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
 	bench-interference bench-worker gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
@@ -77,6 +77,16 @@ memcached:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq memcached; } \
 		|| { echo "memcached is missing and could not be installed: as root, apt-get install memcached" >&2; exit 1; }
 
+# Alert rules are tested in a real Prometheus. The package is only unpacked: installed, it would start
+# a service.
+PROMETHEUS := .prometheus
+
+prometheus:
+	@command -v prometheus >/dev/null || [ -x $(PROMETHEUS)/usr/bin/prometheus ] \
+		|| { apt-get update -qq && mkdir -p $(PROMETHEUS) && cd $(PROMETHEUS) \
+			&& apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb; } \
+		|| { echo "prometheus is missing and could not be downloaded: as root, apt-get install prometheus" >&2; exit 1; }
+
 $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
@@ -86,7 +96,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 		-e backends/s3
 	@touch $@
 
-test: setup redis-server memcached
+test: setup redis-server memcached prometheus
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 chaos: setup redis-server fuse
@@ -107,7 +117,7 @@ fuzz: $(FUZZ_VENV)/.setup
 endurance: setup redis-server
 	$(BIN)/python benchmarks/endurance.py --requests 200000 --faults
 
-search: setup redis-server memcached
+search: setup redis-server memcached prometheus
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
 
 # Without TRACE: one that lies beside the project, or generated chats.
@@ -179,4 +189,4 @@ docs: $(DOCS_VENV)/.setup
 	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(DOCS_VENV) $(FUZZ_VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(DOCS_VENV) $(FUZZ_VENV) $(PROMETHEUS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

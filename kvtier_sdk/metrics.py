@@ -95,15 +95,15 @@ class Histogram:
         self.counts: list[int] = [0] * (len(bounds) + 1)
         self.total: float = 0.0
 
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count an observation.
+    def observe(self, value: float) -> None:
+        """Count an observation of this size (``value``)."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
 
-        Args:
-            value: its size.
-            times: number of observations of this size.
-        """
-        self.counts[bisect_left(self._bounds, value)] += times
-        self.total += value * times
+    def observe_several(self, value: float, count: int) -> None:
+        """Count so many observations (``count``) of one size (``value``)."""
+        self.counts[bisect_left(self._bounds, value)] += count
+        self.total += value * count
 
     @property
     def value(self) -> HistogramValue:

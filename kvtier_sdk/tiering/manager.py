@@ -31,6 +31,7 @@ from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 # Looked up once: this is the engine's thread.
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS
 _HIT_PENDING, _RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
+_ABSENT = MissReason.ABSENT.value
 _READY, _WRITING, _LOADING = SlotState.READY, SlotState.WRITING, SlotState.LOADING
 
 
@@ -74,6 +75,9 @@ class TieringManager:
         self._recompute_s = recompute_s
         self._events = events
         self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
+        # Looked up once: this is the engine's thread.
+        self._by_key = self._primary.by_key
+        self._misses = self._primary.stats.misses
         self._tiers: list[ManagedTier] = []
         self._all_tiers = 0
         self._lookup_deadline_s = 0.0
@@ -214,7 +218,7 @@ class TieringManager:
         state = self._requests.get(request.request_id) or self._state(request)
         if state.prefix_order is not None:
             state.prefix_order.note(key)
-        slot = self._primary.by_key.get(key)
+        slot = self._by_key.get(key)
         if slot is not None:
             return self._find(slot, state)
         pending = state.asked.get(key)
@@ -231,7 +235,7 @@ class TieringManager:
                 return _RETRY
             self._lookups.give_up(pending)
         if having is None:
-            self._count_miss(key, state, pending.doubt or MissReason.ABSENT.value)
+            self._count_miss(key, state, pending.doubt or _ABSENT)
         else:
             self._count_miss(key, state, MissReason.LOAD_FAILED.value)
         return _MISS
@@ -573,7 +577,7 @@ class TieringManager:
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
         """Ask the tiers for a chunk, or join a lookup that is open; ``None`` is a miss."""
         if not self._tiers:
-            self._count_miss(key, state, MissReason.ABSENT.value)
+            self._count_miss(key, state, _ABSENT)
             return None
         # A request that may not ask all tiers has its answers for itself.
         pending = self._lookups.open.get(key) if state.tiers == -1 else None
@@ -656,7 +660,7 @@ class TieringManager:
         if key in state.missed:
             return False
         state.missed.add(key)
-        self._primary.stats.misses[reason] += 1
+        self._misses[reason] += 1
         return True
 
     def _drop_lookups(self, tiers: int, chunks: int) -> None:

@@ -269,7 +269,7 @@ class PrimaryTier:
             return
         # What leaves together is about as old: the first one stands for the others.
         age_s = self.now_s - self.by_key[keys[0]].used_s
-        self.stats.evicted_age_s.observe(age_s, len(keys))
+        self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
         for key in keys:
             slot = pop(key)

@@ -55,7 +55,6 @@ _OVERDUE_LOOK_S = 0.25
 _OK, _NOT_FOUND = Verdict.OK, Verdict.NOT_FOUND
 _LOOKUP, _LOAD, _STORE = Operation.LOOKUP, Operation.LOAD, Operation.STORE
 _TOUCH, _DELETE, _PURGE = Operation.TOUCH, Operation.DELETE, Operation.PURGE
-_TIMED = (_LOOKUP, _LOAD, _STORE)
 
 _log = logging.getLogger("kvtier.client")
 
@@ -121,6 +120,11 @@ class TierClient:
             spec.name,
             spec.backend,
             build_facts(spec.backend, spec.tier_class.contract_version),
+        )
+        # Looked up once: this is the engine's thread.
+        self._lookup_jobs, self._load_jobs, self._store_jobs = (
+            (self.stats.job_s[operation.value], self.stats.job_chunks[operation.value])
+            for operation in (_LOOKUP, _LOAD, _STORE)
         )
         self.jobs: JobTable = JobTable()
         self.load_bytes: int = 0
@@ -543,20 +547,24 @@ class TierClient:
         succeeded = verdicts.count(_OK)
         operation = job.operation
         absent = 0
+        seconds = chunks = None
         if operation is _LOOKUP:
             # An absent chunk is an answer to a lookup, not a failure of it.
             absent = verdicts.count(_NOT_FOUND)
             stats.found_chunks += succeeded
             stats.absent_chunks += absent
+            seconds, chunks = self._lookup_jobs
         elif operation is _LOAD:
             stats.loaded_chunks += succeeded
             stats.loaded_bytes += result.moved_bytes
+            seconds, chunks = self._load_jobs
         elif operation is _STORE:
             stats.stored_chunks += succeeded
             stats.stored_bytes += result.moved_bytes
-        if operation in _TIMED:
-            stats.job_s[operation.value].observe(result.duration_s)
-            stats.job_chunks[operation.value].observe(len(verdicts))
+            seconds, chunks = self._store_jobs
+        if seconds is not None and chunks is not None:
+            seconds.observe(result.duration_s)
+            chunks.observe(len(verdicts))
         # A touch is a hint: a failed one loses no chunk.
         if succeeded + absent < len(verdicts) and operation is not _TOUCH:
             for reason, count in failure_counts(verdicts).items():

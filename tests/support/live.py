@@ -99,12 +99,19 @@ def live(
     chunk_bytes: int = CHUNK_BYTES,
     events: bool = False,
     clock: Clock | None = None,
+    metrics_port: int | None = None,
 ) -> Iterator[Live]:
     """Open tiers and a manager over them, with long deadlines, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
     specs = [TierSpec.from_url(url, **patience) for url in tiers]
     config = TieringConfig.from_dict(
-        {"slots": slots, "chunk_bytes": chunk_bytes, "tiers": specs}, where="test"
+        {
+            "slots": slots,
+            "chunk_bytes": chunk_bytes,
+            "tiers": specs,
+            "metrics_port": metrics_port,
+        },
+        where="test",
     )
     reported = threading.Event()
     with (

@@ -121,7 +121,7 @@ def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 7.0):
         histogram.observe(value)
-    histogram.observe(2.0, 3)
+    histogram.observe_several(2.0, 3)
     assert histogram.value == ((2, 4, 1), 16.0)
 
 
