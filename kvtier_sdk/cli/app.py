@@ -17,6 +17,7 @@ import typer
 
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
+from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_page import Played, replay_page
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
@@ -71,6 +72,7 @@ app.command("backends")(backends_command)
 app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
 app.command("vllm-config")(vllm_config_command)
+app.add_typer(metrics_app, name="metrics")
 
 
 #: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
@@ -106,7 +107,8 @@ def open_manager(
         The manager, ready.
 
     Raises:
-        ConfigError: an option is wrong, or a tier cannot work with it; nothing runs any more.
+        ConfigError: an option is wrong, or a tier cannot work with it, or the port for metrics
+            cannot be had; nothing runs any more.
         BackendError: a store policy or the policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -147,7 +149,8 @@ def open_manager(
             runner.begin()
         for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
-        yield manager
+        with _exporter(config, manager):
+            yield manager
     finally:
         manager.shutdown(config.shutdown_timeout_s)
         # Those that the manager did not get.
@@ -199,6 +202,12 @@ def open_tier(
         yield client
     finally:
         client.close(shutdown_timeout_s)
+
+
+def _exporter(config: TieringConfig, manager: TieringManager) -> AbstractContextManager[object]:
+    if config.metrics_port is None:
+        return nullcontext()
+    return serve_metrics(manager.samples, port=config.metrics_port, host=config.metrics_host)
 
 
 def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:

@@ -21,7 +21,7 @@ class RequestState:
         writes: slots that the device is writing, by key, in prefix order.
         prefix_order: the order of the request's chunks, where the policy wants to know it.
         tiers: mask of the tiers that may be asked for it; -1 for all.
-        missed: the chunk whose miss was counted last, so that it is counted once.
+        missed: the chunks whose miss was counted, so that each is counted once.
         finished: true once the engine is done with it; completions may still arrive.
     """
 
@@ -47,7 +47,7 @@ class RequestState:
         self.copies: dict[OffloadKey, list[Slot]] = {}
         self.writes: dict[OffloadKey, Slot] = {}
         self.prefix_order = PrefixOrder() if learns_order else None
-        self.missed: OffloadKey | None = None
+        self.missed: set[OffloadKey] = set()
         self.finished = False
 
     @property
