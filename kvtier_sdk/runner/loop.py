@@ -275,7 +275,9 @@ class TierLoop:
         try:
             return await self._opening.begin()
         except Exception as error:
-            raise without_frames(error) if self._secrets else error
+            if self._secrets:
+                without_frames(error)
+            raise
 
     async def _open_tier(self) -> None:
         await self._renewal.call(self._open_once)

@@ -198,13 +198,13 @@ def test_a_url_shows_no_secret_when_it_is_written_out() -> None:
 
 def test_a_traceback_stays_as_text() -> None:
     def send(password: str) -> None:
-        raise TierAuthError("refused")
-
-    with pytest.raises(TierError, match="not sent") as refused:
         try:
-            send(SECRET)
+            raise TierAuthError("refused")
         except TierAuthError as error:
             raise TierError("not sent") from error
+
+    with pytest.raises(TierError, match="not sent") as refused:
+        send(SECRET)
     for _ in range(2):
         told = without_frames(refused.value)
         shown = traceback.TracebackException.from_exception(told, capture_locals=True)
