@@ -31,7 +31,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached mooncake fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
 	bench-interference bench-worker gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
@@ -77,16 +77,22 @@ memcached:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq memcached; } \
 		|| { echo "memcached is missing and could not be installed: as root, apt-get install memcached" >&2; exit 1; }
 
+# The Mooncake tier's client is a wheel that brings its server, but not these libraries.
+mooncake:
+	@for library in libibverbs.so.1 libnuma.so.1 libcurl.so.4; do ldconfig -p | grep -q $$library || exit 1; done \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libibverbs1 libnuma1 libcurl4; } \
+		|| { echo "a library is missing and could not be installed: as root, apt-get install libibverbs1 libnuma1 libcurl4" >&2; exit 1; }
+
 $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		-e '.[cli,seal,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
-		-e backends/s3
+		-e backends/s3 -e backends/mooncake
 	@touch $@
 
-test: setup redis-server memcached
+test: setup redis-server memcached mooncake
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 chaos: setup redis-server fuse
@@ -107,7 +113,7 @@ fuzz: $(FUZZ_VENV)/.setup
 endurance: setup redis-server
 	$(BIN)/python benchmarks/endurance.py --requests 200000 --faults
 
-search: setup redis-server memcached
+search: setup redis-server memcached mooncake
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
 
 # Without TRACE: one that lies beside the project, or generated chats.
@@ -115,7 +121,7 @@ test-trace: setup redis-server
 	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
 		$(BIN)/python -m pytest -v --capture=no tests/integration/test_three_tiers.py
 
-test-wheels: setup redis-server
+test-wheels: setup redis-server mooncake
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
 
 check: setup
@@ -142,7 +148,7 @@ demo: $(DEMO_VENV)/.setup
 bench: setup
 	$(BIN)/python benchmarks/scheduler.py $(TRACE)
 
-bench-backends: setup redis-server
+bench-backends: setup redis-server mooncake
 	$(BIN)/python benchmarks/backends.py $(BENCH)
 
 bench-interference: setup redis-server
@@ -157,7 +163,7 @@ gpu-bundle: setup
 setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
-test-vllm: setup-vllm redis-server
+test-vllm: setup-vllm redis-server mooncake
 	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
 
 test-vllm-next: setup-vllm
