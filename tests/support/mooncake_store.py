@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,9 @@ class MooncakeStore:
 
     def start_master(self) -> None:
         """Start the master, which knows no object, and wait until the nodes have found it."""
-        program = shutil.which("mooncake_master", path=str(Path(sys.executable).parent))
+        program = shutil.which(
+            "mooncake_master", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+        )
         if program is None:
             raise MooncakeError("mooncake_master is missing: try 'make setup'")
         command = [program, "-rpc_address=127.0.0.1", f"-rpc_port={self.port}"]
@@ -113,6 +117,12 @@ class MooncakeStore:
         while self.nodes:
             self.nodes.pop().kill()
         self.kill_master()
+
+    def names(self) -> list[str]:
+        """Return the names of all chunks."""
+        url = f"http://127.0.0.1:{self._metrics_port}/get_all_keys"
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return [name for name in reply.read().decode().split() if name.startswith("kvtier/")]
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
         """Poll a condition until it is true.

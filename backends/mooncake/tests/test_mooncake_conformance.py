@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from support.mooncake_store import MooncakeStore
 
-from kvtier_sdk.testing import TierConformance
+from kvtier_sdk.testing import (
+    TierConformance,
+    TierSubject,
+    check_a_full_tier_refuses_or_makes_room,
+)
 
 
 class TestMooncakeTier(TierConformance):
@@ -47,3 +52,15 @@ class TestMooncakeTier(TierConformance):
 
     def _name(self, key):
         return f"kvtier/{self.namespace.fingerprint}/{key.hex()}"
+
+
+async def test_a_full_store(client, tmp_path):
+    # The least that a node can lend is room for more of the kit's own chunks than it stores.
+    store = MooncakeStore(tmp_path, segment_bytes=16 * 2**20).start()
+    try:
+        subject = TierSubject(
+            store.url, chunk_bytes=300_000, small_tier=lambda object_bytes: store.url
+        )
+        await check_a_full_tier_refuses_or_makes_room(subject)
+    finally:
+        store.kill()
