@@ -55,19 +55,25 @@ def test_mistakes_are_explained(url, complaint):
         config(url)
 
 
-def test_a_client_that_is_not_installed(monkeypatch):
+@pytest.fixture
+def without_client(monkeypatch):
+    """Forget the client, if another test has imported it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mooncake", None)
+    return monkeypatch
+
+
+def test_a_client_that_is_not_installed(without_client):
     with pytest.raises(ConfigError, match=r"not installed: pip install mooncake-transfer-engine,"):
         make_client(config("mooncake:"))
 
 
-def test_a_client_whose_libraries_are_missing(monkeypatch, tmp_path):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
-        monkeypatch.delitem(sys.modules, name)
+def test_a_client_whose_libraries_are_missing(without_client, tmp_path):
+    without_client.delitem(sys.modules, "mooncake")
+    without_client.syspath_prepend(tmp_path)
     (tmp_path / "mooncake").mkdir()
     (tmp_path / "mooncake/__init__.py").touch()
     (tmp_path / "mooncake/store.py").write_text("raise ImportError('libnuma.so.1: cannot open')")
-    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"libnuma.so.1: cannot open; as root, apt-get install"):
         make_client(config("mooncake:"))
-    monkeypatch.delitem(sys.modules, "mooncake")
