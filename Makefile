@@ -77,11 +77,11 @@ memcached:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq memcached; } \
 		|| { echo "memcached is missing and could not be installed: as root, apt-get install memcached" >&2; exit 1; }
 
-# The Mooncake tier's client is a wheel that brings its server, but not these libraries.
+# The wheel of the Mooncake tier's client brings its server, but not these libraries.
 mooncake:
-	@for library in libibverbs.so.1 libnuma.so.1 libcurl.so.4; do ldconfig -p | grep -q $$library || exit 1; done \
+	@(for name in libibverbs libnuma libcurl; do ldconfig -p | grep -q "$$name\.so" || exit 1; done) \
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libibverbs1 libnuma1 libcurl4; } \
-		|| { echo "a library is missing and could not be installed: as root, apt-get install libibverbs1 libnuma1 libcurl4" >&2; exit 1; }
+		|| { echo "libraries are missing and could not be installed: as root, apt-get install libibverbs1 libnuma1 libcurl4" >&2; exit 1; }
 
 $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
