@@ -18,6 +18,7 @@ from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
+from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
 from kvtier_sdk.options.files import read_options
@@ -58,6 +59,7 @@ def _root(
 app.command("backends")(backends_command)
 app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
+app.add_typer(tier_app, name="tier")
 
 
 #: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.
