@@ -21,6 +21,7 @@ from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_page import Played, replay_page
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
+from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
 from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
@@ -70,6 +71,7 @@ def _root(
 app.command("backends")(backends_command)
 app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
+app.add_typer(tier_app, name="tier")
 
 
 #: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.
