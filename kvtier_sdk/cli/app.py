@@ -22,9 +22,11 @@ from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_page import Played, replay_page
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
+from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.vllm_config import vllm_config_command
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
+from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.secrets import MaskingFormatter, without_password
 from kvtier_sdk.replay import (
@@ -73,6 +75,7 @@ app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
 app.command("vllm-config")(vllm_config_command)
 app.add_typer(metrics_app, name="metrics")
+app.add_typer(tier_app, name="tier")
 
 
 #: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.
@@ -119,9 +122,9 @@ def replay_command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Host pool, policies and tiers, in TOML, JSON or YAML. The options below win over "
-            "the file: --slots also over its 'pool_bytes', all --tier together over all its "
-            "tiers.",
+            help="Host pool, policies and tiers, in TOML, JSON or YAML, or the JSON of vLLM's "
+            "--kv-transfer-config. The options below win over the file: --slots also over its "
+            "'pool_bytes', all --tier together over all its tiers.",
         ),
     ] = None,
     slots: Annotated[
@@ -154,6 +157,13 @@ def replay_command(
             "that nothing is dropped and the hit rate is exact.",
         ),
     ] = 1,
+    evict_others: Annotated[
+        bool,
+        typer.Option(
+            "--evict-others",
+            help="Play although a tier's capacity would evict chunks that no replay has stored.",
+        ),
+    ] = False,
     verify: Annotated[
         bool | None,
         typer.Option(
@@ -214,7 +224,13 @@ def replay_command(
         _sweep(played, options, concurrency, report_file, as_json=as_json)
         return
     with progress(len(played)) as advance:
-        report = replay(played, options, concurrency=concurrency, on_progress=advance)
+        report = replay(
+            played,
+            options,
+            concurrency=concurrency,
+            evict_others=evict_others,
+            on_progress=advance,
+        )
     if as_json:
         print_json(report)
     else:
@@ -287,7 +303,10 @@ def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig
     given = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
     if file is None:
         return given
-    options = {name: value for name, value in read_options(file).items() if name not in flags}
+    options = read_options(file)
+    if is_transfer_config(options):
+        return _of_vllm(read_transfer_config(options, where=str(file)), given, flags)
+    options = {name: value for name, value in options.items() if name not in flags}
     defaults = dict(_DEFAULTS)
     if "slots" in flags:
         options.pop("pool_bytes", None)
@@ -295,6 +314,15 @@ def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig
         del defaults["slots"]
     config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
     return config.model_copy(update={name: getattr(given, name) for name in flags})
+
+
+def _of_vllm(
+    config: TieringConfig, given: TieringConfig, flags: Mapping[str, Any]
+) -> TieringConfig:
+    """Put the flags over what an engine is configured with, which tells the size of a chunk."""
+    names = {*flags, "chunk_bytes"}
+    size = {"pool_bytes": None} if "slots" in flags else {}
+    return config.model_copy(update={**size, **{name: getattr(given, name) for name in names}})
 
 
 def run() -> int:
