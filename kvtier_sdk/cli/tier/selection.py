@@ -93,7 +93,9 @@ class Selection:
                     "name one with --namespace FACTS.json"
                 )
             return [in_tier(spec, self.given)]
-        return [one for one in stored_namespaces(spec, timeout_s) if self._means(spec, one)]
+        found = [one for one in stored_namespaces(spec, timeout_s) if self._means(spec, one)]
+        # The facts that are given may say more than a manifest, in which secrets are hidden.
+        return [in_tier(spec, self.given)] if found and self.given is not None else [*found]
 
     def _means(self, spec: TierSpec, found: StoredNamespace) -> bool:
         if self.given is not None and in_tier(spec, self.given) != found:
