@@ -287,7 +287,7 @@ def print_start(places: Mapping[str, str], **facts: str) -> str:
         _engine(_filled(HEALTHY, places), places, facts=facts) as engine,
     ):
         # Each tier's line comes when its store has said what it holds.
-        said.wait_for(" open", 4)
+        said.wait_for(": open", 4)
         said.wait_for("nothing here can be hit", 3 if facts else 0)
         engine.store(engine.begin("r1"), *KEYS)
     block, *opened = said.lines
