@@ -27,7 +27,7 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.masked_errors import masked_error, without_frames
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
@@ -54,6 +54,7 @@ from kvtier_sdk.runner.loop_thread import close_tier
 from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
 from kvtier_sdk.runner.sealing import ChunkSealer
+from kvtier_sdk.runner.secret_renewal import SecretRenewal
 from kvtier_sdk.runner.survey import log_contents
 from kvtier_sdk.types import Capability, OffloadKey
 
@@ -137,6 +138,7 @@ class TierLoop:
         maintenance: true for a tool beside the engines: the tier changes nothing by itself, and a
             damaged chunk is reported, not deleted.
         rng: jitters the pauses before retries and probes.
+        engine_waits: false for an engine that serves already: no error ends the opening.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class TierLoop:
         verify: bool = True,
         maintenance: bool = False,
         rng: random.Random | None = None,
+        engine_waits: bool = True,
     ) -> None:
         alignment = spec.tier_class.alignment
         if not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
@@ -199,7 +202,8 @@ class TierLoop:
             maintenance=maintenance,
         )
         self._is_used = False
-        self._call = TierCaller(self._make_tier(), self._secrets)
+        self._renewal = SecretRenewal(self._secrets, self._log)
+        self._call = TierCaller(self._make_tier(), self._secrets, self._renewal)
         header = ChunkHeader(
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
         )
@@ -243,6 +247,7 @@ class TierLoop:
             rng=self._rng,
             report=report,
             log=self._log,
+            engine_waits=engine_waits,
         )
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
@@ -269,7 +274,7 @@ class TierLoop:
             return self._spec.tier_class(self._spec.config, self._context)
         except Exception as error:
             masked = masked_error(error, self._secrets)
-        raise masked
+        raise without_frames(masked) if self._secrets else masked
 
     async def open(self) -> bool:
         """Open the tier.
@@ -281,9 +286,13 @@ class TierLoop:
             ConfigError: a setting cannot work.
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
+        self._renewal.warn_of_public_files()
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:
+        await self._renewal.call(self._open_once)
+
+    async def _open_once(self) -> None:
         """Make one attempt. An instance opens once: the one before is closed and replaced."""
         if self._is_used:
             await close_tier(lambda: masked_call(self._tier.close, self._secrets), self._log)
@@ -457,14 +466,16 @@ class TierLoop:
 
     def _expire(self, run: _Run) -> None:
         operation = run.job.operation.value
-        within = format_seconds(run.job.deadline_s - run.started_s)
         count = len(run.verdicts)
         chunks = "1 chunk was" if count == 1 else f"{count} chunks were"
+        allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
+        when = "in time"
+        if allowed_s is not None:
+            when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
             logging.WARNING,
             f"{operation} deadline",
-            f"{self._context.name} {operation}: {chunks} not done within {within} "
-            f"('{operation}_deadline')",
+            f"{self._context.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
         # A lookup's deadline is short, and a healthy tier misses it under load.

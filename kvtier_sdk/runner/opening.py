@@ -38,6 +38,7 @@ class TierOpening:
         rng: jitters the pauses.
         report: takes the end of each attempt, but not of a first one that succeeds.
         log: the tier's.
+        engine_waits: false for an engine that serves already: no error ends the attempts.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class TierOpening:
         rng: random.Random,
         report: Callable[[OpeningEnded], None],
         log: TierLog,
+        engine_waits: bool = True,
     ) -> None:
         self.is_open = False
         self._open_tier = open_tier
@@ -57,6 +59,7 @@ class TierOpening:
         self._rng = rng
         self._report = report
         self._log = log
+        self._engine_waits = engine_waits
         self._attempt: asyncio.Task[Exception | None] | None = None
         self._retrying: asyncio.Task[None] | None = None
 
@@ -74,7 +77,8 @@ class TierOpening:
         error = await self._try()
         if error is None:
             return True
-        if self._options.required or not (may_pass(error) or self._clock.now_s() > end_s):
+        engine_waits = self._engine_waits and self._clock.now_s() <= end_s
+        if self._options.required or (engine_waits and not may_pass(error)):
             raise error
         self._note(error)
         self._retrying = self._clock.spawn(self._retry(), name=f"open {self._log.tier} again")

@@ -43,7 +43,7 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
     if size_bytes is None:
         raise ConfigError("option 'chunk_bytes' is missing; it says how big a chunk is")
     _check_chunk(config, size_bytes)
-    slots = _slots(config, size_bytes)
+    slots = pool_slots(config, size_bytes)
     if any(map(wants_process, config.tiers)):
         pool = HostPool.create(PoolLayout(slots, size_bytes))
     else:
@@ -70,7 +70,7 @@ def check_pool(
     Raises:
         ConfigError: not one chunk fits, or the memory is not there.
     """
-    layout = PoolLayout(_slots(config, chunk_bytes), chunk_bytes)
+    layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
     HostPool.check(layout, directory=directory)
     return layout
 
@@ -85,8 +85,9 @@ def open_manager(
     events: bool = False,
     one_copy: bool = False,
     notify: Callable[[], None] | None = None,
+    engine_waits: bool = True,
 ) -> Iterator[TieringManager]:
-    """Make a manager, open its tiers, and shut it down at the end.
+    """Make a manager, open its tiers side by side, and shut it down at the end.
 
     Args:
         pool: memory of the primary tier; the caller closes it afterwards.
@@ -98,6 +99,8 @@ def open_manager(
         events: whether to collect events.
         one_copy: whether requests that want one chunk share one copy to the device.
         notify: called on a tier's thread whenever it has reported; must not block.
+        engine_waits: false for an engine that serves already. Its tiers are opened in the
+            background, and none of them is required.
 
     Yields:
         The manager, ready.
@@ -126,17 +129,30 @@ def open_manager(
         recompute_s=config.recompute_s,
     )
     runners = [
-        make_runner(spec, pool, namespace=bound, clock=clock, notify=notify, verify=config.verify)
+        make_runner(
+            spec,
+            pool,
+            namespace=bound,
+            clock=clock,
+            notify=notify,
+            verify=config.verify,
+            engine_waits=engine_waits,
+        )
         for spec in config.tiers
     ]
     tiers_and_runners = list(zip(config.tiers, runners, strict=True))
     log_start(pool, config.policy, tiers_and_runners, bound)
     try:
+        for runner in runners:
+            runner.begin()
         for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
         yield manager
     finally:
         manager.shutdown(config.shutdown_timeout_s)
+        # Those that the manager did not get.
+        for runner in runners:
+            runner.close(config.shutdown_timeout_s)
 
 
 @contextmanager
@@ -193,7 +209,16 @@ def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
         )
 
 
-def _slots(config: TieringConfig, chunk_bytes: int) -> int:
+def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
+    """Return the number of slots of the configured host pool.
+
+    Args:
+        config: says how big it is.
+        chunk_bytes: payload of a chunk.
+
+    Raises:
+        ConfigError: not one chunk fits.
+    """
     if config.slots is not None:
         return config.slots
     size: int | float = config.pool_bytes or 0

@@ -15,6 +15,7 @@ from kvtier_s3.objects import Objects
 from kvtier_s3.sweeper import Sweeper
 from kvtier_sdk import (
     Capability,
+    ChunkError,
     ChunkNotFoundError,
     ChunkTierManager,
     ConfigError,
@@ -31,6 +32,7 @@ from kvtier_sdk import (
     TierTimeoutError,
     TierUnavailableError,
     Transfer,
+    check_any_answered,
 )
 
 _MOST_MANIFEST_BYTES = 1 << 20
@@ -64,7 +66,7 @@ class S3Tier(ChunkTierManager):
         is_engines = not self.context.maintenance
         if is_engines:
             self.config.check_capacity(self.context.object_bytes)
-        self._bucket = Bucket(self.config)
+        self._bucket = Bucket(self.config, self.context.clock, self.context.logger)
         self._opened.push_async_callback(self._bucket.close)
         try:
             await self._bucket.open()
@@ -86,8 +88,17 @@ class S3Tier(ChunkTierManager):
         await self._opened.aclose()
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        calls = [partial(self.contains_chunk, key) for key in keys]
-        return await self.context.clock.gather_bounded(calls, limit=self.config.lookup_connections)
+        calls = [partial(self._contains, key) for key in keys]
+        limit = self.config.lookup_connections
+        found = await self.context.clock.gather_bounded(calls, limit=limit)
+        check_any_answered(found)
+        return [one is True for one in found]
+
+    async def _contains(self, key: OffloadKey) -> bool | ChunkError:
+        try:
+            return await self.contains_chunk(key)
+        except ChunkError as error:
+            return error
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         return await self._objects.has(self._names.of(key))

@@ -133,15 +133,15 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             self.config,
             chunk_bytes=pool.chunk_bytes,
             slot_layout=THEIR_SLOTS if self._theirs else OUR_SLOTS,
-            revision=self._options.model_revision,
+            declared=self._options,
         )
 
         def make(
-            namespace: Namespace, tiers: Sequence[TierSpec]
+            namespace: Namespace, tiers: Sequence[TierSpec], engine_waits: bool
         ) -> AbstractContextManager[TieringManager]:
             events = self.kv_events_config.enable_kv_cache_events
             used = config.model_copy(update={"tiers": tuple(tiers)})
-            return open_manager(pool, used, namespace, events=events)
+            return open_manager(pool, used, namespace, events=events, engine_waits=engine_waits)
 
         return KVTierOffloadingManager(
             make,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Literal, Self, get_args
@@ -57,6 +57,50 @@ class _TransferConfig(StrictModel):
 def is_transfer_config(options: Mapping[str, Any]) -> bool:
     """Tell vLLM's options from our own."""
     return "kv_connector" in options or EXTRA_CONFIG.where in options
+
+
+def make_transfer_config(
+    tiers: Sequence[str], pool: str, *, our_manager: bool, model_revision: str | None = None
+) -> dict[str, Any]:
+    """Make the argument of ``vllm serve --kv-transfer-config``.
+
+    Args:
+        tiers: URLs, in the order in which the tiers are searched.
+        pool: size of the host pool, such as ``"32GiB"``.
+        our_manager: true for our manager, false for vLLM's own with our tiers.
+        model_revision: tells this model from others of its name.
+
+    Returns:
+        The options, which :func:`read_transfer_config` checks.
+
+    Raises:
+        ConfigError: ``pool`` is no size.
+    """
+    revision = {} if model_revision is None else {"model_revision": model_revision}
+    extra: dict[str, Any]
+    if our_manager:
+        extra = {
+            "spec_name": _HOST_SPEC,
+            "spec_module_path": __package__,
+            "cpu_bytes_to_use": pool,
+            "secondary_tiers": list(tiers),
+            **revision,
+        }
+    else:
+        try:
+            pool_bytes = parse_bytes(pool)  # vLLM takes bytes only
+        except ValueError as error:
+            raise ConfigError(f"{EXTRA_CONFIG.at('cpu_bytes_to_use')}: {error}") from None
+        extra = {
+            "spec_name": GUEST_SPECS[0],
+            "cpu_bytes_to_use": pool_bytes,
+            "secondary_tiers": [{"type": TIER_TYPE, "url": url, **revision} for url in tiers],
+        }
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_role": "kv_both",
+        EXTRA_CONFIG.where: extra,
+    }
 
 
 def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringConfig:

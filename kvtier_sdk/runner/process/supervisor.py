@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -66,6 +66,7 @@ class Supervisor:
         on_failure: called with the reason where a process could not be started.
         on_death: called with a process that is gone, and what it died of.
         verify: as for the tier loop.
+        engine_waits: false for an engine that serves already: :meth:`open` does not wait.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Supervisor:
         on_failure: Callable[[str], None],
         on_death: Callable[[ChildProcess, str], None],
         verify: bool,
+        engine_waits: bool,
     ) -> None:
         self.child: ChildProcess | None = None
         self.first: ChildProcess | None = None
@@ -92,6 +94,7 @@ class Supervisor:
         self._on_failure = on_failure
         self._on_death = on_death
         self._verify = verify
+        self._engine_waits = engine_waits
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -111,7 +114,7 @@ class Supervisor:
         starting: asyncio.Task[ChildProcess] | None
         starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
         try:
-            async with self._clock.timeout(options.open_deadline_s):
+            async with self._clock.timeout(options.open_deadline_s if self._engine_waits else 0):
                 await asyncio.wait([starting])
         except TimeoutError:
             if options.required:
@@ -184,7 +187,8 @@ class Supervisor:
             child.data.close()
 
     async def _start_with(self, pool_fd: int) -> ChildProcess:
-        bootstrap: dict[str, Any] = write_bootstrap(
+        bootstrap = partial(
+            write_bootstrap,
             self._spec,
             namespace=self._namespace,
             layout=self._pool.layout,
