@@ -49,7 +49,10 @@ def _check(vllm_config: Any) -> None:
 
     from kvtier_sdk.integrations.vllm import compat
     from kvtier_sdk.integrations.vllm.early_check import check_engine
+    from kvtier_sdk.integrations.vllm.engine_log import join_engine_log
 
+    # vLLM has configured its log by now.
+    join_engine_log()
     options = {
         name: getattr(transfer, name)
         for name in ("kv_connector", "kv_role", "kv_connector_extra_config")
