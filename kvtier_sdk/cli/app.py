@@ -16,9 +16,11 @@ import typer
 
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
+from kvtier_sdk.cli.engine import drain_command, resume_command
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.cli.tier_check import advice_on
+from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.secrets import MaskingFormatter, without_password
@@ -58,6 +60,9 @@ def _root(
 app.command("backends")(backends_command)
 app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
+app.command("top")(top_command)
+app.command("drain")(drain_command)
+app.command("resume")(resume_command)
 
 
 #: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.
@@ -75,8 +80,9 @@ def replay_command(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Play a block-hash trace: JSON lines with 'hash_ids', as published with Mooncake.",
+            metavar="PATH",
+            help="Play a block-hash trace: JSON lines with 'hash_ids', as published with Mooncake; "
+            "or a directory of them, as an engine records them with 'trace_dir'.",
         ),
     ] = None,
     workload: Annotated[
@@ -208,7 +214,9 @@ def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig
     elif "pool_bytes" in options:
         del defaults["slots"]
     config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
-    return config.model_copy(update={name: getattr(given, name) for name in flags})
+    # A replay is not the engine: it does not write into its trace, nor take its socket.
+    engines_own = {"trace_dir": None, "admin_socket": None}
+    return config.model_copy(update=engines_own | {name: getattr(given, name) for name in flags})
 
 
 def run() -> int:

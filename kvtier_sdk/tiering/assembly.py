@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import TieringConfig
@@ -16,9 +18,11 @@ from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
+from kvtier_sdk.tiering.control import ManagerControl
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.trace import TraceRecorder
 
 
 @contextmanager
@@ -115,24 +119,28 @@ def open_manager(
     bound = config.bind(namespace)
     policy = load_policy(config.policy)()
     policy.open(pool.slots)
-    manager = TieringManager(
-        pool,
-        policy=policy,
-        clock=clock,
-        store_reserve=config.store_reserve,
-        events=events,
-        one_copy=one_copy,
-        recompute_s=config.recompute_s,
-    )
-    try:
+    with ExitStack() as stack:
+        recorder = _open_recorder(config, clock, stack)
+        manager = TieringManager(
+            pool,
+            policy=policy,
+            clock=clock,
+            store_reserve=config.store_reserve,
+            events=events,
+            one_copy=one_copy,
+            recompute_s=config.recompute_s,
+            recorder=recorder,
+        )
+        stack.callback(manager.shutdown, config.shutdown_timeout_s)
         for spec in config.tiers:
             runner = make_runner(
                 spec, pool, namespace=bound, clock=clock, notify=notify, verify=config.verify
             )
             manager.add_tier(spec, runner)
+        if config.admin_socket is not None:
+            control = ManagerControl(manager, clock, recorder)
+            stack.enter_context(AdminSocket(Path(config.admin_socket), control.answer))
         yield manager
-    finally:
-        manager.shutdown(config.shutdown_timeout_s)
 
 
 @contextmanager
@@ -179,6 +187,19 @@ def open_tier(
         yield client
     finally:
         client.close(shutdown_timeout_s)
+
+
+def _open_recorder(config: TieringConfig, clock: Clock, stack: ExitStack) -> TraceRecorder | None:
+    if config.trace_dir is None:
+        return None
+    recorder = TraceRecorder(
+        Path(config.trace_dir),
+        file_bytes=config.trace_file_bytes,
+        files=config.trace_files,
+        clock=clock,
+    )
+    stack.callback(recorder.close)
+    return recorder
 
 
 def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kvtier_sdk.types import OffloadKey
 
 _GROUP_BYTES = 4
@@ -19,6 +21,11 @@ class PrefixOrder:
     def __init__(self) -> None:
         self._known: dict[OffloadKey, tuple[OffloadKey | None, int]] = {}
         self._latest: dict[bytes, OffloadKey] = {}
+
+    @property
+    def keys(self) -> Collection[OffloadKey]:
+        """The chunks, in the order in which they were first named."""
+        return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
         """Take the next chunk that was named.

@@ -19,13 +19,15 @@ class RequestState:
             ends.
         copies: slots that are being copied to the device, by key; twice where there are two.
         writes: slots that the device is writing, by key, in prefix order.
-        prefix_order: the order of the request's chunks, where the policy wants to know it.
+        prefix_order: the order of the request's chunks, where the policy or a trace needs it.
+        arrived_s: when it arrived, where a trace is recorded.
         tiers: mask of the tiers that may be asked for it; -1 for all.
         missed: the chunk whose miss was counted last, so that it is counted once.
         finished: true once the engine is done with it; completions may still arrive.
     """
 
     __slots__ = (
+        "arrived_s",
         "asked",
         "asking",
         "claims",
@@ -38,7 +40,14 @@ class RequestState:
         "writes",
     )
 
-    def __init__(self, context: RequestContext, *, learns_order: bool, tiers: int = -1) -> None:
+    def __init__(
+        self,
+        context: RequestContext,
+        *,
+        learns_order: bool,
+        tiers: int = -1,
+        arrived_s: float = 0.0,
+    ) -> None:
         self.context = context
         self.tiers = tiers
         self.asked: dict[OffloadKey, PendingLookup] = {}
@@ -47,6 +56,7 @@ class RequestState:
         self.copies: dict[OffloadKey, list[Slot]] = {}
         self.writes: dict[OffloadKey, Slot] = {}
         self.prefix_order = PrefixOrder() if learns_order else None
+        self.arrived_s = arrived_s
         self.missed: OffloadKey | None = None
         self.finished = False
 
