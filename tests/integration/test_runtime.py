@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from support.redis_server import Server
 
 from kvtier_sdk import Namespace, RequestContext, TieringConfig, open_manager, open_pool
 from kvtier_sdk.admin import ask
-from kvtier_sdk.replay import ReplayReport, chat_workload, replay
+from kvtier_sdk.replay import ReplayReport, chat_workload, read_trace, replay
 
 REQUESTS = 240
 WORKLOAD = chat_workload(REQUESTS, 7)
@@ -108,6 +110,45 @@ def test_nothing_is_lost_or_stuck_however_often_tiers_come_and_go(
     at_rest(report)
     assert report.requests == REQUESTS
     assert moves > 20
+
+
+ENGINE = """
+import sys, threading
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.replay import chat_workload, replay
+
+def on_progress(done):
+    if done == 20:
+        threading.Event().wait(1.0)
+        print("recorded", flush=True)
+        sys.stdin.read()
+
+replay(chat_workload(30, 7), TieringConfig.from_file(sys.argv[1]), on_progress=on_progress)
+"""
+
+
+def test_a_killed_engine_leaves_its_trace_and_nothing_in_the_way(tmp_path: Path) -> None:
+    socket, trace, file = tmp_path / "engine.sock", tmp_path / "trace", tmp_path / "kv.json"
+    options = {"slots": 60, "chunk_bytes": "16KiB", "tiers": ["memory:"]}
+    options |= {"admin_socket": str(socket), "trace_dir": str(trace)}
+    file.write_text(json.dumps(options))
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == b"recorded\n"
+        assert ask(socket, {"command": "status"})["pid"] == engine.pid
+        engine.kill()
+    assert [len(request.keys) for request in read_trace(trace)] == [
+        len(request.keys) for request in chat_workload(20, 7)
+    ]
+    with pytest.raises(OSError, match="refused"):
+        ask(socket, {"command": "status"})
+    config = TieringConfig.from_file(file)
+    with open_pool(config) as pool, open_manager(pool, config, Namespace({})):
+        assert ask(socket, {"command": "status"})["trace"]["written_requests"] == 0
+    assert not socket.exists()
+    assert len(list(trace.iterdir())) == 1
 
 
 @pytest.fixture

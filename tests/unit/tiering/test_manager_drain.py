@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from support.engine import KEYS, A, B, Engine, start_promotion, stored_below
 
-from kvtier_sdk import ResetScope, TierUnavailableError
+from kvtier_sdk import ResetScope, TierClient, TierUnavailableError
 
 Make = Callable[..., Engine]
 
@@ -139,4 +139,25 @@ def test_a_store_that_goes_away_while_its_tier_is_out_is_no_failure(make: Make) 
         engine.step()
     assert dict(engine.manager.stats[1].failures) == {}
     assert engine.moves[0] == []
+    engine.at_rest()
+
+
+def test_a_load_that_was_decided_on_begins_even_if_the_tier_goes_that_moment(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    assert engine.look(B, KEYS[0]) == ["RETRY"]
+    engine.step()
+    room = vars(TierClient)["load_room"]
+
+    def drain_behind_the_engines_back(client: TierClient) -> int:
+        client.is_drained = True
+        return int(room.fget(client))
+
+    monkeypatch.setattr(TierClient, "load_room", property(drain_behind_the_engines_back))
+    assert engine.look(B, KEYS[0]) == ["HIT_PENDING"]
+    monkeypatch.undo()
+    assert engine.settle(B, KEYS[0]) == ["HIT"], "its slot does not wait for ever"
+    engine.load(B, KEYS[0])
     engine.at_rest()
