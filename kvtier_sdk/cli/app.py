@@ -21,6 +21,7 @@ from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
+from kvtier_sdk.cli.vllm_config import vllm_config_command
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.secrets import MaskingFormatter, without_password
@@ -60,6 +61,7 @@ def _root(
 app.command("backends")(backends_command)
 app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
+app.command("vllm-config")(vllm_config_command)
 app.command("top")(top_command)
 app.command("drain")(drain_command)
 app.command("resume")(resume_command)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendError, ConfigError
+from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest
@@ -149,6 +150,20 @@ class TierSpec:
         except (BackendError, ConfigError) as error:
             raise ConfigError(f"{place.at('codec')}: {error}") from error
         return cls(name, backend, tier_class, config, runner)
+
+    def namespace_of(self, namespace: Namespace, chunk_bytes: int) -> Namespace:
+        """Return the namespace of this tier's chunks in an engine's namespace.
+
+        Args:
+            namespace: the engine's.
+            chunk_bytes: payload of a chunk.
+
+        Returns:
+            The engine's facts, the length of a chunk, and the codec, if there is one.
+        """
+        namespace = namespace.for_chunks(chunk_bytes)
+        codec = self.runner.codec
+        return namespace if codec is None else namespace.sealed_by(codec.partition(":")[0])
 
     def needed(self, required: bool = True) -> Self:
         """Return the same entry, ``required`` or not, for a caller who knows better."""

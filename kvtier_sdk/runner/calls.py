@@ -19,7 +19,7 @@ from kvtier_sdk.runner.answers import (
     verdicts_in,
 )
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
+from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, Usage
 
 T = TypeVar("T")
 
@@ -91,6 +91,13 @@ class TierCaller:
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Call the tier's; raises only :class:`TierError`."""
         await self._guarded("delete", lambda: self.tier.delete(keys))
+
+    async def usage(self) -> Usage:
+        """Call the tier's; raises only :class:`TierError`."""
+        usage = await self._guarded("usage", self.tier.usage)
+        if not isinstance(usage, Usage):
+            raise self._sign(TierContractError(f"returned a {type(usage).__name__}"), "usage")
+        return usage
 
     async def delete_all(self) -> None:
         """Delete every chunk of the namespace that ``scan`` yields; raises only :class:`TierError`.

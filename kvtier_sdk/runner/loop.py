@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import logging
@@ -28,6 +29,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome
@@ -52,6 +54,7 @@ from kvtier_sdk.runner.loop_thread import close_tier
 from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
 from kvtier_sdk.runner.sealing import ChunkSealer
+from kvtier_sdk.runner.survey import log_contents
 from kvtier_sdk.types import Capability, OffloadKey
 
 T = TypeVar("T")
@@ -59,7 +62,7 @@ T = TypeVar("T")
 #: The largest alignment that slots can offer: that of their rows.
 _MAX_ALIGNMENT = 4096
 
-#: How long closing waits for calls that were cancelled, and again for probes.
+#: How long closing waits for calls that were cancelled, again for probes, and for the survey.
 _CALLS_END_S = 1.0
 
 #: Interval of reports on counters and gauges of the tier's own.
@@ -132,6 +135,7 @@ class TierLoop:
             that only the end of the process will free it.
         verify: ``False`` switches digests off, for measurements and tests only.
         rng: jitters the pauses before retries and probes.
+        engine_waits: false for an engine that serves already: no error ends the opening.
     """
 
     def __init__(
@@ -145,6 +149,7 @@ class TierLoop:
         give_up: Callable[[], None] | None = None,
         verify: bool = True,
         rng: random.Random | None = None,
+        engine_waits: bool = True,
     ) -> None:
         alignment = spec.tier_class.alignment
         if not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
@@ -152,7 +157,7 @@ class TierLoop:
                 f"tier {spec.name!r}: alignment {alignment} is not a power of two up to "
                 f"{_MAX_ALIGNMENT}"
             )
-        namespace = namespace.for_chunks(memory.chunk_bytes)
+        namespace = spec.namespace_of(namespace, memory.chunk_bytes)
         self.options = spec.runner
         self._spec = spec
         self._chunk_bytes = memory.chunk_bytes
@@ -164,7 +169,6 @@ class TierLoop:
         codec: ChunkCodec | None = None
         if spec.runner.codec is not None:
             codec = load_codec(spec.runner.codec)
-            namespace = namespace.sealed_by(spec.runner.codec.partition(":")[0])
         header_length = header_bytes(alignment, codec.envelope_bytes if codec else 0)
         payload_length = round_up(memory.chunk_bytes, alignment)
         self._batch_chunks = max(
@@ -237,6 +241,7 @@ class TierLoop:
             rng=self._rng,
             report=report,
             log=self._log,
+            engine_waits=engine_waits,
         )
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
@@ -246,6 +251,7 @@ class TierLoop:
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
+        self._survey: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -286,6 +292,9 @@ class TierLoop:
             raise
         if self._tier.context.metrics.complete():
             self._watch_metrics()
+        if self._log.isEnabledFor(logging.INFO):
+            survey = log_contents(self._call, self._clock, self._log)
+            self._survey = self._clock.spawn(survey, name=f"survey {self._context.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Take jobs. Call it on the loop's thread. After :meth:`close` all are cancelled."""
@@ -322,6 +331,11 @@ class TierLoop:
         await self._idle_within(_CALLS_END_S)
         # An opening that does not end in time must not go on while the tier is closed.
         await self._opening.stop()
+        if self._survey is not None:
+            self._survey.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with self._clock.timeout(_CALLS_END_S):
+                    await asyncio.wait([self._survey])
         await self._health.stop(_CALLS_END_S)
         if self._metrics_timer is not None:
             self._metrics_timer.cancel()
@@ -436,14 +450,15 @@ class TierLoop:
             self._conclude(run)
 
     def _expire(self, run: _Run) -> None:
-        # A late lookup is a miss, and counted; a late load or store is lost work.
-        level = logging.DEBUG if run.job.operation is Operation.LOOKUP else logging.WARNING
         operation = run.job.operation.value
+        within = format_seconds(run.job.deadline_s - run.started_s)
+        count = len(run.verdicts)
+        chunks = "1 chunk was" if count == 1 else f"{count} chunks were"
         self._log.often(
-            level,
+            logging.WARNING,
             f"{operation} deadline",
-            f"{self._context.name} {operation}: {len(run.verdicts)} chunks were not done by "
-            "the deadline",
+            f"{self._context.name} {operation}: {chunks} not done within {within} "
+            f"('{operation}_deadline')",
         )
         self._conclude(run, Verdict.TIMEOUT)
         # A lookup's deadline is short, and a healthy tier misses it under load.

@@ -47,6 +47,7 @@ class LoopThread:
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
         self._opening: asyncio.Task[None] | None = None
         self._closing_task: asyncio.Task[None] | None = None
+        self._started_s = 0.0
         self._stopped = threading.Event()
         self._closed = threading.Event()
         self._loop_ends = False
@@ -78,21 +79,16 @@ class LoopThread:
         """The outcome of the opening, which may go on after :meth:`start`."""
         return self._opened
 
-    def start(self, opening: Call[bool], timeout_s: float | None = None) -> bool | None:
-        """Start the thread, run ``opening`` in it, and wait for that.
+    def start(self, opening: Call[bool]) -> None:
+        """Start the thread, and run ``opening`` in it. A second call does nothing.
 
         Args:
             opening: a coroutine function.
-            timeout_s: how long to wait, for an opening that may block its loop.
-
-        Returns:
-            The result of the opening; ``None`` if it goes on.
-
-        Raises:
-            BaseException: what the opening raised; a ``SystemExit`` or ``CancelledError`` of a tier
-                becomes a :class:`TierContractError`.
         """
+        if self._thread is not None:
+            return
         self._pid = os.getpid()
+        self._started_s = self._clock.now_s()
         self._event_loop = self._clock.new_event_loop()
         self._event_loop.set_exception_handler(self._log_unhandled)
         self._thread = threading.Thread(
@@ -102,7 +98,36 @@ class LoopThread:
             daemon=True,
         )
         self._thread.start()
-        return self._wait(timeout_s)
+
+    def wait_opened(self, timeout_s: float | None = None) -> bool | None:
+        """Wait for the opening, and log at growing intervals that it goes on.
+
+        Args:
+            timeout_s: how long to wait from the start on, for an opening that may block its loop.
+
+        Returns:
+            The result of the opening; ``None`` if it goes on.
+
+        Raises:
+            BaseException: what the opening raised; a ``SystemExit`` or ``CancelledError`` of a tier
+                becomes a :class:`TierContractError`.
+        """
+        next_s = _PROGRESS_S
+        while True:
+            waited_s = self._clock.now_s() - self._started_s
+            while next_s < waited_s:
+                next_s *= 2
+            end_s = next_s if timeout_s is None else min(next_s, timeout_s)
+            try:
+                return self._opened.result(max(0.0, end_s - waited_s))
+            except TimeoutError:
+                # An opening may raise one, too.
+                if self._opened.done():
+                    return self._opened.result()
+            if end_s == timeout_s:
+                return None
+            self._log.warning("still opening after %g s", end_s)
+            next_s *= 2
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
         """Run a coroutine in the thread and wait for it.
@@ -191,24 +216,6 @@ class LoopThread:
     def _start_opening(self, opening: Call[bool]) -> None:
         # Kept, since a loop holds its tasks weakly.
         self._opening = self._clock.spawn(self._open(opening), name=f"open {self._name}")
-
-    def _wait(self, timeout_s: float | None) -> bool | None:
-        """Wait for the opening, and log at growing intervals that it goes on."""
-        waited_s, step_s = 0.0, _PROGRESS_S
-        while True:
-            if timeout_s is not None:
-                step_s = min(step_s, timeout_s - waited_s)
-            try:
-                return self._opened.result(step_s)
-            except TimeoutError:
-                # An opening may raise one, too.
-                if self._opened.done():
-                    return self._opened.result()
-            waited_s += step_s
-            if timeout_s is not None and waited_s >= timeout_s:
-                return None
-            self._log.warning("still opening after %g s", waited_s)
-            step_s = waited_s
 
     async def _open(self, opening: Call[bool]) -> None:
         try:

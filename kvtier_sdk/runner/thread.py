@@ -35,6 +35,7 @@ class ThreadRunner:
         clock: makes the event loop.
         notify: called in the tier's thread when there is something to poll, once for everything
             that was reported meanwhile; must not block.
+        engine_waits: false for an engine that serves already: :meth:`start` does not wait.
     """
 
     def __init__(
@@ -43,8 +44,11 @@ class ThreadRunner:
         make_loop: Callable[[Callable[[Report], None]], TierLoop],
         clock: Clock,
         notify: Callable[[], None] | None = None,
+        *,
+        engine_waits: bool = True,
     ) -> None:
         self._name = name
+        self._engine_waits = engine_waits
         self._notify = notify
         self._log = TierLog(name, clock)
         self._inbox: deque[Sequence[Job]] = deque()
@@ -53,13 +57,17 @@ class ThreadRunner:
         self._waking = False
         self._notifying = False
         self._closing = False
-        # True while the tier blocks its thread in an opening that the engine waits for no longer.
+        # True while the tier is opened and the engine does not wait for it, or no longer.
         self._opens_late = False
         self._tier_loop = make_loop(self._take_report)
         self._thread = LoopThread(name, clock, self._log, self._ended)
 
+    def begin(self) -> None:
+        """Start the thread, and begin to open the tier in it."""
+        self._thread.start(self._tier_loop.open)
+
     def start(self) -> bool:
-        """Start the thread and open the tier in it.
+        """Begin, if that was not done, and wait until the tier is open.
 
         Returns:
             True if the tier is open; false if it is not required, and is opened in the background.
@@ -70,8 +78,12 @@ class ThreadRunner:
                 nothing runs any more.
         """
         options = self._tier_loop.options
+        self.begin()
+        if not self._engine_waits:
+            self._opens_late = True
+            return False
         try:
-            is_open = self._thread.start(self._tier_loop.open, options.open_deadline_s)
+            is_open = self._thread.wait_opened(options.open_deadline_s)
             if is_open is None and options.required:
                 raise not_in_time(self._name, options.open_deadline_s)
         except BaseException:
@@ -99,7 +111,7 @@ class ThreadRunner:
         return ()
 
     def poll(self) -> Sequence[Report]:
-        if self._opens_late and self._thread.opened.done():
+        if self._opens_late and not self._closing and self._thread.opened.done():
             self._opens_late = False
             self._take_late_opening()
         if not self._reports:

@@ -20,6 +20,7 @@ from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
 from kvtier_sdk.tiering.control import ManagerControl
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.start_log import log_start, pool_in_words, tier_in_words
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.trace import TraceRecorder
@@ -88,8 +89,9 @@ def open_manager(
     events: bool = False,
     one_copy: bool = False,
     notify: Callable[[], None] | None = None,
+    engine_waits: bool = True,
 ) -> Iterator[TieringManager]:
-    """Make a manager, open its tiers, and shut it down at the end.
+    """Make a manager, open its tiers side by side, and shut it down at the end.
 
     Args:
         pool: memory of the primary tier; the caller closes it afterwards.
@@ -101,6 +103,8 @@ def open_manager(
         events: whether to collect events.
         one_copy: whether requests that want one chunk share one copy to the device.
         notify: called on a tier's thread whenever it has reported; must not block.
+        engine_waits: false for an engine that serves already. Its tiers are opened in the
+            background, and none of them is required.
 
     Yields:
         The manager, ready.
@@ -131,11 +135,32 @@ def open_manager(
             recompute_s=config.recompute_s,
             recorder=recorder,
         )
-        stack.callback(manager.shutdown, config.shutdown_timeout_s)
-        for spec in config.tiers:
-            runner = make_runner(
-                spec, pool, namespace=bound, clock=clock, notify=notify, verify=config.verify
+        runners = [
+            make_runner(
+                spec,
+                pool,
+                namespace=bound,
+                clock=clock,
+                notify=notify,
+                verify=config.verify,
+                engine_waits=engine_waits,
             )
+            for spec in config.tiers
+        ]
+        log_start(
+            pool_in_words(pool, config.policy),
+            (
+                tier_in_words(spec, runner, spec.namespace_of(bound, pool.chunk_bytes))
+                for spec, runner in zip(config.tiers, runners, strict=True)
+            ),
+        )
+        for runner in runners:
+            # Those that the manager does not get are closed too, after it.
+            stack.callback(runner.close, config.shutdown_timeout_s)
+        stack.callback(manager.shutdown, config.shutdown_timeout_s)
+        for runner in runners:
+            runner.begin()
+        for spec, runner in zip(config.tiers, runners, strict=True):
             manager.add_tier(spec, runner)
         if config.admin_socket is not None:
             control = ManagerControl(manager, clock, recorder)

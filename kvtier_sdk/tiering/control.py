@@ -92,13 +92,15 @@ class ManagerControl:
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:
-    """The counters that are numbers, texts, and tables and lists of them."""
+    """The counters: numbers, texts, and tables and lists of them."""
     found: dict[str, Any] = {}
     for field in fields(stats):
         value = getattr(stats, field.name)
         if isinstance(value, dict):
-            # In one go: the engine's thread may add to it.
-            found[field.name] = dict(value)
+            # Copied in one go: the engine's thread may add to it.
+            table = dict(value)
+            if all(isinstance(number, int | float) for number in table.values()):
+                found[field.name] = table
         elif value is None or isinstance(value, int | float | str | list):
             found[field.name] = value
     return found

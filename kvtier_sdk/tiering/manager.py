@@ -620,6 +620,8 @@ class TieringManager:
         for tier in self._tiers:
             if tier.client.takes_reads:
                 tiers |= tier.bit & may_ask
+            elif tier.bit & may_ask:
+                tier.client.skip_lookup()
         if not tiers:
             return None
         deadline_s = self._now_s + self._lookup_deadline_s

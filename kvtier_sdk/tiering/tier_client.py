@@ -142,6 +142,9 @@ class TierClient:
         self._next_overdue_look_s = -math.inf
         self._reads_open = False
         self._stores_open = False
+        self._skipped_lookups = 0
+        # What each direction had missed when its last outage began.
+        self._missed_before = dict.fromkeys(Direction, 0)
         capabilities = spec.tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
@@ -386,6 +389,10 @@ class TierClient:
         if count:
             self.stats.dropped[f"store.{self._refusal}"] += count
 
+    def skip_lookup(self) -> None:
+        """Count a lookup that is not made because reads are refused."""
+        self._skipped_lookups += 1
+
     def withdraw(self) -> list[Job]:
         """Take back the jobs that are collected and not handed over.
 
@@ -588,11 +595,31 @@ class TierClient:
 
     def _mirror(self, direction: Direction, *, is_open: bool) -> None:
         if direction is Direction.READ:
-            self._reads_open = is_open
+            was_open, self._reads_open = self._reads_open, is_open
             self.stats.reads_open = int(is_open)
         else:
-            self._stores_open = is_open
+            was_open, self._stores_open = self._stores_open, is_open
             self.stats.stores_open = int(is_open)
+        if is_open and not was_open:
+            self._missed_before[direction] = self._missed(direction)
+        elif was_open and not is_open:
+            self._tell_missed(direction)
+
+    def _missed(self, direction: Direction) -> int:
+        if direction is Direction.READ:
+            return self._skipped_lookups
+        reason = "store.unavailable"
+        return self.stats.dropped[reason] + self.stats.failures[reason]
+
+    def _tell_missed(self, direction: Direction) -> None:
+        """Log what went without the tier during an outage; its runner has logged the end."""
+        count = self._missed(direction) - self._missed_before[direction]
+        what = "lookups went without it"
+        if direction is Direction.WRITE:
+            what = "chunks were not stored in it"
+        if count:
+            message = f"{self.spec.name}: meanwhile {count:,} {what}"
+            self._log.often(logging.WARNING, f"missed {direction.value}s", message)
 
     def _set_open(self, is_open: bool) -> None:
         """Note that the tier takes jobs again, or none; its breakers count from nothing."""

@@ -223,6 +223,6 @@ def test_a_pool_larger_than_shared_memory_is_told(tmp_path: Path) -> None:
     findings = json.loads((tmp_path / "out").read_text())
     assert not findings["ok"]
     assert told(findings, tmp_path) == (
-        "the host pool needs 64 MiB, and 16 MiB are free in /dev/shm: use fewer slots, or make it "
-        "larger (docker run --shm-size, in Kubernetes an emptyDir of medium Memory)"
+        "the host pool needs 64 MiB, and 16 MiB are free in /dev/shm: make the pool smaller, or "
+        "make /dev/shm larger (docker run --shm-size, in Kubernetes an emptyDir of medium Memory)"
     )

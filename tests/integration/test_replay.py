@@ -214,7 +214,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "no backend 'fil'; did you mean 'file'": ("--tier", f"fil://{root}"),
         "is below one chunk": ("--tier", f"file://{root}?capacity=4KiB"),
         "Not a directory": ("--tier", f"file://{blocker}/kv"),
-        "use fewer slots": ("--slots", "1000000000"),
+        "make the pool smaller": ("--slots", "1000000000"),
         "'64KX'": ("--chunk-bytes", "64KX"),
         "no policy 'lrv'; did you mean 'lru'": ("--policy", "lrv"),
         "two tiers are named 'memory'": ("--tier", "memory:", "--tier", "memory:"),

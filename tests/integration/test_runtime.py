@@ -47,7 +47,7 @@ def at_rest(report: ReplayReport) -> None:
     assert report.wrong_bytes == 0
     assert report.compared_bytes > 0
     assert not any(report.left_over.values()), report.left_over
-    assert [tier.failures for tier in report.tiers] == [{}, {}, {}]
+    assert not any(sum(tier.failures.values()) for tier in report.tiers)
 
 
 def work(tier: dict[str, Any]) -> list[int]:
@@ -76,8 +76,8 @@ def test_a_drained_tier_does_nothing_and_then_serves_again(config: TieringConfig
     assert work(out["tiers"][1]) < work(back["tiers"][1]), "the other one serves meanwhile"
     gained = zip(work(back["tiers"][0]), work(end["tiers"][0]), strict=True)
     assert all(now > then for then, now in gained)
-    assert set(report.tiers[1].dropped) == {"store.drained"}
-    assert "unavailable" not in report.tiers[0].misses
+    assert report.tiers[1].dropped.total() == report.tiers[1].dropped["store.drained"] > 0
+    assert not report.tiers[0].misses["unavailable"]
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
@@ -100,16 +100,19 @@ def test_nothing_is_lost_or_stuck_however_often_tiers_come_and_go(
                 continue
             moves += 1
 
+    def keep_up(done: int) -> None:
+        while moves < done // 2:
+            ended.wait(0.001)
+
     operator = threading.Thread(target=come_and_go)
     operator.start()
     try:
-        report = replay(WORKLOAD, config, concurrency=concurrency)
+        report = replay(WORKLOAD, config, concurrency=concurrency, on_progress=keep_up)
     finally:
         ended.set()
         operator.join()
     at_rest(report)
     assert report.requests == REQUESTS
-    assert moves > 20
 
 
 ENGINE = """

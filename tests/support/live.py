@@ -92,17 +92,20 @@ def content(key: OffloadKey, chunk_bytes: int = CHUNK_BYTES) -> bytes:
 
 @contextmanager
 def live(
-    tiers: Sequence[str],
+    tiers: Sequence[str | TierSpec],
     *,
     slots: int = 64,
     namespace: dict[str, object] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     events: bool = False,
     clock: Clock | None = None,
+    engine_waits: bool = True,
 ) -> Iterator[Live]:
     """Open tiers and a manager over them, with long deadlines, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
-    specs = [TierSpec.from_url(url, **patience) for url in tiers]
+    specs = [
+        TierSpec.from_url(tier, **patience) if isinstance(tier, str) else tier for tier in tiers
+    ]
     config = TieringConfig.from_dict(
         {"slots": slots, "chunk_bytes": chunk_bytes, "tiers": specs}, where="test"
     )
@@ -116,6 +119,7 @@ def live(
             clock=clock,
             events=events,
             notify=reported.set,
+            engine_waits=engine_waits,
         ) as manager,
     ):
         yield Live(manager, pool, reported)

@@ -77,7 +77,8 @@ class MisbehavingConfig(MemoryTierConfig):
 class MisbehavingTier(MemoryTier):
     """A memory tier that hangs, fails, crashes or misbehaves otherwise, as its options say.
 
-    An option names an action: ``hang``, ``cling`` or a method. The diary survives the process.
+    An option names an action: ``hang``, ``cling``, ``meet`` or a method. The diary survives the
+    process.
     """
 
     config_model = MisbehavingConfig
@@ -149,6 +150,9 @@ class MisbehavingTier(MemoryTier):
                     self._note("cancelled")
                     if action == "hang":
                         raise
+        elif action == "meet":
+            while self._attempts() < 2:
+                await asyncio.sleep(0.005)
         elif action:
             getattr(self, f"_{action}")()
 
@@ -295,6 +299,14 @@ class MisbehavingTier(MemoryTier):
         if self._attempts() % 3:
             self._refuse()
 
+    def _expire_once(self) -> None:
+        if self._attempts() == 1:
+            self._expire()
+
+    def _refuse_every_third(self) -> None:
+        if self._attempts() % 3 == 0:
+            self._refuse()
+
     def _fail_differently(self) -> None:
         """Refuse, and then raise what would have ended the start, and then open."""
         actions = [self._refuse, self._expire, self._misconfigure, self._misbehave]
@@ -309,6 +321,35 @@ class MisbehavingTier(MemoryTier):
         """Refuse every open but the first."""
         if "opened" in self._past():
             self._refuse()
+
+
+def misbehaving(
+    kind: str,
+    diary: Path,
+    *,
+    name: str = "held",
+    runner: dict[str, Any] | None = None,
+    **script: Any,
+) -> TierSpec:
+    """Make the specification of a misbehaving tier, which an engine needs unless it says otherwise.
+
+    Args:
+        kind: ``thread`` or ``process``.
+        diary: the file in which it writes down what happened.
+        name: its name.
+        runner: further options that every tier has.
+        script: its own options.
+    """
+    patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
+    return TierSpec(
+        name,
+        "memory",
+        MisbehavingTier,
+        MisbehavingConfig(diary=str(diary), **script),
+        RunnerOptions.model_validate(
+            {"runner": kind, "required": True, **patience, **(runner or {})}
+        ),
+    )
 
 
 class SeenRunner:
@@ -345,6 +386,7 @@ class Rig(TierListener):
         clock: the clock of runner and client.
         runner: further options that every tier has.
         notifies: let the runner notify of new reports.
+        engine_waits: as for a runner.
         script: options of the misbehaving tier.
     """
 
@@ -356,6 +398,7 @@ class Rig(TierListener):
         clock: Clock | None = None,
         runner: dict[str, Any] | None = None,
         notifies: bool = True,
+        engine_waits: bool = True,
         **script: Any,
     ) -> None:
         self.pool = HostPool.create(PoolLayout(8, CHUNK_BYTES))
@@ -364,16 +407,7 @@ class Rig(TierListener):
         self.results: list[JobResult] = []
         self._ids = itertools.count()
         self._diary = directory / "diary"
-        patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
-        spec = TierSpec(
-            "held",
-            "memory",
-            MisbehavingTier,
-            MisbehavingConfig(diary=str(self._diary), **script),
-            RunnerOptions.model_validate(
-                {"runner": kind, "required": True, **patience, **(runner or {})}
-            ),
-        )
+        spec = misbehaving(kind, self._diary, runner=runner, **script)
         self.runner = make_runner(
             spec,
             self.pool,
@@ -381,6 +415,7 @@ class Rig(TierListener):
             clock=self.clock,
             notify=self.notified.set if notifies else None,
             verify=True,
+            engine_waits=engine_waits,
         )
         seen = SeenRunner(self.runner)
         self.others = seen.others

@@ -87,9 +87,12 @@ def is_there(pid: int) -> bool:
 def children() -> list[int]:
     """Return the processes of this process's tiers."""
     found = []
+    # Before and after it has named itself.
+    shown = (b"process.child", b"kvtier tier ")
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"process.child" in (place / "cmdline").read_bytes():
+            line = (place / "cmdline").read_bytes()
+            if parent == os.getpid() and any(text in line for text in shown):
                 found.append(int(place.name))
     return found

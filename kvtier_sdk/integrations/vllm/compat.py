@@ -6,7 +6,8 @@ import contextlib
 import functools
 import logging
 import platform
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -71,6 +72,29 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
     # vLLM has a public method for the position of one chunk only.
     found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
     return found
+
+
+def check_engine_configs(check: Callable[[Any], None]) -> None:
+    """Have each engine's configuration checked as soon as vLLM has made it, before any worker.
+
+    vLLM reads the options of its connector in the workers only, after it has loaded the model.
+
+    Args:
+        check: takes vLLM's ``VllmConfig``; what it raises ends the start.
+    """
+    module = sys.modules.get("vllm.engine.arg_utils")
+    # A process that has not imported it makes no engine's configuration.
+    if module is None or hasattr(module.EngineArgs.create_engine_config, "__wrapped__"):
+        return
+    make = module.EngineArgs.create_engine_config
+
+    @functools.wraps(make)
+    def make_and_check(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        check(made)
+        return made
+
+    module.EngineArgs.create_engine_config = make_and_check
 
 
 def computation() -> Any:

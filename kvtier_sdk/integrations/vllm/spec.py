@@ -14,6 +14,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.copies import worker_over_pool
+from kvtier_sdk.integrations.vllm.engine_log import join_engine_log
 from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS, Identity
 from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
@@ -56,6 +57,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
+        join_engine_log()
         compat.warn_if_untried()
         self._options = validate_options(SpecOptions, config.extra_config, EXTRA_CONFIG)
         self.replicated_layout = config.replicated_layout
@@ -130,15 +132,15 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             self.config,
             chunk_bytes=pool.chunk_bytes,
             slot_layout=THEIR_SLOTS if self._theirs else OUR_SLOTS,
-            revision=self._options.model_revision,
+            declared=self._options,
         )
 
         def make(
-            namespace: Namespace, tiers: Sequence[TierSpec]
+            namespace: Namespace, tiers: Sequence[TierSpec], engine_waits: bool
         ) -> AbstractContextManager[TieringManager]:
             events = self.kv_events_config.enable_kv_cache_events
             used = config.model_copy(update={"tiers": tuple(tiers)})
-            return open_manager(pool, used, namespace, events=events)
+            return open_manager(pool, used, namespace, events=events, engine_waits=engine_waits)
 
         return KVTierOffloadingManager(
             make,

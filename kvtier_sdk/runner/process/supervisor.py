@@ -12,6 +12,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.opening import may_pass, not_in_time
@@ -65,6 +66,7 @@ class Supervisor:
         on_failure: called with the reason where a process could not be started.
         on_death: called with a process that is gone, and what it died of.
         verify: as for the tier loop.
+        engine_waits: false for an engine that serves already: :meth:`open` does not wait.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Supervisor:
         on_failure: Callable[[str], None],
         on_death: Callable[[ChildProcess, str], None],
         verify: bool,
+        engine_waits: bool,
     ) -> None:
         self.child: ChildProcess | None = None
         self.first: ChildProcess | None = None
@@ -91,6 +94,7 @@ class Supervisor:
         self._on_failure = on_failure
         self._on_death = on_death
         self._verify = verify
+        self._engine_waits = engine_waits
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -110,7 +114,7 @@ class Supervisor:
         starting: asyncio.Task[ChildProcess] | None
         starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
         try:
-            async with self._clock.timeout(options.open_deadline_s):
+            async with self._clock.timeout(options.open_deadline_s if self._engine_waits else 0):
                 await asyncio.wait([starting])
         except TimeoutError:
             if options.required:
@@ -215,13 +219,16 @@ class Supervisor:
             opened_s = self._clock.now_s()
             reason = f"the tier's process died: {await self.child.ended}"
             child, self.child = self.child, None
+            died_s = self._clock.now_s()
             if not self._closing:
-                self._log.error("%s", reason)
+                self._log.warning("%s", reason)
             self._on_death(child, reason)
             child.let_go()
             if self._closing:
                 return
-            await self._restart(pauses, self._clock.now_s() - opened_s, is_restart=True)
+            await self._restart(pauses, died_s - opened_s, is_restart=True)
+            away = format_seconds(self._clock.now_s() - died_s)
+            self._log.warning("the tier's process was restarted, %s after the last one died", away)
 
     async def _restart(self, pauses: RestartPauses, lived_s: float, *, is_restart: bool) -> None:
         while self.child is None:
@@ -237,7 +244,8 @@ class Supervisor:
         except Exception as error:
             self._note_failure(error)
             return
-        self._log.warning("the tier's process was %s", "restarted" if is_restart else "started")
+        if not is_restart:
+            self._log.warning("the tier's process was started")
         self._on_start(self.child, is_restart)
 
     def _note_failure(self, error: Exception) -> None:

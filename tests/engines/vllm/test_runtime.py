@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ def test_a_replay_of_the_recorded_traffic_hits_what_the_engine_has_hit(
             (output,) = engine.generate(prompts=[prompt])
             engine.settle()
             cached += output["cached"]
+    (file,) = (tmp_path / "trace").iterdir()
+    for line in map(json.loads, file.read_text().splitlines()):
+        assert line["input_length"] == len(line["hash_ids"]) * BLOCK_TOKENS
     requests = read_trace(tmp_path / "trace")
     assert [len(request.keys) for request in requests] == [
         len(prompt) // BLOCK_TOKENS for prompt in prompts
@@ -84,8 +88,10 @@ def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
         assert (answer["is_drained"], answer["is_idle"]) == (True, True)
         assert serve() == 0
         status = ask(socket, {"command": "status"})
-        assert set(status["host"]["misses"]) == {"absent"}
-        assert status["tiers"][0]["failures"] == {}
+        # The first time it was there, the prompt was new.
+        misses = status["host"]["misses"]
+        assert sum(misses.values()) == misses["absent"] == 2
+        assert not sum(status["tiers"][0]["failures"].values())
         ask(socket, {"command": "resume", "tier": "file"})
         assert serve() == 3 * BLOCK_TOKENS
         assert not any(engine.leftovers().values()), engine.leftovers()

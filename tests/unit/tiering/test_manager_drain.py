@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from support.engine import KEYS, A, B, Engine, start_promotion, stored_below
@@ -15,6 +15,10 @@ Make = Callable[..., Engine]
 
 def drain(engine: Engine, tier: int = 0, *, drained: bool = True) -> None:
     engine.manager.clients[tier].is_drained = drained
+
+
+def counted(counter: Mapping[str, int]) -> dict[str, int]:
+    return {what: count for what, count in counter.items() if count}
 
 
 def test_a_drained_tier_is_neither_asked_nor_given_anything_and_counts_as_absent(
@@ -29,8 +33,8 @@ def test_a_drained_tier_is_neither_asked_nor_given_anything_and_counts_as_absent
     engine.steps(0.1)
     assert len(engine.tiers[0].calls) == calls
     host, tier = engine.manager.stats
-    assert dict(host.misses) == {"absent": 1}
-    assert dict(tier.dropped) == {"store.drained": 1}
+    assert counted(host.misses) == {"absent": 1}
+    assert counted(tier.dropped) == {"store.drained": 1}
     engine.at_rest()
 
 
@@ -58,7 +62,7 @@ def test_the_next_tier_serves_meanwhile(make: Make) -> None:
     assert engine.settle(B, KEYS[0]) == ["HIT"]
     engine.load(B, KEYS[0])
     assert [stats.hit_chunks for stats in engine.manager.stats[1:]] == [0, 1]
-    assert dict(engine.manager.stats[0].misses) == {}
+    assert counted(engine.manager.stats[0].misses) == {}
     engine.at_rest()
 
 
@@ -109,7 +113,7 @@ def test_chunks_that_are_owed_to_a_drained_tier_do_not_fill_the_pool(make: Make)
         # Headroom is made good at the end of each step.
         engine.step()
         assert engine.store(A, key) == 1
-    assert set(engine.manager.stats[1].dropped) == {"store.drained"}
+    assert list(counted(engine.manager.stats[1].dropped)) == ["store.drained"]
     engine.at_rest()
 
 
@@ -137,7 +141,7 @@ def test_a_store_that_goes_away_while_its_tier_is_out_is_no_failure(make: Make) 
         assert engine.settle(B, key) == ["MISS"]
         engine.store(A, key)
         engine.step()
-    assert dict(engine.manager.stats[1].failures) == {}
+    assert counted(engine.manager.stats[1].failures) == {}
     assert engine.moves[0] == []
     engine.at_rest()
 
