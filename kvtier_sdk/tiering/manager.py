@@ -21,6 +21,7 @@ from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
+from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
@@ -73,7 +74,6 @@ class TieringManager:
         self._clock = clock
         self._policy = policy
         self._recorder = recorder
-        self._learns_order = policy.uses_prefix or recorder is not None
         self._pool = pool
         self._one_copy = one_copy
         self._recompute_s = recompute_s
@@ -193,11 +193,14 @@ class TieringManager:
         mask = -1
         if tiers is not None:
             mask = sum(tier.bit for tier in self._tiers if tier.client.spec.name in tiers)
+        order: PrefixOrder | NameOrder | None = None
+        arrived_s = 0.0
+        if self._recorder is not None:
+            order, arrived_s = NameOrder(), self._clock.now_s()
+        if self._policy.uses_prefix:
+            order = PrefixOrder()
         self._requests[request.request_id] = RequestState(
-            request,
-            learns_order=self._learns_order,
-            tiers=mask,
-            arrived_s=0.0 if self._recorder is None else self._clock.now_s(),
+            request, order, tiers=mask, arrived_s=arrived_s
         )
 
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.prefix_order import PrefixOrder
+from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.slots import Slot
 from kvtier_sdk.types import OffloadKey, RequestContext
 
@@ -43,8 +43,8 @@ class RequestState:
     def __init__(
         self,
         context: RequestContext,
+        prefix_order: PrefixOrder | NameOrder | None,
         *,
-        learns_order: bool,
         tiers: int = -1,
         arrived_s: float = 0.0,
     ) -> None:
@@ -55,7 +55,7 @@ class RequestState:
         self.claims: dict[OffloadKey, Slot] = {}
         self.copies: dict[OffloadKey, list[Slot]] = {}
         self.writes: dict[OffloadKey, Slot] = {}
-        self.prefix_order = PrefixOrder() if learns_order else None
+        self.prefix_order = prefix_order
         self.arrived_s = arrived_s
         self.missed: OffloadKey | None = None
         self.finished = False
