@@ -31,7 +31,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached chromium fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
 	bench-interference bench-worker gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
@@ -77,6 +77,12 @@ memcached:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq memcached; } \
 		|| { echo "memcached is missing and could not be installed: as root, apt-get install memcached" >&2; exit 1; }
 
+# The page of a replay is looked at in a real browser.
+chromium:
+	@command -v chromium >/dev/null \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } \
+		|| { echo "chromium is missing and could not be installed: as root, apt-get install chromium" >&2; exit 1; }
+
 $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
@@ -86,8 +92,11 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 		-e backends/s3
 	@touch $@
 
-test: setup redis-server memcached
+test: setup redis-server memcached chromium
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+
+messages: setup redis-server
+	KVTIER_WRITE_MESSAGES=1 $(BIN)/python -m pytest tests/integration/test_messages.py
 
 chaos: setup redis-server fuse
 	$(BIN)/python -m pytest -v -m "chaos or not chaos" tests/chaos
@@ -115,7 +124,7 @@ test-trace: setup redis-server
 	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
 		$(BIN)/python -m pytest -v --capture=no tests/integration/test_three_tiers.py
 
-test-wheels: setup redis-server
+test-wheels: setup redis-server chromium
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
 
 check: setup

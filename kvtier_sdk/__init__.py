@@ -54,7 +54,7 @@ from kvtier_sdk.metrics import (
     TierStats,
     metric_samples,
 )
-from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.tier import (
     BoundedTierConfig,
     ExpiringTierConfig,
@@ -163,6 +163,7 @@ __all__ = [
     "Share",
     "StoreMoment",
     "StorePolicy",
+    "StoredNamespace",
     "SystemClock",
     "TierAuthError",
     "TierCapacityError",

@@ -61,6 +61,7 @@ _OPTIONAL = {
     Capability.TOUCH: "touch",
     Capability.SCAN: "scan",
     Capability.USAGE: "usage",
+    Capability.NAMESPACES: "namespaces",
 }
 
 

@@ -12,6 +12,7 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest
+from kvtier_sdk.options.secret_options import read_secrets
 from kvtier_sdk.options.secrets import (
     Secrets,
     hides_more_than_password,
@@ -130,10 +131,12 @@ class TierSpec:
         if not name:
             raise ConfigError(f"{place.at('name')} is empty; leave it out, or give the tier a name")
         common = RunnerOptions.take_from(own)
-        unknown = own.keys() - tier_class.config_model.option_names()
+        model = tier_class.config_model
+        unknown = own.keys() - {*model.option_names(), *model.secret_files().values()}
         if url is not None and not unknown.isdisjoint(options_behind_secret(entry["url"])):
             raise _unclear(place)
-        config = validate_options(tier_class.config_model, own, place, _COMMON)
+        own = read_secrets(model, own, place)
+        config = validate_options(model, own, place, _COMMON)
         runner = validate_options(RunnerOptions, {**tier_class.runner_defaults, **common}, place)
         if tier_class.needs_process and runner.runner == "thread":
             raise ConfigError(

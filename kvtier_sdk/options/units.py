@@ -174,7 +174,7 @@ def format_seconds(duration_s: float) -> str:
         return f"{1e3 * duration_s:.3g} ms"
     if duration_s < 120:
         return f"{duration_s:.3g} s"
-    return f"{duration_s / 60:.3g} min" if duration_s < 7200 else f"{duration_s / 3600:.3g} h"
+    return f"{duration_s / 60:.3g} min" if duration_s < 3600 else f"{duration_s / 3600:.3g} h"
 
 
 #: Annotations for the fields of a config model: the option is written with its unit, the

@@ -27,7 +27,7 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.masked_errors import masked_error, without_frames
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
@@ -54,6 +54,7 @@ from kvtier_sdk.runner.loop_thread import close_tier
 from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
 from kvtier_sdk.runner.sealing import ChunkSealer
+from kvtier_sdk.runner.secret_renewal import SecretRenewal
 from kvtier_sdk.runner.survey import log_contents
 from kvtier_sdk.types import Capability, OffloadKey
 
@@ -134,6 +135,8 @@ class TierLoop:
         give_up: called when calls that hang have kept a direction from being probed for long, so
             that only the end of the process will free it.
         verify: ``False`` switches digests off, for measurements and tests only.
+        maintenance: true for a tool beside the engines: the tier changes nothing by itself, and a
+            damaged chunk is reported, not deleted.
         rng: jitters the pauses before retries and probes.
         engine_waits: false for an engine that serves already: no error ends the opening.
     """
@@ -148,6 +151,7 @@ class TierLoop:
         report: Callable[[Report], None],
         give_up: Callable[[], None] | None = None,
         verify: bool = True,
+        maintenance: bool = False,
         rng: random.Random | None = None,
         engine_waits: bool = True,
     ) -> None:
@@ -195,13 +199,15 @@ class TierLoop:
                 memory.region,
                 *(arena.region for arena in (headers, scratch, probes) if arena is not None),
             ),
+            maintenance=maintenance,
         )
         self._is_used = False
-        self._call = TierCaller(self._make_tier(), self._secrets)
+        self._renewal = SecretRenewal(self._secrets, self._log)
+        self._call = TierCaller(self._make_tier(), self._secrets, self._renewal)
         header = ChunkHeader(
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
         )
-        can_delete = Capability.DELETE in self._tier.capabilities
+        can_delete = Capability.DELETE in self._tier.capabilities and not maintenance
         sealer = None
         if codec is not None and scratch is not None:
             sealer = ChunkSealer(self._call, codec, context, header, scratch)
@@ -255,6 +261,11 @@ class TierLoop:
         self._closed = False
 
     @property
+    def call(self) -> TierCaller:
+        """The tier, held to the contract; for calls on this loop that are no job."""
+        return self._call
+
+    @property
     def _tier(self) -> SecondaryTierManager:
         return self._call.tier
 
@@ -263,7 +274,7 @@ class TierLoop:
             return self._spec.tier_class(self._spec.config, self._context)
         except Exception as error:
             masked = masked_error(error, self._secrets)
-        raise masked
+        raise without_frames(masked) if self._secrets else masked
 
     async def open(self) -> bool:
         """Open the tier.
@@ -275,9 +286,13 @@ class TierLoop:
             ConfigError: a setting cannot work.
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
+        self._renewal.warn_of_public_files()
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:
+        await self._renewal.call(self._open_once)
+
+    async def _open_once(self) -> None:
         """Make one attempt. An instance opens once: the one before is closed and replaced."""
         if self._is_used:
             await close_tier(lambda: masked_call(self._tier.close, self._secrets), self._log)
@@ -292,7 +307,7 @@ class TierLoop:
             raise
         if self._tier.context.metrics.complete():
             self._watch_metrics()
-        if self._log.isEnabledFor(logging.INFO):
+        if self._log.isEnabledFor(logging.INFO) and not self._context.maintenance:
             survey = log_contents(self._call, self._clock, self._log)
             self._survey = self._clock.spawn(survey, name=f"survey {self._context.name}")
 
@@ -451,14 +466,16 @@ class TierLoop:
 
     def _expire(self, run: _Run) -> None:
         operation = run.job.operation.value
-        within = format_seconds(run.job.deadline_s - run.started_s)
         count = len(run.verdicts)
         chunks = "1 chunk was" if count == 1 else f"{count} chunks were"
+        allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
+        when = "in time"
+        if allowed_s is not None:
+            when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
             logging.WARNING,
             f"{operation} deadline",
-            f"{self._context.name} {operation}: {chunks} not done within {within} "
-            f"('{operation}_deadline')",
+            f"{self._context.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
         # A lookup's deadline is short, and a healthy tier misses it under load.

@@ -145,7 +145,7 @@ class TierOpening:
         text = str(error)
         if not isinstance(error, TierError):
             text = f"{self._log.tier} open: {type(error).__name__}: {text_of(error)}"
-        self._log.often(logging.WARNING, "open", f"{text}; it is tried again")
+        self._log.often(logging.WARNING, "open", f"{text}; the engine goes on, and tries again")
         self._report(OpeningEnded(text))
 
 

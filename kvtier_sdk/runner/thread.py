@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar, cast
 
 from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import TierTimeoutError
+from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import (
     Job,
     JobResult,
@@ -19,6 +22,10 @@ from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.loop_thread import LoopThread, close_tier
 from kvtier_sdk.runner.opening import not_in_time
+
+T = TypeVar("T")
+
+_SILENCE: Any = object()
 
 
 class ThreadRunner:
@@ -120,6 +127,24 @@ class ThreadRunner:
         while self._reports:
             taken.append(self._reports.popleft())
         return taken
+
+    def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
+        """Call the tier beside its jobs, and wait for the answer; for tools, not for an engine.
+
+        Args:
+            question: awaits calls of the tier, in its thread.
+            timeout_s: how long to wait.
+
+        Returns:
+            What the question returned.
+
+        Raises:
+            TierError: the tier has raised it, or there is no answer in time.
+        """
+        answer = self._thread.call(question(self._tier_loop.call), timeout_s, _SILENCE)
+        if answer is _SILENCE:
+            raise TierTimeoutError(f"{self._name}: no answer within {timeout_s:g} s")
+        return cast(T, answer)
 
     def suspect(self) -> None:
         """Do nothing: a thread cannot be ended. The job's slots stay in quarantine."""

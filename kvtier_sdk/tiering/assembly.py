@@ -20,7 +20,7 @@ from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
 from kvtier_sdk.tiering.control import ManagerControl
 from kvtier_sdk.tiering.manager import TieringManager
-from kvtier_sdk.tiering.start_log import log_start, pool_in_words, tier_in_words
+from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.trace import TraceRecorder
@@ -47,7 +47,7 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
     if size_bytes is None:
         raise ConfigError("option 'chunk_bytes' is missing; it says how big a chunk is")
     _check_chunk(config, size_bytes)
-    slots = _slots(config, size_bytes)
+    slots = pool_slots(config, size_bytes)
     if any(map(wants_process, config.tiers)):
         pool = HostPool.create(PoolLayout(slots, size_bytes))
     else:
@@ -74,7 +74,7 @@ def check_pool(
     Raises:
         ConfigError: not one chunk fits, or the memory is not there.
     """
-    layout = PoolLayout(_slots(config, chunk_bytes), chunk_bytes)
+    layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
     HostPool.check(layout, directory=directory)
     return layout
 
@@ -147,20 +147,15 @@ def open_manager(
             )
             for spec in config.tiers
         ]
-        log_start(
-            pool_in_words(pool, config.policy),
-            (
-                tier_in_words(spec, runner, spec.namespace_of(bound, pool.chunk_bytes))
-                for spec, runner in zip(config.tiers, runners, strict=True)
-            ),
-        )
+        tiers_and_runners = list(zip(config.tiers, runners, strict=True))
+        log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
             # Those that the manager does not get are closed too, after it.
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         for runner in runners:
             runner.begin()
-        for spec, runner in zip(config.tiers, runners, strict=True):
+        for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
         if config.admin_socket is not None:
             control = ManagerControl(manager, clock, recorder)
@@ -235,7 +230,16 @@ def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
         )
 
 
-def _slots(config: TieringConfig, chunk_bytes: int) -> int:
+def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
+    """Return the number of slots of the configured host pool.
+
+    Args:
+        config: says how big it is.
+        chunk_bytes: payload of a chunk.
+
+    Raises:
+        ConfigError: not one chunk fits.
+    """
     if config.slots is not None:
         return config.slots
     size: int | float = config.pool_bytes or 0
@@ -245,6 +249,6 @@ def _slots(config: TieringConfig, chunk_bytes: int) -> int:
     if slots < 1:
         raise ConfigError(
             f"option 'pool_bytes' is {format_bytes(size_bytes)}, less than one slot of "
-            f"{format_bytes(row_bytes)}"
+            f"{format_bytes(row_bytes)}; raise it to at least that"
         )
     return slots

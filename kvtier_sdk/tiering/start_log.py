@@ -17,33 +17,36 @@ from kvtier_sdk.runner import PoolMemory, ProcessRunner, TierRunner
 _log = logging.getLogger("kvtier")
 
 
-def log_start(pool: str, tiers: Iterable[str]) -> None:
-    """Log one block: the host pool, and a line for each tier."""
-    lines = [f"kvtier {version('kvtier-sdk')} offloads to", pool, *tiers]
+def log_start(
+    pool: PoolMemory, policy: str, tiers: Iterable[tuple[TierSpec, TierRunner]], engine: Namespace
+) -> None:
+    """Log one block: the host pool, its tiers, and the namespace of their chunks.
+
+    Args:
+        pool: the host pool.
+        policy: name of its eviction policy, or the manager that evicts.
+        tiers: each tier, and what runs it.
+        engine: the namespace.
+    """
+    chunk_bytes = pool.chunk_bytes
+    common = engine.for_chunks(chunk_bytes).fingerprint
+    lines = [f"kvtier {version('kvtier-sdk')} offloads to", _pool_in_words(pool, policy)]
+    for spec, runner in tiers:
+        own = spec.namespace_of(engine, chunk_bytes).fingerprint
+        apart = "" if own == common else f", namespace {own}"
+        lines.append(f"tier {spec.name} ({spec.backend}): {_tier_in_words(spec, runner)}{apart}")
+    lines.append(f"namespace {common}")
     _log.info("%s", "\n  ".join(lines))
 
 
-def pool_in_words(pool: PoolMemory, policy: str) -> str:
-    """Write a host pool down for people.
-
-    Args:
-        pool: the pool.
-        policy: the eviction policy's name, or the manager that evicts.
-    """
+def _pool_in_words(pool: PoolMemory, policy: str) -> str:
     size = format_bytes(pool.slots * pool.chunk_bytes)
     chunks = f"{pool.slots:,} chunks of {format_bytes(pool.chunk_bytes)}"
     memory = "shared between processes" if pool.is_shared else "of this process"
-    return f"host pool: {size}, {chunks}, {memory}; eviction: {policy}"
+    return f"host pool: {size}, {chunks}, {memory}; eviction by {policy}"
 
 
-def tier_in_words(spec: TierSpec, runner: TierRunner, namespace: Namespace) -> str:
-    """Write a tier down for people.
-
-    Args:
-        spec: the tier.
-        runner: runs it.
-        namespace: of its chunks.
-    """
+def _tier_in_words(spec: TierSpec, runner: TierRunner) -> str:
     config, common = spec.config, spec.runner
     location = config.location()
     facts = [] if location is None else [url_without_password(unquote(location))]
@@ -55,8 +58,7 @@ def tier_in_words(spec: TierSpec, runner: TierRunner, namespace: Namespace) -> s
     facts += [f"store policy {common.store_policy}"]
     if common.codec is not None:
         facts += [f"sealed by {common.codec.partition(':')[0]}"]
-    facts += ["a process of its own" if isinstance(runner, ProcessRunner) else "a thread"]
+    facts += ["in a process" if isinstance(runner, ProcessRunner) else "in a thread"]
     if common.required:
         facts += ["required"]
-    facts += [f"namespace {namespace.fingerprint}"]
-    return f"tier {spec.name} ({spec.backend}): {', '.join(facts)}"
+    return ", ".join(facts)

@@ -51,7 +51,8 @@ MISTAKES = [
         slots = 4
         tiers = ["redis://127.0.0.1:1"]
         """,
-        "redis open: Error 111 connecting to 127.0.0.1:1. Connection refused.\n"
+        "redis open: no connection to 127.0.0.1:1: Connection refused; see that the server runs "
+        "there\n"
         "what to do: see that the store runs, that its address is right, and that this machine "
         "reaches it",
     ),
@@ -61,7 +62,8 @@ MISTAKES = [
         slots = 4
         tiers = ["redis://:hunter2@127.0.0.1:{port}"]
         """,
-        "redis open: invalid username-password pair or user is disabled.\n"
+        "redis open: invalid username-password pair or user is disabled; check options 'username' "
+        "and 'password'\n"
         "what to do: correct the credentials, or give this user access",
     ),
     (

@@ -18,7 +18,8 @@ from support.played import write_trace
 from support.unlimited import unlimited_hit_rate
 
 from kvtier_sdk import TieringConfig, TieringManager
-from kvtier_sdk.replay import chat_workload, driver, read_trace
+from kvtier_sdk.replay import ReplayRequest, chat_workload, driver, read_trace
+from kvtier_sdk.types import make_offload_key
 
 CHUNK_BYTES = 8192
 HEADER_BYTES = 4096
@@ -78,6 +79,13 @@ def test_a_replay_of_an_engines_configuration_leaves_its_trace_and_socket_alone(
     config.write_text(f"trace_dir = '{tmp_path}/trace'\nadmin_socket = '{tmp_path}'\n")
     replay("--config", str(config), "--trace", str(trace))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kv.toml", "trace.jsonl"]
+
+
+def test_a_request_that_hits_all_of_the_pool_still_gets_room_for_its_end() -> None:
+    keys = tuple(make_offload_key(bytes([number]) * 32) for number in range(5))
+    played = [ReplayRequest("short", keys[:4]), ReplayRequest("long", keys)]
+    config = TieringConfig.from_dict({"slots": 4, "chunk_bytes": 64})
+    assert driver.replay(played, config).hit_chunks == 4
 
 
 def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +215,8 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
     root = tmp_path / "kv"
     config = tmp_path / "kv.toml"
     config.write_text("polcy = 'lru'")
+    page = tmp_path / "page.html"
+    page.touch()
     cases = {
         "missing.jsonl: No such file": ("--trace", str(tmp_path / "missing.jsonl")),
         "line 17: 'hash_ids' should be": ("--trace", str(broken)),
@@ -223,6 +233,8 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "no.toml: No such file": ("--config", "no.toml"),
         "--seed 1: cannot be combined with --trace": ("--trace", str(trace), "--seed", "1"),
         "--workload chat: cannot be combined": ("--trace", str(trace), "--workload", "chat"),
+        "leave out --concurrency 2": ("--sweep", "--concurrency", "2"),
+        "leave out --sweep": ("--sweep", "--report", str(page)),
     }
     before = sorted(tmp_path.iterdir())
     for message, arguments in cases.items():
@@ -265,6 +277,31 @@ def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
     host, memory = json.loads(done.stdout)["tiers"]
     assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)
     assert memory["name"] == "m"
+
+
+def test_a_sweep_counts_what_replays_hit_and_suggests_a_size() -> None:
+    chats = ("--requests", "300", "--seed", "1")
+    done = kvtier("replay", "--sweep", "--json", "--chunk-bytes", "8KiB", "--slots", "300", *chats)
+    assert (done.returncode, done.stderr) == (0, "")
+    sweep = json.loads(done.stdout)
+    for point in (sweep["pool"], *sweep["points"][:2]):
+        report = replay("--slots", str(point["slots"]), *chats)
+        assert (report["hit_blocks"], report["hit_rate"]) == (
+            point["hit_blocks"],
+            point["hit_rate"],
+        )
+        assert point["bytes"] == 8192 * point["slots"]
+    printed = kvtier("replay", "--sweep", "--chunk-bytes", "8KiB", *chats).stdout
+    assert f"{sweep['suggested']['slots']:,} slots" in printed
+    assert f"{sweep['suggested']['hit_rate']:.2%}" in printed
+
+
+def test_a_sweep_opens_no_tier_and_needs_no_memory(tmp_path: Path) -> None:
+    tier = ("--tier", f"file://{tmp_path}/kv")
+    done = kvtier("replay", "--sweep", "--chunk-bytes", "64GiB", "--requests", "40", *tier)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "TiB" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_flag_is_refused() -> None:

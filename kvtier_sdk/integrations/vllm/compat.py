@@ -97,6 +97,11 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
     module.EngineArgs.create_engine_config = make_and_check
 
 
+def is_command() -> bool:
+    """Return true if this program is vLLM's command line, not one that uses vLLM as a library."""
+    return "vllm.entrypoints.cli.main" in sys.modules
+
+
 def computation() -> Any:
     """Return the stream on which the calling thread computes; ``None`` on a CPU.
 

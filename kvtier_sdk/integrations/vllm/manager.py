@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
         ReqContext,
         ScheduleEndContext,
     )
+
+_log = logging.getLogger("kvtier.vllm")
 
 #: Opens a manager for a namespace, with tiers; the flag is false if the engine does not wait for
 #: them.
@@ -259,6 +262,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         """
         if not self._identity.settle():
             return
+        _log.info("the seed of the hashes is known now: the tiers are opened under it")
         self._closing = threading.Thread(target=self._stack.close, name="kvtier-close", daemon=True)
         self._closing.start()
         self._stack = ExitStack()

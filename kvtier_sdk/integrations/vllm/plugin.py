@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from kvtier_sdk.errors import KVTierError
+
 #: The type of kvtier's secondary tiers in vLLM's configuration.
 TIER_TYPE = "kvtier"
 
@@ -45,10 +47,18 @@ def _check(vllm_config: Any) -> None:
         return
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    from kvtier_sdk.integrations.vllm import compat
     from kvtier_sdk.integrations.vllm.early_check import check_engine
 
     options = {
         name: getattr(transfer, name)
         for name in ("kv_connector", "kv_role", "kv_connector_extra_config")
     }
-    check_engine(options, vllm_config.model_config.model, Path(HF_HUB_CACHE))
+    try:
+        check_engine(options, vllm_config.model_config.model, Path(HF_HUB_CACHE))
+    except KVTierError as error:
+        if not compat.is_command():
+            raise
+        # An operator is told in his log, without the trace of a program that is not his.
+        _log.error("%s", error)
+        raise SystemExit(1) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,8 @@ from kvtier_sdk.integrations.vllm.translate import (
 from kvtier_sdk.metrics import TierStats, metric_samples
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
-from kvtier_sdk.tiering.start_log import log_start, pool_in_words, tier_in_words
+from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
@@ -107,7 +107,6 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         entry = SecondaryTierEntry.of_tier(offloading_spec, options)
         self._spec = entry.tier
         self._options = entry.options
-        self._log = logging.getLogger(f"kvtier.tier.{self._spec.name}")
         # What vLLM's manager goes by: its own metrics, filters and figures of hits.
         tier_class = self._spec.tier_class
         self.tier_type = self._spec.name
@@ -117,6 +116,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._whole_requests = self._spec.runner.offload_policy == "request"
         self._wants_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
         self._clock: Clock = SystemClock()
+        self._log = TierLog(self._spec.name, self._clock)
         self._feed = StatsFeed()
         self._requests: dict[str, _Request] = {}
         self._touched: dict[OffloadKey, None] = {}
@@ -278,8 +278,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             engine_waits=engine_waits,
         )
         spec = self._spec
-        namespace = spec.namespace_of(self._identity.namespace, self._slots.chunk_bytes)
-        log_start(pool_in_words(self._slots, "vLLM's"), [tier_in_words(spec, runner, namespace)])
+        log_start(self._slots, "vLLM", [(spec, runner)], self._identity.namespace)
         return TierClient(
             spec,
             runner,
@@ -296,6 +295,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         """
         if not self._identity.settle():
             return
+        self._log.info("the seed of the hashes is known now: the tier is opened under it")
         self._closing = threading.Thread(
             target=self._tier.close,
             args=(self._options.shutdown_timeout_s,),

@@ -115,7 +115,8 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         if not slots:
             raise ConfigError(
                 f"kv_connector_extra_config: option 'cpu_bytes_to_use' is "
-                f"{format_bytes(size_bytes)}, and one chunk takes {format_bytes(one.row_bytes)}"
+                f"{format_bytes(size_bytes)}, and one chunk takes {format_bytes(one.row_bytes)}; "
+                "raise it to at least that"
             )
         return PoolLayout(slots, one.part_bytes, one.workers, one.replicated)
 

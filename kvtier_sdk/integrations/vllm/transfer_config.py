@@ -137,7 +137,7 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
             return _read_guests(extra)
     except ConfigError as error:
         lines = str(error).splitlines()
-        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from error
+        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from None
     known = nearest(str(spec), [_HOST_SPEC, *GUEST_SPECS], "allowed")
     raise ConfigError(f"{inside.at('spec_name')} is {spec!r}; {known}")
 

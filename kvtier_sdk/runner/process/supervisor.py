@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -187,7 +187,8 @@ class Supervisor:
             child.data.close()
 
     async def _start_with(self, pool_fd: int) -> ChildProcess:
-        bootstrap: dict[str, Any] = write_bootstrap(
+        bootstrap = partial(
+            write_bootstrap,
             self._spec,
             namespace=self._namespace,
             layout=self._pool.layout,

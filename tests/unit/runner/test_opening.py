@@ -150,7 +150,7 @@ def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
     assert_used(rig)
     assert rig.client.stats.open_failures == 2
     assert rig.past() == ["open", "closed", "open", "closed", "open", "opened"]
-    assert "held open: connection refused; it is tried again" in caplog.text
+    assert "held open: connection refused; the engine goes on, and tries again" in caplog.text
     assert "held: the tier is open now" in caplog.text
 
 
