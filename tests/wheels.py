@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_EXTRAS = "cli,seal,testing,torch,uvloop,yaml"
+_EXTRAS = "cli,metrics,seal,testing,torch,uvloop,yaml"
 # Hypothesis marks its tests, but not its state machines.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 

@@ -18,6 +18,7 @@ import typer
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.engine import drain_command, resume_command
+from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_page import Played, replay_page
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
@@ -73,6 +74,7 @@ app.command("backends")(backends_command)
 app.command("check")(check_command)
 app.command("new-backend")(new_backend_command)
 app.command("vllm-config")(vllm_config_command)
+app.add_typer(metrics_app, name="metrics")
 app.command("top")(top_command)
 app.command("drain")(drain_command)
 app.command("resume")(resume_command)
@@ -298,8 +300,8 @@ def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig
     elif "pool_bytes" in options:
         del defaults["slots"]
     config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
-    # A replay is not the engine: it does not write into its trace, nor take its socket.
-    engines_own = {"trace_dir": None, "admin_socket": None}
+    # A replay is not the engine: it takes neither its trace nor its socket nor its port.
+    engines_own = {"trace_dir": None, "admin_socket": None, "metrics_port": None}
     return config.model_copy(update=engines_own | {name: getattr(given, name) for name in flags})
 
 

@@ -41,6 +41,8 @@ class TieringConfig(StrictModel):
             Loads are not judged where absent.
         verify: whether digests are checked; off for measurements and tests only.
         shutdown_timeout_s: time that each tier has to drain, and again to close.
+        metrics_port: port of the metrics endpoint; none is served where it is absent.
+        metrics_host: address of the metrics endpoint.
         namespace: further facts that must match for stored bytes to be reusable, name to plain
             value: ``{"model": "my-model", "revision": "v2"}``; an engine adds its own.
         trace_dir: directory for a block-hash trace of all requests; none is recorded where absent.
@@ -60,6 +62,8 @@ class TieringConfig(StrictModel):
     recompute_s: Seconds | None = Field(None, alias="recompute", gt=0)
     verify: Flag = True
     shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
+    metrics_port: Count | None = Field(None, ge=0, le=65535)
+    metrics_host: str = "127.0.0.1"
     namespace: Mapping[str, Any] = Field(default_factory=dict)
     trace_dir: str | None = Field(None, min_length=1)
     trace_file_bytes: Bytes = Field(64 * 2**20, alias="trace_file_size", gt=0)

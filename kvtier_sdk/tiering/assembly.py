@@ -11,6 +11,7 @@ from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
@@ -110,7 +111,8 @@ def open_manager(
         The manager, ready.
 
     Raises:
-        ConfigError: an option is wrong, or a tier cannot work with it; nothing runs any more.
+        ConfigError: an option is wrong, or a tier cannot work with it, or the port for metrics
+            cannot be had; nothing runs any more.
         BackendError: a store policy or the policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -157,6 +159,10 @@ def open_manager(
             runner.begin()
         for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
+        if config.metrics_port is not None:
+            stack.enter_context(
+                serve_metrics(manager.samples, port=config.metrics_port, host=config.metrics_host)
+            )
         if config.admin_socket is not None:
             control = ManagerControl(manager, clock, recorder)
             stack.enter_context(AdminSocket(Path(config.admin_socket), control.answer))

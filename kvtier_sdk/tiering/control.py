@@ -72,7 +72,7 @@ class ManagerControl:
         return {
             "pid": os.getpid(),
             "uptime_s": now_s - self._started_s,
-            # The counters are as old as that: reports of the tiers are taken in steps.
+            # The counts of jobs are as old as that: the tiers' results are taken in steps.
             "idle_s": max(0.0, now_s - manager.last_step_s),
             "pool": asdict(manager.usage()),
             "trace": trace,
@@ -81,7 +81,7 @@ class ManagerControl:
         }
 
     def _tier(self, client: TierClient) -> dict[str, Any]:
-        return _counters(client.stats) | {
+        return _counters(client.stats_now()) | {
             "is_drained": client.is_drained,
             "is_idle": client.is_idle,
             "jobs": client.jobs.unreleased,

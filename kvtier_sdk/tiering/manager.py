@@ -12,7 +12,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import EvictionPolicy, StoreMoment
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import OffloadingEvent
-from kvtier_sdk.metrics import PoolUsage, TierStats
+from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
 from kvtier_sdk.runner.jobs import Operation
@@ -33,6 +33,7 @@ from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 # Looked up once: this is the engine's thread.
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS
 _HIT_PENDING, _RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
+_ABSENT = MissReason.ABSENT.value
 _READY, _WRITING, _LOADING = SlotState.READY, SlotState.WRITING, SlotState.LOADING
 
 
@@ -79,6 +80,9 @@ class TieringManager:
         self._recompute_s = recompute_s
         self._events = events
         self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
+        # Looked up once: this is the engine's thread.
+        self._by_key = self._primary.by_key
+        self._misses = self._primary.stats.misses
         self._tiers: list[ManagedTier] = []
         self._lookup_deadline_s = 0.0
         self._lookups = LookupTable()
@@ -90,7 +94,7 @@ class TieringManager:
         # Slots that copies from before a reset may still touch.
         self._stale_copies: list[Slot] = []
         self._collected = False
-        self._now_s = clock.now_s()
+        self._now_s = self._primary.now_s = clock.now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier and put it behind those that are there. Waits for it.
@@ -136,6 +140,7 @@ class TieringManager:
     @property
     def stats(self) -> list[TierStats]:
         """Counters of the primary tier, then of each secondary tier in order; live, not copies."""
+        self._primary.note_use()
         return [self._primary.stats, *(tier.client.stats for tier in self._tiers)]
 
     @property
@@ -147,6 +152,15 @@ class TieringManager:
     def last_step_s(self) -> float:
         """Time on the clock at which the tiers' reports were last taken."""
         return self._now_s
+
+    def samples(self) -> list[Sample]:
+        """Return the value of each metric right now, also if the engine is idle.
+
+        Any thread may call it; with :func:`kvtier_sdk.serve_metrics` it feeds an endpoint.
+        """
+        self._primary.note_use()
+        stats = [self._primary.stats, *(tier.client.stats_now() for tier in self._tiers)]
+        return list(metric_samples(stats, self.usage()))
 
     def usage(self) -> PoolUsage:
         """Return how the host pool is used right now. Walks over all slots: not for every step."""
@@ -223,7 +237,7 @@ class TieringManager:
         state = self._requests.get(request.request_id) or self._state(request)
         if state.prefix_order is not None:
             state.prefix_order.note(key)
-        slot = self._primary.by_key.get(key)
+        slot = self._by_key.get(key)
         if slot is not None:
             return self._find(slot, state)
         pending = state.asked.get(key)
@@ -240,7 +254,7 @@ class TieringManager:
                 return _RETRY
             self._lookups.give_up(pending)
         if having is None:
-            self._count_miss(key, state, pending.doubt or MissReason.ABSENT.value)
+            self._count_miss(key, state, pending.doubt or _ABSENT)
         else:
             self._count_miss(key, state, MissReason.LOAD_FAILED.value)
         return _MISS
@@ -590,6 +604,7 @@ class TieringManager:
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
         """Ask the tiers for a chunk, or join a lookup that is open; ``None`` is a miss."""
         if not self._tiers:
+            self._count_miss(key, state, _ABSENT)
             return None
         # A request that may not ask all tiers has its answers for itself.
         pending = self._lookups.open.get(key) if state.tiers == -1 else None
@@ -600,7 +615,8 @@ class TieringManager:
                 if pending is None:
                     may_ask = self._tiers_of(state)
                     reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
-                    self._count_miss(key, state, reason.value)
+                    if self._count_miss(key, state, reason.value):
+                        self._drop_lookups(may_ask, 1)
                     return None
             pending.keys.append(key)
             if pending.shared:
@@ -623,14 +639,13 @@ class TieringManager:
         for tier in self._tiers:
             if tier.client.takes_reads:
                 tiers |= tier.bit & may_ask
-            elif tier.bit & may_ask:
-                tier.client.skip_lookup()
         if not tiers:
             return None
         deadline_s = self._now_s + self._lookup_deadline_s
         pending = self._lookups.begin(state.context, tiers, deadline_s, shared=state.tiers == -1)
         if tiers != may_ask:
             pending.doubt = MissReason.UNAVAILABLE.value
+            pending.skipped = may_ask & ~tiers
         state.asking = pending
         return pending
 
@@ -675,15 +690,23 @@ class TieringManager:
             pending.worth_loading = tier.expected_load_s(found) <= found * self._recompute_s
         return pending.worth_loading
 
-    def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> None:
-        if state.missed != key:
-            state.missed = key
-            self._primary.stats.misses[reason] += 1
+    def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
+        """Count a miss; return false if it was counted before."""
+        if key in state.missed:
+            return False
+        state.missed.add(key)
+        self._misses[reason] += 1
+        return True
+
+    def _drop_lookups(self, tiers: int, chunks: int) -> None:
+        for tier in self._tiers:
+            if tiers & tier.bit:
+                tier.client.drop_lookups(chunks)
 
     def _collect(self) -> None:
         """Apply what the tiers have reported since the last time."""
         self._collected = True
-        self._now_s = self._clock.now_s()
+        self._now_s = self._primary.now_s = self._clock.now_s()
         for tier in self._tiers:
             tier.client.poll()
 
@@ -693,6 +716,8 @@ class TieringManager:
             for tier in self._tiers:
                 if pending.waiting & tier.bit:
                     tier.client.lookup(pending.keys, pending.request, tag=pending)
+            if pending.skipped:
+                self._drop_lookups(pending.skipped, len(pending.keys))
         for tier in self._tiers:
             tier.client.flush()
 

@@ -22,7 +22,7 @@ class RequestState:
         prefix_order: the order of the request's chunks, where the policy or a trace needs it.
         arrived_s: when it arrived, where a trace is recorded.
         tiers: mask of the tiers that may be asked for it; -1 for all.
-        missed: the chunk whose miss was counted last, so that it is counted once.
+        missed: the chunks whose miss was counted, so that each is counted once.
         finished: true once the engine is done with it; completions may still arrive.
     """
 
@@ -57,7 +57,7 @@ class RequestState:
         self.writes: dict[OffloadKey, Slot] = {}
         self.prefix_order = prefix_order
         self.arrived_s = arrived_s
-        self.missed: OffloadKey | None = None
+        self.missed: set[OffloadKey] = set()
         self.finished = False
 
     @property

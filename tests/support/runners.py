@@ -41,7 +41,15 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
-from kvtier_sdk.runner.jobs import Job, JobResult, MetricsChanged, Operation, Report, Verdict
+from kvtier_sdk.runner.jobs import (
+    Job,
+    JobResult,
+    MetricsChanged,
+    Operation,
+    Report,
+    UsageChanged,
+    Verdict,
+)
 from support.odd_answers import NONSENSE, UNREADABLE, HostileKey
 from support.promises import fault_of_batch, fault_of_keys
 
@@ -365,7 +373,7 @@ class SeenRunner:
 
     def poll(self) -> Sequence[Report]:
         reports = self.runner.poll()
-        usual = JobResult, MetricsChanged
+        usual = JobResult, MetricsChanged, UsageChanged
         self.others += [report for report in reports if not isinstance(report, usual)]
         return reports
 
