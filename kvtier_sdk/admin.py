@@ -64,6 +64,7 @@ class AdminSocket:
             raise
         self._thread = threading.Thread(target=self._serve, name="kvtier-admin", daemon=True)
         self._thread.start()
+        _log.info("admin socket: %s", self.path)
 
     def __enter__(self) -> Self:
         return self

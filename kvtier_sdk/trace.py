@@ -89,6 +89,7 @@ class TraceRecorder:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtier-trace", daemon=True)
         self._thread.start()
+        _log.info("requests are recorded: %s", self.path)
 
     @property
     def dropped(self) -> int:

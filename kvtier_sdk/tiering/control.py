@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -13,6 +14,8 @@ from kvtier_sdk.options.place import nearest
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.trace import TraceRecorder
+
+_log = logging.getLogger("kvtier.admin")
 
 _COMMANDS = ("status", "drain", "resume")
 
@@ -58,6 +61,8 @@ class ManagerControl:
         if name not in clients:
             return {"error": f"no tier {name!r}; {nearest(name, clients, 'there are')}"}
         clients[name].is_drained = command == "drain"
+        done = "taken out" if command == "drain" else "put back"
+        _log.warning("%s: the tier is %s, on request", name, done)
         return self._tier(clients[name])
 
     def _status(self) -> dict[str, Any]:

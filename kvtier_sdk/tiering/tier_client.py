@@ -510,7 +510,7 @@ class TierClient:
         is_load = operation is _LOAD
         # A load that was decided on a moment before the tier was taken out still begins.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
-            taken, reason = 0, self._refusal
+            taken, reason = 0, "unavailable" if is_load else self._refusal
         else:
             queued_bytes = self.load_bytes if is_load else self.store_bytes
             taken = min(count, self.load_room if is_load else self.store_room)

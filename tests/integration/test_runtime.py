@@ -169,7 +169,9 @@ def idle(config: TieringConfig) -> Iterator[Path]:
         yield Path(str(config.admin_socket))
 
 
-def test_the_commands_at_an_engine_that_sleeps(idle: Path) -> None:
+def test_the_commands_at_an_engine_that_sleeps(
+    idle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     done = kvtier("top", idle, "--once", "--interval", "100ms")
     assert (done.returncode, done.stderr) == (0, "")
     title, _, head, *rows = done.stdout.splitlines()
@@ -186,6 +188,10 @@ def test_the_commands_at_an_engine_that_sleeps(idle: Path) -> None:
     assert "drained" in kvtier("top", idle, "--once", "--interval", "100ms").stdout
     assert kvtier("resume", idle, "redis").stdout == "redis is in\n"
     assert ask(idle, {"command": "status"})["tiers"][1]["is_drained"] is False
+    assert caplog.messages[-2:] == [
+        "redis: the tier is taken out, on request",
+        "redis: the tier is put back, on request",
+    ]
 
 
 def test_what_is_asked_of_nobody_or_of_no_tier_is_one_line(idle: Path, tmp_path: Path) -> None:

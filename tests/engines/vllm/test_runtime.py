@@ -69,7 +69,7 @@ def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
 ) -> None:
     socket = tmp_path / "engine.sock"
     offloading = OUR_MANAGER.offloading(f"file://{tmp_path}/kv?direct_io=off", runner="process")
-    offloading |= {"admin_socket": str(socket)}
+    offloading |= {"admin_socket": str(socket), "trace_dir": str(tmp_path / "trace")}
     prompts = [make_prompt(1, 3)]
     expected = plain.outputs(prompts)
 
@@ -80,7 +80,9 @@ def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
         assert same(outputs, expected)
         return int(outputs[0]["cached"])
 
-    with start_engine(offloading) as engine:
+    # Another seed than the expected one: the first request has the manager made again.
+    with start_engine(offloading, environment={"PYTHONHASHSEED": "7"}) as engine:
+        assert ask(socket, {"command": "status"})["tiers"][0]["is_open"]
         engine.generate(prompts=prompts)
         engine.settle()
         assert serve() == 3 * BLOCK_TOKENS
@@ -96,3 +98,7 @@ def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
         assert serve() == 3 * BLOCK_TOKENS
         assert not any(engine.leftovers().values()), engine.leftovers()
     assert not socket.exists()
+    (request, *others) = read_trace(tmp_path / "trace")
+    assert len(request.keys) == 3
+    assert all(other.keys == request.keys for other in others)
+    assert len(others) == 3
