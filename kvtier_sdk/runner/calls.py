@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import TierAuthError, TierContractError, TierError
 from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.options.masked_errors import masked_error, without_frames
+from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.answers import (
     NonsenseError,
@@ -31,7 +31,7 @@ _DELETE_CHUNKS = 256
 
 
 async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
-    """Await a call of a tier; what it raises shows no secret, nor do its frames."""
+    """Await a call of a tier; what it raises shows no secret."""
     try:
         return await call()
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
@@ -39,7 +39,7 @@ async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
     except BaseException as error:
         masked = masked_error(readable(error), secrets)
     # Raised out here: the context of a replacement would be the original.
-    raise without_frames(masked) if secrets else masked
+    raise masked
 
 
 class TierCaller:

@@ -287,7 +287,12 @@ class TierLoop:
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
         self._renewal.warn_of_public_files()
-        return await self._opening.begin()
+        try:
+            return await self._opening.begin()
+        except Exception as error:
+            if self._secrets:
+                without_frames(error)
+            raise
 
     async def _open_tier(self) -> None:
         await self._renewal.call(self._open_once)

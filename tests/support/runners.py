@@ -261,6 +261,15 @@ class MisbehavingTier(MemoryTier):
             os.write(stream_fd, b"last words")
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
 
+    def _demand_secret(self) -> None:
+        """Refuse a secret that is not the one in a file beside the diary."""
+        self._note("asked")
+        if (
+            self.config.secret_key.get_secret_value()
+            != Path(f"{self.config.diary}.key").read_text()
+        ):
+            raise TierAuthError("wrong key")
+
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
 
