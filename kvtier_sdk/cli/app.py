@@ -17,6 +17,7 @@ import typer
 
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
+from kvtier_sdk.cli.engine import drain_command, resume_command
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_page import Played, replay_page
@@ -24,6 +25,7 @@ from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
 from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
+from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.cli.vllm_config import vllm_config_command
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
 from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
@@ -70,12 +72,16 @@ def _root(
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-app.command("backends")(backends_command)
-app.command("check")(check_command)
-app.command("new-backend")(new_backend_command)
+# In the order of their use.
 app.command("vllm-config")(vllm_config_command)
-app.add_typer(metrics_app, name="metrics")
+app.command("check")(check_command)
 app.add_typer(tier_app, name="tier")
+app.command("top")(top_command)
+app.command("drain")(drain_command)
+app.command("resume")(resume_command)
+app.add_typer(metrics_app, name="metrics")
+app.command("backends")(backends_command)
+app.command("new-backend")(new_backend_command)
 
 
 #: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.
@@ -86,6 +92,8 @@ _WrongUsage: Any = next(
 _TRACEBACK = "KVTIER_TRACEBACK"
 #: Options of a replay that neither the command line nor the file gives.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
+#: A replay is not the engine: it takes neither its trace nor its socket nor its port.
+_ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 #: Tokens of a block in the published traces.
 _TRACE_TOKENS = 512
 
@@ -95,8 +103,9 @@ def replay_command(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Play a block-hash trace: JSON lines with 'hash_ids', as published with Mooncake.",
+            metavar="PATH",
+            help="Play a block-hash trace: JSON lines with 'hash_ids', as published with Mooncake; "
+            "or a directory of them, as an engine records them with 'trace_dir'.",
         ),
     ] = None,
     workload: Annotated[
@@ -313,7 +322,9 @@ def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig
     elif "pool_bytes" in options:
         del defaults["slots"]
     config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
-    return config.model_copy(update={name: getattr(given, name) for name in flags})
+    return config.model_copy(
+        update={**_ENGINES_OWN, **{name: getattr(given, name) for name in flags}}
+    )
 
 
 def _of_vllm(
@@ -322,7 +333,8 @@ def _of_vllm(
     """Put the flags over what an engine is configured with, which tells the size of a chunk."""
     names = {*flags, "chunk_bytes"}
     size = {"pool_bytes": None} if "slots" in flags else {}
-    return config.model_copy(update={**size, **{name: getattr(given, name) for name in names}})
+    update = {**_ENGINES_OWN, **size, **{name: getattr(given, name) for name in names}}
+    return config.model_copy(update=update)
 
 
 def run() -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import TieringConfig
@@ -17,10 +19,12 @@ from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
+from kvtier_sdk.tiering.control import ManagerControl
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.trace import TraceRecorder
 
 
 @contextmanager
@@ -121,41 +125,48 @@ def open_manager(
     bound = config.bind(namespace)
     policy = load_policy(config.policy)()
     policy.open(pool.slots)
-    manager = TieringManager(
-        pool,
-        policy=policy,
-        clock=clock,
-        store_reserve=config.store_reserve,
-        events=events,
-        one_copy=one_copy,
-        recompute_s=config.recompute_s,
-    )
-    runners = [
-        make_runner(
-            spec,
+    with ExitStack() as stack:
+        recorder = _open_recorder(config, clock, stack)
+        manager = TieringManager(
             pool,
-            namespace=bound,
+            policy=policy,
             clock=clock,
-            notify=notify,
-            verify=config.verify,
-            engine_waits=engine_waits,
+            store_reserve=config.store_reserve,
+            events=events,
+            one_copy=one_copy,
+            recompute_s=config.recompute_s,
+            recorder=recorder,
         )
-        for spec in config.tiers
-    ]
-    tiers_and_runners = list(zip(config.tiers, runners, strict=True))
-    log_start(pool, config.policy, tiers_and_runners, bound)
-    try:
+        runners = [
+            make_runner(
+                spec,
+                pool,
+                namespace=bound,
+                clock=clock,
+                notify=notify,
+                verify=config.verify,
+                engine_waits=engine_waits,
+            )
+            for spec in config.tiers
+        ]
+        tiers_and_runners = list(zip(config.tiers, runners, strict=True))
+        log_start(pool, config.policy, tiers_and_runners, bound)
+        for runner in runners:
+            # Those that the manager does not get are closed too, after it.
+            stack.callback(runner.close, config.shutdown_timeout_s)
+        stack.callback(manager.shutdown, config.shutdown_timeout_s)
         for runner in runners:
             runner.begin()
         for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
-        with _exporter(config, manager):
-            yield manager
-    finally:
-        manager.shutdown(config.shutdown_timeout_s)
-        # Those that the manager did not get.
-        for runner in runners:
-            runner.close(config.shutdown_timeout_s)
+        if config.metrics_port is not None:
+            stack.enter_context(
+                serve_metrics(manager.samples, port=config.metrics_port, host=config.metrics_host)
+            )
+        if config.admin_socket is not None:
+            control = ManagerControl(manager, clock, recorder)
+            stack.enter_context(AdminSocket(Path(config.admin_socket), control.answer))
+        yield manager
 
 
 @contextmanager
@@ -205,10 +216,17 @@ def open_tier(
         client.close(shutdown_timeout_s)
 
 
-def _exporter(config: TieringConfig, manager: TieringManager) -> AbstractContextManager[object]:
-    if config.metrics_port is None:
-        return nullcontext()
-    return serve_metrics(manager.samples, port=config.metrics_port, host=config.metrics_host)
+def _open_recorder(config: TieringConfig, clock: Clock, stack: ExitStack) -> TraceRecorder | None:
+    if config.trace_dir is None:
+        return None
+    recorder = TraceRecorder(
+        Path(config.trace_dir),
+        file_bytes=config.trace_file_bytes,
+        files=config.trace_files,
+        clock=clock,
+    )
+    stack.callback(recorder.close)
+    return recorder
 
 
 def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:

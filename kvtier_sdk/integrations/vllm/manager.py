@@ -143,7 +143,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         )
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self._manager.on_request_finished(_of(req_context).context)
+        self._manager.on_request_finished(_of(req_context).context, compat.end_tokens(req_context))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
         return _RESULTS[self._manager.lookup(key, _of(req_context).context)]
