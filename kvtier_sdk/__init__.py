@@ -45,8 +45,11 @@ from kvtier_sdk.errors import (
     map_exceptions,
 )
 from kvtier_sdk.events import OffloadingEvent
+from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.metrics import (
     METRICS,
+    Histogram,
+    HistogramValue,
     Metric,
     MetricKind,
     PoolUsage,
@@ -130,6 +133,8 @@ __all__ = [
     "EvictionPolicy",
     "ExpiringTierConfig",
     "Flag",
+    "Histogram",
+    "HistogramValue",
     "HostPool",
     "Job",
     "JobResult",
@@ -202,5 +207,6 @@ __all__ = [
     "open_pool",
     "open_tier",
     "run_blocking",
+    "serve_metrics",
     "split_offload_key",
 ]

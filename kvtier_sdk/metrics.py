@@ -7,11 +7,15 @@ exporter (Prometheus, an engine's own statistics) lives elsewhere and needs only
 # ruff: noqa: RUF009 - what is called in the defaults below makes dataclass fields
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any
+from itertools import product
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
+
+from kvtier_sdk.events import PRIMARY
 
 
 class MetricKind(Enum):
@@ -21,6 +25,8 @@ class MetricKind(Enum):
     COUNTER = "counter"
     #: Goes up and down.
     GAUGE = "gauge"
+    #: Counts observations by size.
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +35,11 @@ class Metric:
 
     Attributes:
         name: its exported name, which ends with the unit, and with ``_total`` for a counter.
-        kind: counter or gauge.
+        kind: counter, gauge or histogram.
         unit: ``chunks``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
         help: one sentence for an operator.
         labels: the names of its labels.
+        bounds: of a histogram, the upper bounds of its buckets; a last one without a bound follows.
     """
 
     name: str
@@ -40,6 +47,19 @@ class Metric:
     unit: str
     help: str
     labels: tuple[str, ...]
+    bounds: tuple[float, ...] = ()
+
+
+class HistogramValue(NamedTuple):
+    """The observations of a histogram at one moment.
+
+    Attributes:
+        counts: the number of observations in each bucket, that without a bound included.
+        total: all observations added up.
+    """
+
+    counts: tuple[int, ...]
+    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +69,156 @@ class Sample:
     Attributes:
         metric: the metric.
         labels: a value for each of the metric's labels.
-        value: the value, in the metric's unit.
+        value: the value, in the metric's unit; of a histogram, its observations.
     """
 
     metric: Metric
     labels: tuple[str, ...]
-    value: float
+    value: float | HistogramValue
 
 
-_METRIC = "kvtier.metric"
+class Histogram:
+    """Observations, counted by size. Belongs to one thread; any thread may read it.
+
+    Attributes:
+        counts: the number of observations in each bucket; the last one has no bound.
+        total: all observations added up.
+
+    Args:
+        bounds: upper bounds of the buckets, growing.
+    """
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts: list[int] = [0] * (len(bounds) + 1)
+        self.total: float = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count an observation of this size (``value``)."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def observe_several(self, value: float, count: int) -> None:
+        """Count so many observations (``count``) of one size (``value``)."""
+        self.counts[bisect_left(self._bounds, value)] += count
+        self.total += value * count
+
+    @property
+    def value(self) -> HistogramValue:
+        """The observations up to now."""
+        return HistogramValue(tuple(self.counts), self.total)
 
 
-def _counter(name: str, unit: str, text: str) -> Any:
+# The values of labels, so that every series exists from the start. Enums of the layers above have
+# the same values, and a test compares them.
+_JOBS = ("lookup", "load", "store")
+_OPERATIONS = (*_JOBS, "delete", "purge")
+_FAULTS = (
+    "auth",
+    "cancelled",
+    "capacity",
+    "contract",
+    "corrupt",
+    "failed",
+    "not_found",
+    "timeout",
+    "unavailable",
+)
+_MISSES = (
+    "absent",
+    "load_failed",
+    "lookup_failed",
+    "primary_full",
+    "queue_full",
+    "slower_than_recompute",
+    "timeout",
+    "unavailable",
+)
+_DROPS = (
+    "lookup.unavailable",
+    "store.drained",
+    *map(".".join, product(("load", "store"), ("primary_full", "queue_full", "unavailable"))),
+)
+
+_SECONDS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0),
+)
+_AGES = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86400.0)
+_CHUNKS = tuple(float(1 << power) for power in range(11))
+
+_DECLARED = "kvtier.metric"
+_Tiers: TypeAlias = Literal["all", "pool", "behind"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A metric and the tiers that have it.
+
+    Attributes:
+        metric: the metric.
+        of: which tiers have it: all, the host pool, or those behind it.
+        keys: label values that exist from the start, joined by dots.
+    """
+
+    metric: Metric
+    of: _Tiers = "all"
+    keys: tuple[str, ...] = ()
+
+
+def _counter(name: str, unit: str, text: str, of: _Tiers = "all") -> Any:
     metric = Metric(f"kvtier_{name}_total", MetricKind.COUNTER, unit, text, ("tier",))
-    return field(default=0, metadata={_METRIC: metric})
+    return field(default=0, metadata={_DECLARED: _Declared(metric, of)})
 
 
-def _counters(name: str, unit: str, text: str, *labels: str) -> Any:
+def _counters(
+    name: str, unit: str, text: str, *labels: str, keys: Iterable[str], of: _Tiers = "all"
+) -> Any:
     """Declare counters with labels; the field's keys are the label values, joined by dots."""
     metric = Metric(f"kvtier_{name}_total", MetricKind.COUNTER, unit, text, ("tier", *labels))
-    return field(default_factory=Counter, metadata={_METRIC: metric})
+    declared = _Declared(metric, of, tuple(keys))
+    return field(default_factory=Counter, metadata={_DECLARED: declared})
 
 
-def _gauge(name: str, unit: str, text: str, *labels: str) -> Any:
+def _gauge(
+    name: str, unit: str, text: str, *labels: str, default: Any = 0, of: _Tiers = "all"
+) -> Any:
     metric = Metric(f"kvtier_{name}", MetricKind.GAUGE, unit, text, labels)
-    return field(default=0, metadata={_METRIC: metric})
+    return field(default=default, metadata={_DECLARED: _Declared(metric, of)})
 
 
 def _figures(name: str, kind: MetricKind, text: str, label: str) -> Any:
     """Declare values that a backend names; the field's keys are the names."""
     metric = Metric(f"kvtier_{name}", kind, "", text, ("tier", label))
-    return field(default_factory=dict, metadata={_METRIC: metric})
+    return field(default_factory=dict, metadata={_DECLARED: _Declared(metric, "behind")})
+
+
+def _facts(name: str, text: str, *labels: str) -> Any:
+    """Declare a gauge that is always 1; the field's items are its label values."""
+    metric = Metric(f"kvtier_{name}", MetricKind.GAUGE, "", text, ("tier", *labels))
+    return field(default=("",) * len(labels), metadata={_DECLARED: _Declared(metric)})
+
+
+def _job_histograms(name: str, unit: str, text: str, bounds: tuple[float, ...]) -> Any:
+    """Declare a histogram for each operation."""
+    metric = Metric(
+        f"kvtier_{name}", MetricKind.HISTOGRAM, unit, text, ("tier", "operation"), bounds
+    )
+    return field(
+        default_factory=lambda: {operation: Histogram(bounds) for operation in _JOBS},
+        metadata={_DECLARED: _Declared(metric, "behind")},
+    )
+
+
+def _histogram(
+    name: str, unit: str, text: str, bounds: tuple[float, ...], of: _Tiers = "all"
+) -> Any:
+    metric = Metric(f"kvtier_{name}", MetricKind.HISTOGRAM, unit, text, ("tier",), bounds)
+    return field(
+        default_factory=lambda: Histogram(bounds), metadata={_DECLARED: _Declared(metric, of)}
+    )
 
 
 @dataclass(slots=True)
@@ -94,12 +233,36 @@ class TierStats:
 
     name: str
     backend: str
-    hit_chunks: int = _counter("hit_chunks", "chunks", "Chunks that requests got from this tier.")
+    build: tuple[str, ...] = _facts(
+        "build_info",
+        "Always 1; the labels name the backend, its version, and kvtier's.",
+        "backend",
+        "backend_version",
+        "sdk_version",
+        "contract",
+    )
+    hit_chunks: int = _counter(
+        "hit_chunks", "chunks", "Chunks that requests copied to the device out of this tier."
+    )
+    misses: Counter[str] = _counters(
+        "misses",
+        "chunks",
+        "Chunks that requests asked for and did not get, once per chunk and request.",
+        "reason",
+        keys=_MISSES,
+        of="pool",
+    )
+    lookup_chunks: int = _counter(
+        "lookup_chunks",
+        "chunks",
+        "Chunks that were looked up in the tier: found, absent, failed, dropped or under way.",
+        of="behind",
+    )
     found_chunks: int = _counter(
-        "found_chunks", "chunks", "Chunks that were looked up in the tier and found."
+        "found_chunks", "chunks", "Chunks that the tier said it has.", of="behind"
     )
     absent_chunks: int = _counter(
-        "absent_chunks", "chunks", "Chunks that were looked up in the tier and not found."
+        "absent_chunks", "chunks", "Chunks that the tier said it does not have.", of="behind"
     )
     stored_chunks: int = _counter("stored_chunks", "chunks", "Chunks written to the tier.")
     loaded_chunks: int = _counter("loaded_chunks", "chunks", "Chunks read from the tier.")
@@ -108,44 +271,93 @@ class TierStats:
         "evicted_unread_chunks",
         "chunks",
         "Chunks that the tier removed before they were read; an estimate where it has over 1,024.",
+        of="behind",
+    )
+    evicted_age_s: Histogram = _histogram(
+        "evicted_age_seconds",
+        "seconds",
+        "Time from a chunk's last store or use to its eviction.",
+        _AGES,
+        of="pool",
     )
     not_admitted_chunks: int = _counter(
         "not_admitted_chunks",
         "chunks",
         "Chunks that were not offered to the tier, which would have removed them unread.",
+        of="behind",
     )
     stored_bytes: int = _counter("stored_bytes", "bytes", "Payload written to the tier.")
     loaded_bytes: int = _counter("loaded_bytes", "bytes", "Payload read from the tier.")
-    store_s: float = _counter(
-        "store_seconds", "seconds", "Duration of store jobs, added up even if they overlap."
+    job_s: dict[str, Histogram] = _job_histograms(
+        "job_seconds", "seconds", "Time from a job's hand-over to its conclusion.", _SECONDS
     )
-    load_s: float = _counter(
-        "load_seconds", "seconds", "Duration of load jobs, added up even if they overlap."
-    )
-    misses: Counter[str] = _counters(
-        "misses", "chunks", "Lookups answered MISS, once per chunk and request.", "reason"
+    job_chunks: dict[str, Histogram] = _job_histograms(
+        "job_chunks", "chunks", "Chunks of a job.", _CHUNKS
     )
     failures: Counter[str] = _counters(
-        "failed_chunks", "chunks", "Chunks of failed jobs.", "operation", "reason"
+        "failed_chunks",
+        "chunks",
+        "Chunks of jobs that did not succeed for them.",
+        "operation",
+        "reason",
+        keys=[
+            key
+            for key in map(".".join, product(_OPERATIONS, _FAULTS))
+            if key != "lookup.not_found"  # an answer
+        ],
+        of="behind",
     )
     dropped: Counter[str] = _counters(
         "dropped_chunks",
         "chunks",
-        "Chunks that were not stored, or were found but not loaded.",
+        "Chunks that the tier was not asked for or not given, for want of room or health.",
         "operation",
         "reason",
+        keys=_DROPS,
     )
-    retries: Counter[str] = _counters("retries", "", "Repeated calls of the tier.", "operation")
+    retries: Counter[str] = _counters(
+        "retries", "", "Repeated calls of the tier.", "operation", keys=_JOBS, of="behind"
+    )
     restarts: int = _counter(
-        "process_restarts", "", "Restarts of the tier's process after it died or was killed."
+        "process_restarts",
+        "",
+        "Restarts of the tier's process after it died or was killed.",
+        of="behind",
     )
-    open_failures: int = _counter("open_failures", "", "Attempts to open the tier that failed.")
-    is_open: int = _gauge("tier_open", "", "1 while the tier is open, else 0.", "tier")
+    open_failures: int = _counter(
+        "open_failures", "", "Attempts to open the tier that failed.", of="behind"
+    )
+    is_open: int = _gauge("tier_open", "", "1 while the tier is open, else 0.", "tier", of="behind")
     reads_open: int = _gauge(
-        "read_breaker_open", "", "1 while lookups and loads are suspended, else 0.", "tier"
+        "read_breaker_open",
+        "",
+        "1 while lookups and loads are suspended, else 0.",
+        "tier",
+        of="behind",
     )
     stores_open: int = _gauge(
-        "store_breaker_open", "", "1 while stores are suspended, else 0.", "tier"
+        "store_breaker_open", "", "1 while stores are suspended, else 0.", "tier", of="behind"
+    )
+    used_chunks: int | None = _gauge(
+        "tier_used_chunks",
+        "chunks",
+        "Chunks in the tier, by its own count; absent if it keeps none or is down.",
+        "tier",
+        default=None,
+    )
+    used_bytes: int | None = _gauge(
+        "tier_used_bytes",
+        "bytes",
+        "Bytes used in the tier, by its own count; absent if it keeps none or is down.",
+        "tier",
+        default=None,
+    )
+    capacity_bytes: int | None = _gauge(
+        "tier_capacity_bytes",
+        "bytes",
+        "The most bytes that the tier uses; absent if it has no limit or is down.",
+        "tier",
+        default=None,
     )
     backend_counters: dict[str, float] = _figures(
         "backend_counter_total", MetricKind.COUNTER, "Counters of the backend's own.", "counter"
@@ -154,6 +366,23 @@ class TierStats:
         "backend_gauge", MetricKind.GAUGE, "Gauges of the backend's own.", "gauge"
     )
     errors: list[str] = field(default_factory=list)
+
+    @property
+    def load_s(self) -> float:
+        """Duration of load jobs, added up even if they overlap."""
+        return self.job_s["load"].total
+
+    @property
+    def store_s(self) -> float:
+        """Duration of store jobs, added up even if they overlap."""
+        return self.job_s["store"].total
+
+    def note_open(self, is_open: bool) -> None:
+        """Note that the tier takes jobs again (``is_open``) or none; its breakers begin again."""
+        self.is_open = int(is_open)
+        self.reads_open = self.stores_open = int(not is_open)
+        if not is_open:
+            self.used_chunks = self.used_bytes = self.capacity_bytes = None
 
     def note_backend(self, counters: Mapping[str, float], gauges: Mapping[str, float]) -> None:
         """Take what the backend's own counters have gained, and new values of its gauges."""
@@ -165,6 +394,14 @@ class TierStats:
         """Keep an error's text, unless it is among the last few."""
         if text not in self.errors:
             self.errors = [*self.errors[-4:], text]
+
+    def copy(self) -> Self:
+        """Return a copy; what a job adds to is shared, the state is not."""
+        return replace(
+            self,
+            backend_counters=dict(self.backend_counters),
+            backend_gauges=dict(self.backend_gauges),
+        )
 
 
 @dataclass(slots=True)
@@ -184,40 +421,60 @@ class PoolUsage:
     )
 
 
-def _declared(cls: type[TierStats] | type[PoolUsage]) -> list[tuple[Field[Any], Metric]]:
-    return [(f, f.metadata[_METRIC]) for f in fields(cls) if _METRIC in f.metadata]
+def _declared(cls: type[TierStats] | type[PoolUsage]) -> dict[str, _Declared]:
+    return {f.name: f.metadata[_DECLARED] for f in fields(cls) if _DECLARED in f.metadata}
 
 
-_OF_TIERS, _OF_POOL = _declared(TierStats), _declared(PoolUsage)
+_OF_STATS, _OF_USAGE = _declared(TierStats), _declared(PoolUsage)
+_OF_TIERS = [(name, each) for name, each in _OF_STATS.items() if each.of != "pool"]
+_OF_POOL = [(name, each) for name, each in _OF_STATS.items() if each.of != "behind"]
+
+#: Every metric, once, by the field of :class:`TierStats` or :class:`PoolUsage` that counts it.
+METRICS_BY_FIELD: Mapping[str, Metric] = {
+    **{name: each.metric for name, each in _OF_STATS.items()},
+    **{f"pool_{name}": each.metric for name, each in _OF_USAGE.items()},
+}
 
 #: Every metric, once.
-METRICS: tuple[Metric, ...] = tuple(metric for _, metric in (*_OF_TIERS, *_OF_POOL))
+METRICS: tuple[Metric, ...] = tuple(METRICS_BY_FIELD.values())
 
 
-def metric_samples(stats: Sequence[TierStats], usage: PoolUsage | None = None) -> Iterator[Sample]:
-    """Yield the values of all metrics.
+def metric_samples(
+    stats: Sequence[TierStats], usage: PoolUsage | None = None, *, zeros: bool = True
+) -> Iterator[Sample]:
+    """Yield the values of all metrics. Any thread may call it while the counts go on.
 
     >>> stats = TierStats("disk", "file", stored_chunks=3)
-    >>> [(s.metric.name, s.labels, s.value) for s in metric_samples([stats]) if s.value]
-    [('kvtier_stored_chunks_total', ('disk',), 3)]
+    >>> [(s.metric.name, s.labels) for s in metric_samples([stats]) if s.value == 3]
+    [('kvtier_stored_chunks_total', ('disk',))]
 
     Args:
         stats: the counts of each tier.
         usage: the use of the host pool; ``None`` if kvtier does not own the pool.
+        zeros: false to leave out combinations of labels that have not occurred.
 
     Yields:
-        One sample for each metric and combination of labels that has occurred.
+        One sample for each metric and combination of labels. A gauge that is unknown has none.
     """
     for tier in stats:
-        for declared, metric in _OF_TIERS:
-            value = getattr(tier, declared.name)
+        for name, declared in _OF_POOL if tier.name == PRIMARY else _OF_TIERS:
+            value, metric = getattr(tier, name), declared.metric
             if isinstance(value, dict):
-                for key, count in value.items():
-                    yield Sample(
-                        metric, (tier.name, *key.split(".", len(metric.labels) - 2)), count
-                    )
-            else:
-                yield Sample(metric, (tier.name,), value)
+                # Copied: the thread that counts may add a key meanwhile.
+                items = list(value.items())
+                if zeros:
+                    items += [(key, 0) for key in declared.keys if key not in value]
+                for key, found in items:
+                    labels = (tier.name, *key.split(".", len(metric.labels) - 2))
+                    yield Sample(metric, labels, _plain(found))
+            elif isinstance(value, tuple):
+                yield Sample(metric, (tier.name, *value), 1)
+            elif value is not None:
+                yield Sample(metric, (tier.name,), _plain(value))
     if usage is not None:
-        for declared, metric in _OF_POOL:
-            yield Sample(metric, (), getattr(usage, declared.name))
+        for name, declared in _OF_USAGE.items():
+            yield Sample(declared.metric, (), getattr(usage, name))
+
+
+def _plain(value: float | Histogram) -> float | HistogramValue:
+    return value.value if isinstance(value, Histogram) else value

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import (
     EntryPoint,
     PackageNotFoundError,
@@ -49,6 +50,7 @@ URL_SCHEMES_GROUP = "kvtier.url_schemes"
 #: Backend name or URL scheme to the package of this project that provides it.
 _PUBLISHED = {
     "file": "kvtier-file",
+    "mooncake": "kvtier-mooncake",
     **dict.fromkeys(("redis", "rediss", "redis+unix"), "kvtier-redis"),
     "s3": "kvtier-s3",
 }
@@ -139,6 +141,25 @@ def unknown_backend(name: str) -> UnknownBackendError:
     elif closest(name, names) is None:
         advice = "install the package that provides it; "
     return UnknownBackendError(f"no backend {name!r}; {advice}{nearest(name, names, 'installed')}")
+
+
+@cache
+def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
+    """Return what a tier is built of, as the metric ``kvtier_build_info`` shows it.
+
+    Args:
+        backend: the backend's name.
+        contract_version: the contract that it was written for.
+
+    Returns:
+        The backend's name, the version of its package, kvtier's version, and the contract's; empty
+        where no package is installed.
+    """
+    found = _find_backend(backend)
+    sdk = ""
+    with suppress(PackageNotFoundError):
+        sdk = version("kvtier-sdk")
+    return (backend, _describe(found[0]).version if found else "", sdk, str(contract_version))
 
 
 def backend_name(name: str) -> str:

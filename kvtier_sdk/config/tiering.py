@@ -41,8 +41,15 @@ class TieringConfig(StrictModel):
             Loads are not judged where absent.
         verify: whether digests are checked; off for measurements and tests only.
         shutdown_timeout_s: time that each tier has to drain, and again to close.
+        metrics_port: port of the metrics endpoint; none is served where it is absent.
+        metrics_host: address of the metrics endpoint.
         namespace: further facts that must match for stored bytes to be reusable, name to plain
             value: ``{"model": "my-model", "revision": "v2"}``; an engine adds its own.
+        trace_dir: directory for a block-hash trace of all requests; none is recorded where absent.
+        trace_file_bytes: size of one of its files.
+        trace_files: number of its files to keep, the newest.
+        admin_socket: path of a Unix socket for ``kvtier top``, ``drain`` and ``resume``; in a
+            directory each engine makes its own. None where absent.
         tiers: the secondary tiers, in the order in which they are asked: a URL each, or a table
             with ``type``, optional ``name``, and ``url`` or flat options.
     """
@@ -55,7 +62,13 @@ class TieringConfig(StrictModel):
     recompute_s: Seconds | None = Field(None, alias="recompute", gt=0)
     verify: Flag = True
     shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
+    metrics_port: Count | None = Field(None, ge=0, le=65535)
+    metrics_host: str = "127.0.0.1"
     namespace: Mapping[str, Any] = Field(default_factory=dict)
+    trace_dir: str | None = Field(None, min_length=1)
+    trace_file_bytes: Bytes = Field(64 * 2**20, alias="trace_file_size", gt=0)
+    trace_files: Count = Field(4, ge=1)
+    admin_socket: str | None = Field(None, min_length=1)
     tiers: tuple[InstanceOf[TierSpec], ...] = ()
 
     @classmethod

@@ -10,6 +10,8 @@ from typing import TypeAlias
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.options.secrets import Secrets
 
+#: Begins the note that stands for a traceback.
+_TRACEBACK = "Traceback (most recent call last):\n"
 #: Id of an exception to itself, which keeps the id its own, and to what stands for it.
 _Shown: TypeAlias = dict[int, tuple[BaseException, BaseException]]
 
@@ -54,8 +56,10 @@ def without_frames(error: BaseException) -> BaseException:
     """
     for one in list(_reached(error)):
         if one.__traceback__ is not None:
-            text = "".join(traceback.format_tb(one.__traceback__))
-            one.add_note(f"Traceback (most recent call last):\n{text.rstrip()}")
+            # A client may raise the same exception again and again.
+            if not any(note.startswith(_TRACEBACK) for note in getattr(one, "__notes__", ())):
+                text = "".join(traceback.format_tb(one.__traceback__))
+                one.add_note(f"{_TRACEBACK}{text.rstrip()}")
             one.__traceback__ = None
     return error
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvtier_sdk.errors import TierContractError, TierError
-from kvtier_sdk.types import Entry, OffloadKey
+from kvtier_sdk.types import Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
@@ -70,6 +70,15 @@ def key_in(entry: Any) -> OffloadKey:
         NonsenseError: it is no :class:`~kvtier_sdk.Entry`, or has no key.
     """
     return _each(entry, _key, "an Entry with its key")
+
+
+def usage_in(answer: Any) -> Usage:
+    """Read the answer to ``usage``.
+
+    Raises:
+        NonsenseError: it is no :class:`~kvtier_sdk.Usage` of plain numbers.
+    """
+    return _each(answer, _usage, "a Usage of numbers")
 
 
 def readable(error: BaseException) -> BaseException:
@@ -142,6 +151,17 @@ def _error(one: Any) -> TierError:
     if not issubclass(type(one), TierError):
         raise TypeError
     return one  # type: ignore[no-any-return]
+
+
+def _usage(answer: Any) -> Usage:
+    if type(answer) is not Usage:
+        raise TypeError
+    chunks, capacity = answer.chunks, answer.capacity_bytes
+    return Usage(
+        None if chunks is None else operator.index(chunks),
+        operator.index(answer.used_bytes),
+        None if capacity is None else operator.index(capacity),
+    )
 
 
 def _key(entry: Any) -> OffloadKey:

@@ -83,6 +83,9 @@ class TierRunner(Protocol):
     def poll(self) -> Sequence[Report]:
         """Take the reports since the last call, without a wait."""
 
+    def peek(self) -> Sequence[Report]:
+        """Return the reports that the next :meth:`poll` takes. Any thread may call it."""
+
     def suspect(self) -> None:
         """Note that a job outlived its deadline without a result: the tier may block its loop."""
 

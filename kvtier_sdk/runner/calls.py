@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import TierAuthError, TierContractError, TierError
 from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.options.masked_errors import masked_error, without_frames
+from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.answers import (
     NonsenseError,
@@ -17,6 +17,7 @@ from kvtier_sdk.runner.answers import (
     key_in,
     readable,
     text_of,
+    usage_in,
     verdicts_in,
 )
 from kvtier_sdk.runner.jobs import Operation
@@ -30,7 +31,7 @@ _DELETE_CHUNKS = 256
 
 
 async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
-    """Await a call of a tier; what it raises shows no secret, nor do its frames."""
+    """Await a call of a tier; what it raises shows no secret."""
     try:
         return await call()
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
@@ -38,7 +39,7 @@ async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
     except BaseException as error:
         masked = masked_error(readable(error), secrets)
     # Raised out here: the context of a replacement would be the original.
-    raise without_frames(masked) if secrets else masked
+    raise masked
 
 
 class TierCaller:
@@ -114,6 +115,14 @@ class TierCaller:
         """Call the tier's; raises only :class:`TierError`."""
         await self._guarded("delete", lambda: self.tier.delete(keys))
 
+    async def usage(self) -> Usage:
+        """Call the tier's; raises only :class:`TierError`."""
+        answer = await self._guarded("usage", lambda: self.tier.usage())
+        try:
+            return usage_in(answer)
+        except NonsenseError as nonsense:
+            raise self._sign(TierContractError(f"returned {nonsense}"), "usage") from None
+
     async def delete_all(self) -> None:
         """Delete every chunk of the namespace that ``scan`` yields; raises only :class:`TierError`.
 
@@ -138,13 +147,6 @@ class TierCaller:
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
         """Iterate over what ``namespaces`` yields; raises only :class:`TierError`."""
         return self._iterated("namespaces", self.tier.namespaces, StoredNamespace)
-
-    async def usage(self) -> Usage:
-        """Call the tier's; raises only :class:`TierError`."""
-        usage = await self._guarded("usage", self.tier.usage)
-        if type(usage) is not Usage:
-            raise self._end(NonsenseError(f"a {type(usage).__name__}, no Usage"), "usage")
-        return usage
 
     async def _iterated(
         self, operation: str, iterate: Callable[[], AsyncIterator[T]], kind: type[T]

@@ -185,6 +185,21 @@ class MetricsChanged:
     gauges: Mapping[str, float]
 
 
+@dataclass(slots=True)
+class UsageChanged:
+    """The tier has said how full it is.
+
+    Attributes:
+        chunks: number of stored chunks; ``None`` if it does not count them or cannot be asked.
+        used_bytes: bytes that they take; ``None`` if it cannot be asked.
+        capacity_bytes: the tier's limit; ``None`` if it has none or cannot be asked.
+    """
+
+    chunks: int | None = None
+    used_bytes: int | None = None
+    capacity_bytes: int | None = None
+
+
 @dataclass(eq=False, slots=True)
 class RunnerStopped:
     """The tier's loop has ended: it takes no job, and has reported all that it concluded.
@@ -231,6 +246,7 @@ Report: TypeAlias = (
     | ChunksRemoved
     | BreakerMoved
     | MetricsChanged
+    | UsageChanged
     | OpeningEnded
     | RunnerStopped
     | ProcessStarted

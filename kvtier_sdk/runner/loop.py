@@ -55,7 +55,7 @@ from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.runner.secret_renewal import SecretRenewal
-from kvtier_sdk.runner.survey import log_contents
+from kvtier_sdk.runner.survey import StoreWatch
 from kvtier_sdk.types import Capability, OffloadKey
 
 T = TypeVar("T")
@@ -257,7 +257,7 @@ class TierLoop:
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
-        self._survey: asyncio.Task[None] | None = None
+        self._store_watch: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -287,7 +287,12 @@ class TierLoop:
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
         self._renewal.warn_of_public_files()
-        return await self._opening.begin()
+        try:
+            return await self._opening.begin()
+        except Exception as error:
+            if self._secrets:
+                without_frames(error)
+            raise
 
     async def _open_tier(self) -> None:
         await self._renewal.call(self._open_once)
@@ -307,9 +312,15 @@ class TierLoop:
             raise
         if self._tier.context.metrics.complete():
             self._watch_metrics()
-        if self._log.isEnabledFor(logging.INFO) and not self._context.maintenance:
-            survey = log_contents(self._call, self._clock, self._log)
-            self._survey = self._clock.spawn(survey, name=f"survey {self._context.name}")
+        if not self._context.maintenance:
+            watch = StoreWatch(
+                self._call,
+                self._clock,
+                self._log,
+                self._report,
+                lambda: self._health.admits(Direction.READ),
+            )
+            self._store_watch = self._clock.spawn(watch.run(), name=f"watch {self._context.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Take jobs. Call it on the loop's thread. After :meth:`close` all are cancelled."""
@@ -346,11 +357,7 @@ class TierLoop:
         await self._idle_within(_CALLS_END_S)
         # An opening that does not end in time must not go on while the tier is closed.
         await self._opening.stop()
-        if self._survey is not None:
-            self._survey.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with self._clock.timeout(_CALLS_END_S):
-                    await asyncio.wait([self._survey])
+        await self._end_store_watch()
         await self._health.stop(_CALLS_END_S)
         if self._metrics_timer is not None:
             self._metrics_timer.cancel()
@@ -668,6 +675,13 @@ class TierLoop:
         counters, gauges = self._tier.context.metrics.take_changes()
         if counters or gauges:
             self._report(MetricsChanged(counters, gauges))
+
+    async def _end_store_watch(self) -> None:
+        if self._store_watch is not None:
+            self._store_watch.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with self._clock.timeout(_CALLS_END_S):
+                    await asyncio.wait([self._store_watch])
 
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""

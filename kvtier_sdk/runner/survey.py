@@ -1,8 +1,9 @@
-"""The lines of a tier's log that say what its store holds when it is opened."""
+"""What a tier's store holds, for the log and for metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import TierError
@@ -10,11 +11,14 @@ from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.place import brief
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.jobs import UsageChanged
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import Capability, Usage
 
 #: How long the store may take to answer, and again to list what it holds.
 _ANSWER_S = 5.0
+#: Interval at which it is asked how full it is.
+_INTERVAL_S = 15.0
 #: Two namespaces that differ in more facts are those of two models, or of two machines.
 _MOST_FACTS = 2
 #: What to do about a difference, where the name of the fact does not say it.
@@ -24,26 +28,74 @@ _ADVICE = {
 }
 
 
-async def log_contents(call: TierCaller, clock: Clock, log: TierLog) -> None:
-    """Log what the store of a tier that was just opened holds, as far as it says so."""
-    contents = None
-    try:
-        if Capability.USAGE in call.tier.capabilities:
-            async with clock.timeout(_ANSWER_S):
-                contents = await call.usage()
-    except (TierError, TimeoutError) as error:
-        log.debug("its usage cannot be read: %s", error or "too slow")
-    log.info("open%s", "" if contents is None else f": {contents_in_words(contents)}")
-    if contents is not None and not contents.chunks:
-        return
-    try:
-        async with clock.timeout(_ANSWER_S):
-            nearest = await _nearest_namespace(call)
-    except (TierError, TimeoutError) as error:
-        log.debug("its namespaces cannot be listed: %s", error or "too slow")
-    else:
-        if nearest is not None:
-            log.warning("%s", _difference_in_words(call.tier.context.namespace, nearest))
+class StoreWatch:
+    """Says what a tier's store holds: in the log once it is open, and in reports from then on.
+
+    Args:
+        call: the tier.
+        clock: time.
+        log: the tier's.
+        report: takes each change; all fields are ``None`` while the store cannot say.
+        may_ask: tells whether reads are admitted.
+    """
+
+    def __init__(
+        self,
+        call: TierCaller,
+        clock: Clock,
+        log: TierLog,
+        report: Callable[[UsageChanged], None],
+        may_ask: Callable[[], bool],
+    ) -> None:
+        self._call = call
+        self._clock = clock
+        self._log = log
+        self._report = report
+        self._may_ask = may_ask
+        self._told = UsageChanged()
+
+    async def run(self) -> None:
+        """Ask now, and at intervals where the tier can say how full it is, without an end."""
+        can_say = Capability.USAGE in self._call.tier.capabilities
+        usage = await self._ask() if can_say else None
+        await self._log_contents(usage)
+        while can_say:
+            self._tell(usage)
+            await self._clock.sleep(_INTERVAL_S)
+            usage = await self._ask()
+
+    async def _ask(self) -> Usage | None:
+        if self._may_ask():
+            try:
+                async with self._clock.timeout(_ANSWER_S):
+                    return await self._call.usage()
+            except (TierError, TimeoutError) as error:
+                self._log.debug("its usage cannot be read: %s", error or "too slow")
+        return None
+
+    def _tell(self, usage: Usage | None) -> None:
+        told = UsageChanged()
+        if usage is not None:
+            told = UsageChanged(usage.chunks, usage.used_bytes, usage.capacity_bytes)
+        if told != self._told:
+            self._told = told
+            self._report(told)
+
+    async def _log_contents(self, usage: Usage | None) -> None:
+        if not self._log.isEnabledFor(logging.INFO):
+            return
+        self._log.info("open%s", "" if usage is None else f": {contents_in_words(usage)}")
+        if usage is not None and not usage.chunks:
+            return
+        try:
+            async with self._clock.timeout(_ANSWER_S):
+                nearest = await _nearest_namespace(self._call)
+        except (TierError, TimeoutError) as error:
+            self._log.debug("its namespaces cannot be listed: %s", error or "too slow")
+        else:
+            if nearest is not None:
+                own = self._call.tier.context.namespace
+                self._log.warning("%s", _difference_in_words(own, nearest))
 
 
 def contents_in_words(usage: Usage) -> str:

@@ -128,6 +128,9 @@ class ThreadRunner:
             taken.append(self._reports.popleft())
         return taken
 
+    def peek(self) -> Sequence[Report]:
+        return self._reports.copy()
+
     def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
         """Call the tier beside its jobs, and wait for the answer; for tools, not for an engine.
 

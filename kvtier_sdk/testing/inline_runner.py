@@ -40,6 +40,10 @@ class InlineRunner:
         taken, self._reports[:] = list(self._reports), []
         return taken
 
+    def peek(self) -> Sequence[Report]:
+        """Return the reports that the next poll takes."""
+        return list(self._reports)
+
     def suspect(self) -> None:
         """Do nothing: the caller's thread runs the loop."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
@@ -16,10 +19,12 @@ from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
+from kvtier_sdk.tiering.control import ManagerControl
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.trace import TraceRecorder
 
 
 @contextmanager
@@ -106,7 +111,8 @@ def open_manager(
         The manager, ready.
 
     Raises:
-        ConfigError: an option is wrong, or a tier cannot work with it; nothing runs any more.
+        ConfigError: an option is wrong, or a tier cannot work with it, or the port for metrics
+            cannot be had; nothing runs any more.
         BackendError: a store policy or the policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -119,40 +125,48 @@ def open_manager(
     bound = config.bind(namespace)
     policy = load_policy(config.policy)()
     policy.open(pool.slots)
-    manager = TieringManager(
-        pool,
-        policy=policy,
-        clock=clock,
-        store_reserve=config.store_reserve,
-        events=events,
-        one_copy=one_copy,
-        recompute_s=config.recompute_s,
-    )
-    runners = [
-        make_runner(
-            spec,
+    with ExitStack() as stack:
+        recorder = _open_recorder(config, clock, stack)
+        manager = TieringManager(
             pool,
-            namespace=bound,
+            policy=policy,
             clock=clock,
-            notify=notify,
-            verify=config.verify,
-            engine_waits=engine_waits,
+            store_reserve=config.store_reserve,
+            events=events,
+            one_copy=one_copy,
+            recompute_s=config.recompute_s,
+            recorder=recorder,
         )
-        for spec in config.tiers
-    ]
-    tiers_and_runners = list(zip(config.tiers, runners, strict=True))
-    log_start(pool, config.policy, tiers_and_runners, bound)
-    try:
+        runners = [
+            make_runner(
+                spec,
+                pool,
+                namespace=bound,
+                clock=clock,
+                notify=notify,
+                verify=config.verify,
+                engine_waits=engine_waits,
+            )
+            for spec in config.tiers
+        ]
+        tiers_and_runners = list(zip(config.tiers, runners, strict=True))
+        log_start(pool, config.policy, tiers_and_runners, bound)
+        for runner in runners:
+            # Those that the manager does not get are closed too, after it.
+            stack.callback(runner.close, config.shutdown_timeout_s)
+        stack.callback(manager.shutdown, config.shutdown_timeout_s)
         for runner in runners:
             runner.begin()
         for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
+        if config.metrics_port is not None:
+            stack.enter_context(
+                serve_metrics(manager.samples, port=config.metrics_port, host=config.metrics_host)
+            )
+        if config.admin_socket is not None:
+            control = ManagerControl(manager, clock, recorder)
+            stack.enter_context(AdminSocket(Path(config.admin_socket), control.answer))
         yield manager
-    finally:
-        manager.shutdown(config.shutdown_timeout_s)
-        # Those that the manager did not get.
-        for runner in runners:
-            runner.close(config.shutdown_timeout_s)
 
 
 @contextmanager
@@ -200,6 +214,19 @@ def open_tier(
         yield client
     finally:
         client.close(shutdown_timeout_s)
+
+
+def _open_recorder(config: TieringConfig, clock: Clock, stack: ExitStack) -> TraceRecorder | None:
+    if config.trace_dir is None:
+        return None
+    recorder = TraceRecorder(
+        Path(config.trace_dir),
+        file_bytes=config.trace_file_bytes,
+        files=config.trace_files,
+        clock=clock,
+    )
+    stack.callback(recorder.close)
+    return recorder
 
 
 def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:

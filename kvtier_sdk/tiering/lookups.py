@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtier_sdk.runner.jobs import Verdict
+from kvtier_sdk.tiering.outputs import MissReason
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 _OK, _NOT_FOUND = Verdict.OK, Verdict.NOT_FOUND
+#: Why a tier that gave no answer may have the chunk; any other verdict is a failed lookup.
+_DOUBTS = {
+    Verdict.TIMEOUT: MissReason.TIMEOUT.value,
+    Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
+}
 
 
 class PendingLookup:
@@ -26,6 +32,7 @@ class PendingLookup:
         deadline_s: when tiers that have not answered count as not having the chunks.
         doubt: why an answer may be wrong: a tier could not be asked or did not answer. A miss is
             counted under this reason.
+        skipped: tiers that may have the chunks and could not be asked.
         sealed: true once it was handed over: no key is added.
         shared: true if all tiers may be asked for the request, so that others may use the answers.
         worth_loading: true if loading is faster than recomputing; ``None`` until it was weighed.
@@ -39,6 +46,7 @@ class PendingLookup:
         "request",
         "sealed",
         "shared",
+        "skipped",
         "waiting",
         "worth_loading",
     )
@@ -52,6 +60,7 @@ class PendingLookup:
         self.hits: dict[OffloadKey, int] = {}
         self.deadline_s = deadline_s
         self.doubt: str | None = None
+        self.skipped = 0
         self.sealed = False
         self.shared = shared
         self.worth_loading: bool | None = None
@@ -139,7 +148,7 @@ class LookupTable:
             if verdict is _OK:
                 hits[key] = hits.get(key, 0) | bit
             elif verdict is not _NOT_FOUND:
-                pending.doubt = verdict.value
+                pending.doubt = _DOUBTS.get(verdict, MissReason.LOOKUP_FAILED.value)
         pending.waiting &= ~bit
         if not pending.waiting:
             self._close(pending)
@@ -147,7 +156,7 @@ class LookupTable:
     def give_up(self, pending: PendingLookup) -> None:
         """Stop waiting for the tiers that have not answered."""
         pending.waiting = 0
-        pending.doubt = Verdict.TIMEOUT.value
+        pending.doubt = MissReason.TIMEOUT.value
         self._close(pending)
 
     def forget(self) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import EvictionPolicy, StoreMoment
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import OffloadingEvent
-from kvtier_sdk.metrics import PoolUsage, TierStats
+from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
 from kvtier_sdk.runner.jobs import Operation
@@ -21,16 +21,19 @@ from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
+from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_reports import TierReports
+from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
 # Looked up once: this is the engine's thread.
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS
 _HIT_PENDING, _RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
+_ABSENT = MissReason.ABSENT.value
 _READY, _WRITING, _LOADING = SlotState.READY, SlotState.WRITING, SlotState.LOADING
 
 
@@ -54,6 +57,7 @@ class TieringManager:
             device, so that one copy serves both. Leave it off for an engine that does this itself.
         recompute_s: time that the engine takes to recompute a chunk; with it, chunks that a tier
             brings more slowly are a ``MISS``.
+        recorder: takes each request that finishes, with its chunks; the caller closes it.
     """
 
     def __init__(
@@ -66,16 +70,20 @@ class TieringManager:
         events: bool = False,
         one_copy: bool = False,
         recompute_s: float | None = None,
+        recorder: TraceRecorder | None = None,
     ) -> None:
         self._clock = clock
         self._policy = policy
+        self._recorder = recorder
         self._pool = pool
         self._one_copy = one_copy
         self._recompute_s = recompute_s
         self._events = events
         self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
+        # Looked up once: this is the engine's thread.
+        self._by_key = self._primary.by_key
+        self._misses = self._primary.stats.misses
         self._tiers: list[ManagedTier] = []
-        self._all_tiers = 0
         self._lookup_deadline_s = 0.0
         self._lookups = LookupTable()
         reserve = round(pool.slots * store_reserve)
@@ -86,7 +94,7 @@ class TieringManager:
         # Slots that copies from before a reset may still touch.
         self._stale_copies: list[Slot] = []
         self._collected = False
-        self._now_s = clock.now_s()
+        self._now_s = self._primary.now_s = clock.now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier and put it behind those that are there. Waits for it.
@@ -121,7 +129,6 @@ class TieringManager:
         admission = Admission(client.stats, enabled=is_open and spec.runner.admission == "auto")
         tier = ManagedTier(client, index, store_policy, whole_requests, admission)
         self._tiers.append(tier)
-        self._all_tiers |= tier.bit
         self._cascade.add(tier)
         self._lookup_deadline_s = max(self._lookup_deadline_s, spec.runner.lookup_deadline_s)
 
@@ -133,7 +140,27 @@ class TieringManager:
     @property
     def stats(self) -> list[TierStats]:
         """Counters of the primary tier, then of each secondary tier in order; live, not copies."""
+        self._primary.note_use()
         return [self._primary.stats, *(tier.client.stats for tier in self._tiers)]
+
+    @property
+    def clients(self) -> list[TierClient]:
+        """The secondary tiers in order; ``is_drained`` of one takes it out."""
+        return [tier.client for tier in self._tiers]
+
+    @property
+    def last_step_s(self) -> float:
+        """Time on the clock at which the tiers' reports were last taken."""
+        return self._now_s
+
+    def samples(self) -> list[Sample]:
+        """Return the value of each metric right now, also if the engine is idle.
+
+        Any thread may call it; with :func:`kvtier_sdk.serve_metrics` it feeds an endpoint.
+        """
+        self._primary.note_use()
+        stats = [self._primary.stats, *(tier.client.stats_now() for tier in self._tiers)]
+        return list(metric_samples(stats, self.usage()))
 
     def usage(self) -> PoolUsage:
         """Return how the host pool is used right now. Walks over all slots: not for every step."""
@@ -180,8 +207,14 @@ class TieringManager:
         mask = -1
         if tiers is not None:
             mask = sum(tier.bit for tier in self._tiers if tier.client.spec.name in tiers)
+        order: PrefixOrder | NameOrder | None = None
+        arrived_s = 0.0
+        if self._recorder is not None:
+            order, arrived_s = NameOrder(), self._clock.now_s()
+        if self._policy.uses_prefix:
+            order = PrefixOrder()
         self._requests[request.request_id] = RequestState(
-            request, learns_order=self._policy.uses_prefix, tiers=mask
+            request, order, tiers=mask, arrived_s=arrived_s
         )
 
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
@@ -204,7 +237,7 @@ class TieringManager:
         state = self._requests.get(request.request_id) or self._state(request)
         if state.prefix_order is not None:
             state.prefix_order.note(key)
-        slot = self._primary.by_key.get(key)
+        slot = self._by_key.get(key)
         if slot is not None:
             return self._find(slot, state)
         pending = state.asked.get(key)
@@ -221,7 +254,7 @@ class TieringManager:
                 return _RETRY
             self._lookups.give_up(pending)
         if having is None:
-            self._count_miss(key, state, pending.doubt or MissReason.ABSENT.value)
+            self._count_miss(key, state, pending.doubt or _ABSENT)
         else:
             self._count_miss(key, state, MissReason.LOAD_FAILED.value)
         return _MISS
@@ -414,7 +447,9 @@ class TieringManager:
         if state.finished:
             self._end_if_over(state)
 
-    def on_request_finished(self, request: RequestContext) -> None:
+    def on_request_finished(
+        self, request: RequestContext, end_tokens: Mapping[OffloadKey, int] | None = None
+    ) -> None:
         """Take the end of a request, done or aborted: no lookup or prepare for it follows.
 
         Its pins go, except those of copies that have not completed. What was stored for it is
@@ -422,10 +457,16 @@ class TieringManager:
 
         Args:
             request: the request; an unknown one is ignored.
+            end_tokens: for a trace, all chunks of the request in prefix order, those included that
+                were on the device already, each with the number of tokens up to its end; not to
+                be changed any more. Without it a trace has the chunks that were looked up and
+                stored, and no lengths.
         """
         state = self._requests.get(request.request_id)
         if state is None:
             return
+        if self._recorder is not None and state.prefix_order is not None and not state.finished:
+            self._recorder.record(state.arrived_s, state.prefix_order.keys, end_tokens or {})
         state.finished = True
         self._promotions.abandon(state)
         self._end_if_over(state)
@@ -563,6 +604,7 @@ class TieringManager:
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
         """Ask the tiers for a chunk, or join a lookup that is open; ``None`` is a miss."""
         if not self._tiers:
+            self._count_miss(key, state, _ABSENT)
             return None
         # A request that may not ask all tiers has its answers for itself.
         pending = self._lookups.open.get(key) if state.tiers == -1 else None
@@ -571,9 +613,10 @@ class TieringManager:
             if pending is None or pending.sealed:
                 pending = self._begin_lookup(state)
                 if pending is None:
-                    may_ask = self._all_tiers & state.tiers
+                    may_ask = self._tiers_of(state)
                     reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
-                    self._count_miss(key, state, reason.value)
+                    if self._count_miss(key, state, reason.value):
+                        self._drop_lookups(may_ask, 1)
                     return None
             pending.keys.append(key)
             if pending.shared:
@@ -581,21 +624,28 @@ class TieringManager:
         state.asked[key] = pending
         return pending
 
+    def _tiers_of(self, state: RequestState) -> int:
+        """Mask of the tiers that may have chunks of a request; a drained one counts as absent."""
+        tiers = 0
+        for tier in self._tiers:
+            if not tier.client.is_drained:
+                tiers |= tier.bit
+        return tiers & state.tiers
+
     def _begin_lookup(self, state: RequestState) -> PendingLookup | None:
         """Begin a lookup in the tiers that can be asked; ``None`` where none can."""
-        may_ask = self._all_tiers & state.tiers
+        may_ask = self._tiers_of(state)
         tiers = 0
         for tier in self._tiers:
             if tier.client.takes_reads:
                 tiers |= tier.bit & may_ask
-            elif tier.bit & may_ask:
-                tier.client.skip_lookup()
         if not tiers:
             return None
         deadline_s = self._now_s + self._lookup_deadline_s
         pending = self._lookups.begin(state.context, tiers, deadline_s, shared=state.tiers == -1)
         if tiers != may_ask:
             pending.doubt = MissReason.UNAVAILABLE.value
+            pending.skipped = may_ask & ~tiers
         state.asking = pending
         return pending
 
@@ -640,15 +690,23 @@ class TieringManager:
             pending.worth_loading = tier.expected_load_s(found) <= found * self._recompute_s
         return pending.worth_loading
 
-    def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> None:
-        if state.missed != key:
-            state.missed = key
-            self._primary.stats.misses[reason] += 1
+    def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
+        """Count a miss; return false if it was counted before."""
+        if key in state.missed:
+            return False
+        state.missed.add(key)
+        self._misses[reason] += 1
+        return True
+
+    def _drop_lookups(self, tiers: int, chunks: int) -> None:
+        for tier in self._tiers:
+            if tiers & tier.bit:
+                tier.client.drop_lookups(chunks)
 
     def _collect(self) -> None:
         """Apply what the tiers have reported since the last time."""
         self._collected = True
-        self._now_s = self._clock.now_s()
+        self._now_s = self._primary.now_s = self._clock.now_s()
         for tier in self._tiers:
             tier.client.poll()
 
@@ -658,6 +716,8 @@ class TieringManager:
             for tier in self._tiers:
                 if pending.waiting & tier.bit:
                     tier.client.lookup(pending.keys, pending.request, tag=pending)
+            if pending.skipped:
+                self._drop_lookups(pending.skipped, len(pending.keys))
         for tier in self._tiers:
             tier.client.flush()
 

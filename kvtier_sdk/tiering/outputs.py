@@ -57,6 +57,8 @@ class MissReason(Enum):
     TIMEOUT = "timeout"
     #: A tier that may have the chunk cannot be asked.
     UNAVAILABLE = "unavailable"
+    #: A tier that may have the chunk failed to say so.
+    LOOKUP_FAILED = "lookup_failed"
     #: A tier has it and failed to bring it.
     LOAD_FAILED = "load_failed"
     #: A tier has it, and the primary tier has no room.

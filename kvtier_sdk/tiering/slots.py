@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.registry import build_facts
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Slot:
             the device and each store into a tier, one for each claim.
         hit_step: the step in which a lookup last answered ``HIT`` for it; until that step ends
             it is not evicted, so that ``prepare_load`` finds it.
+        used_s: time of the chunk's last store or use.
         copies: copies to the device that are under way.
         promotion: the chunk's promotion, as long as it counts as one.
         offers: the tiers that the chunk was and will be offered to, where that is tracked.
@@ -104,6 +106,7 @@ class Slot:
         "position",
         "promotion",
         "state",
+        "used_s",
     )
 
     def __init__(self, index: int) -> None:
@@ -112,6 +115,7 @@ class Slot:
         self.state = _FREE
         self.pins = 0
         self.hit_step = -1
+        self.used_s = 0.0
         self.copies = 0
         self.promotion: Promotion | None = None
         self.offers: Offers | None = None
@@ -129,6 +133,7 @@ class PrimaryTier:
         by_key: the slot of each chunk that is readable or being written.
         chunk_bytes: payload of a slot.
         step: the manager's step counter; the manager advances it.
+        now_s: the time of the step; the manager advances it.
         stats: counters of the primary tier.
 
     Args:
@@ -145,7 +150,9 @@ class PrimaryTier:
         self.by_key: dict[OffloadKey, Slot] = {}
         self.chunk_bytes = chunk_bytes
         self.step = 0
-        self.stats = TierStats(PRIMARY, "primary", is_open=1)
+        self.now_s = 0.0
+        self.stats = TierStats(PRIMARY, "primary", build_facts("primary"))
+        self.stats.capacity_bytes = slot_count * chunk_bytes
         self._free = self.slots[::-1]
         self._policy = policy
         self._events: list[OffloadingEvent] | None = [] if events else None
@@ -154,6 +161,11 @@ class PrimaryTier:
     def free_slots(self) -> int:
         """Number of slots that can be taken without an eviction."""
         return len(self._free)
+
+    def note_use(self) -> None:
+        """Bring the gauges of the counters up to date."""
+        self.stats.used_chunks = len(self.slots) - len(self._free)
+        self.stats.used_bytes = self.stats.used_chunks * self.chunk_bytes
 
     @property
     def pins(self) -> int:
@@ -198,11 +210,12 @@ class PrimaryTier:
             slots: the slots of the chunks, in prefix order.
             request: the request that brought them.
         """
-        insert = self._policy.on_insert
+        insert, now_s = self._policy.on_insert, self.now_s
         # The last first: a chunk without those before it is worth nothing, so the start of the
         # prefix has to be the last to go.
         for slot in reversed(slots):
             slot.state = _READY
+            slot.used_s = now_s
             insert(slot.key, slot.parent, slot.position, request)
         if self._events is not None:
             self.announce([slot.key for slot in slots], removed=False)
@@ -231,10 +244,11 @@ class PrimaryTier:
         Args:
             keys: in prefix order, of which the first is the most recent use.
         """
-        by_key, note = self.by_key, self._policy.on_access
+        by_key, note, now_s = self.by_key, self._policy.on_access, self.now_s
         for key in reversed(keys):
             slot = by_key.get(key)
             if slot is not None and slot.state is _READY:
+                slot.used_s = now_s
                 note(key)
 
     def victims(self, count: int, *, owed: bool) -> Sequence[OffloadKey]:
@@ -253,6 +267,9 @@ class PrimaryTier:
         """Evict chunks that :meth:`victims` has just chosen."""
         if not keys:
             return
+        # What leaves together is about as old: the first one stands for the others.
+        age_s = self.now_s - self.by_key[keys[0]].used_s
+        self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
         for key in keys:
             slot = pop(key)

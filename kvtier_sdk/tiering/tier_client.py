@@ -14,6 +14,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.registry import build_facts
 from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import (
@@ -29,6 +30,7 @@ from kvtier_sdk.runner.jobs import (
     ProcessStarted,
     Report,
     RunnerStopped,
+    UsageChanged,
     Verdict,
     failure_counts,
     uniform_result,
@@ -85,6 +87,8 @@ class TierClient:
         jobs: jobs that were handed over and are not yet released.
         load_bytes: payload of loads that are collected or under way.
         store_bytes: payload of stores that are collected or under way.
+        is_drained: true while the tier is taken out: :attr:`takes_reads` and :attr:`takes_stores`
+            are false, and what is under way ends. May be set from any thread.
 
     Args:
         spec: the tier.
@@ -114,10 +118,20 @@ class TierClient:
                 f"{format_bytes(chunk_bytes)}; give it at least that, or leave it out"
             )
         self.spec = spec
-        self.stats: TierStats = TierStats(spec.name, spec.backend)
+        self.stats: TierStats = TierStats(
+            spec.name,
+            spec.backend,
+            build_facts(spec.backend, spec.tier_class.contract_version),
+        )
+        # Looked up once: this is the engine's thread.
+        self._lookup_jobs, self._load_jobs, self._store_jobs = (
+            (self.stats.job_s[operation.value], self.stats.job_chunks[operation.value])
+            for operation in (_LOOKUP, _LOAD, _STORE)
+        )
         self.jobs: JobTable = JobTable()
         self.load_bytes: int = 0
         self.store_bytes: int = 0
+        self.is_drained: bool = False
         self._runner = runner
         self._listener = listener
         self._clock = clock
@@ -137,9 +151,6 @@ class TierClient:
         self._load_rate = LoadRate()
         self._loads_running = 0
         self._next_overdue_look_s = -math.inf
-        self._reads_open = False
-        self._stores_open = False
-        self._skipped_lookups = 0
         # What each direction had missed when its last outage began.
         self._missed_before = dict.fromkeys(Direction, 0)
         capabilities = spec.tier_class.capabilities
@@ -163,7 +174,7 @@ class TierClient:
             TierError: the store refuses the credentials, or cannot be reached and is required;
                 nothing runs any more.
         """
-        self._set_open(self._runner.start())
+        self.stats.note_open(self._runner.start())
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Hand over what is collected, let stores finish, close the tier, and end its runner.
@@ -199,20 +210,43 @@ class TierClient:
 
     # --- state ----------------------------------------------------------------------------------
 
+    def stats_now(self) -> TierStats:
+        """Return a copy of the counters with the state of the tier right now.
+
+        An engine that is idle does not poll: what the tier has reported of its state since then is
+        in the copy all the same. Any thread may call it.
+        """
+        # In this order: what a poll takes meanwhile is missing once, and never counted twice.
+        stats = self.stats.copy()
+        for report in self._runner.peek():
+            _note(stats, report)
+        return stats
+
     @property
     def takes_reads(self) -> bool:
-        """True if lookups and loads are tried: the read breaker is closed and no purge is due."""
-        return not self._reads_open and not self._stale
+        """True if lookups and loads are tried.
+
+        The read breaker is closed, no purge is due, and the tier is not drained.
+        """
+        return not (self.stats.reads_open or self._stale or self.is_drained)
 
     @property
     def takes_stores(self) -> bool:
-        """True if stores are tried: the write breaker is closed and no purge is due."""
-        return not self._stores_open and not self._stale
+        """True if stores are tried.
+
+        The write breaker is closed, no purge is due, and the tier is not drained.
+        """
+        return not (self.stats.stores_open or self._stale or self.is_drained)
 
     @property
     def has_work(self) -> bool:
         """True if jobs are collected or await their conclusion."""
         return bool(self._collected or self.jobs or self._refused)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is collected or under way, and no I/O touches a slot."""
+        return not self.has_work and not self.jobs.unreleased
 
     @property
     def load_room(self) -> int:
@@ -373,11 +407,16 @@ class TierClient:
             count: number of chunks.
         """
         if count:
-            self.stats.dropped["store.unavailable"] += count
+            self.stats.dropped[f"store.{self._refusal}"] += count
 
-    def skip_lookup(self) -> None:
-        """Count a lookup that is not made because reads are refused."""
-        self._skipped_lookups += 1
+    def drop_lookups(self, count: int) -> None:
+        """Count chunks that are not looked up because reads are refused.
+
+        Args:
+            count: number of chunks.
+        """
+        self.stats.lookup_chunks += count
+        self.stats.dropped["lookup.unavailable"] += count
 
     def withdraw(self) -> list[Job]:
         """Take back the jobs that are collected and not handed over.
@@ -397,7 +436,7 @@ class TierClient:
         """Hand over what is collected, in one hop."""
         if self._touched:
             self._collect_touch()
-        if self._stale:
+        if self._stale and not self.is_drained:
             self._collect_purge()
         jobs = self._collected
         if not jobs:
@@ -406,7 +445,10 @@ class TierClient:
         loads = 0
         for job in jobs:
             self.jobs.add(job)
-            loads += job.operation is _LOAD
+            if job.operation is _LOAD:
+                loads += 1
+            elif job.operation is _LOOKUP:
+                self.stats.lookup_chunks += len(job.keys)
         if loads:
             if not self._loads_running:
                 self._load_rate.begin(self._clock.now_s())
@@ -466,8 +508,9 @@ class TierClient:
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
         """Return how many of so many chunks may join a queue; count the others as dropped."""
         is_load = operation is _LOAD
-        if not (self.takes_reads if is_load else self.takes_stores):
-            taken, reason = 0, "unavailable"
+        # A load that was decided on a moment before the tier was taken out still begins.
+        if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
+            taken, reason = 0, "unavailable" if is_load else self._refusal
         else:
             queued_bytes = self.load_bytes if is_load else self.store_bytes
             taken = min(count, self.load_room if is_load else self.store_room)
@@ -477,6 +520,10 @@ class TierClient:
         if taken < count:
             self.stats.dropped[f"{operation.value}.{reason}"] += count - taken
         return taken
+
+    @property
+    def _refusal(self) -> str:
+        return "drained" if self.is_drained else "unavailable"
 
     def _return_bytes(self, job: Job) -> None:
         if job.operation is _STORE:
@@ -495,17 +542,10 @@ class TierClient:
             if self._events is not None:
                 self._add_event(report.keys, removed=True)
                 self._removals.note(report.keys)
-        elif isinstance(report, BreakerMoved):
-            self._mirror(report.direction, is_open=report.state is not BreakerState.CLOSED)
-        elif isinstance(report, MetricsChanged):
-            self.stats.note_backend(report.counters, report.gauges)
-        elif isinstance(report, RunnerStopped):
-            self._stopped(report, now_s)
-        elif isinstance(report, ProcessStarted):
-            self.stats.restarts += report.is_restart
-            self._set_open(report.is_open)
-        elif isinstance(report, OpeningEnded):
-            self._opening_ended(report)
+        else:
+            self._note_state(report)
+            if isinstance(report, RunnerStopped):
+                self._stopped(report, now_s)
 
     def _conclude(self, result: JobResult, now_s: float) -> None:
         job = self.jobs.conclude(result.job_id)
@@ -528,19 +568,24 @@ class TierClient:
         succeeded = verdicts.count(_OK)
         operation = job.operation
         absent = 0
+        seconds = chunks = None
         if operation is _LOOKUP:
             # An absent chunk is an answer to a lookup, not a failure of it.
             absent = verdicts.count(_NOT_FOUND)
             stats.found_chunks += succeeded
             stats.absent_chunks += absent
+            seconds, chunks = self._lookup_jobs
         elif operation is _LOAD:
             stats.loaded_chunks += succeeded
             stats.loaded_bytes += result.moved_bytes
-            stats.load_s += result.duration_s
+            seconds, chunks = self._load_jobs
         elif operation is _STORE:
             stats.stored_chunks += succeeded
             stats.stored_bytes += result.moved_bytes
-            stats.store_s += result.duration_s
+            seconds, chunks = self._store_jobs
+        if seconds is not None and chunks is not None:
+            seconds.observe(result.duration_s)
+            chunks.observe(len(verdicts))
         # A touch is a hint: a failed one loses no chunk.
         if succeeded + absent < len(verdicts) and operation is not _TOUCH:
             for reason, count in failure_counts(verdicts).items():
@@ -574,51 +619,36 @@ class TierClient:
         if job is not None:
             self._listener.released(self, job)
 
-    def _mirror(self, direction: Direction, *, is_open: bool) -> None:
-        if direction is Direction.READ:
-            was_open, self._reads_open = self._reads_open, is_open
-            self.stats.reads_open = int(is_open)
-        else:
-            was_open, self._stores_open = self._stores_open, is_open
-            self.stats.stores_open = int(is_open)
-        if is_open and not was_open:
-            self._missed_before[direction] = self._missed(direction)
-        elif was_open and not is_open:
-            self._tell_missed(direction)
+    def _note_state(self, report: Report) -> None:
+        """Note the tier's state, and log what went without it once an outage is over."""
+        before = self._suspended()
+        _note(self.stats, report)
+        for direction, is_suspended in self._suspended().items():
+            if is_suspended and not before[direction]:
+                self._missed_before[direction] = self._missed(direction)
+            elif before[direction] and not is_suspended:
+                self._tell_missed(direction)
+
+    def _suspended(self) -> dict[Direction, int]:
+        return {Direction.READ: self.stats.reads_open, Direction.WRITE: self.stats.stores_open}
 
     def _missed(self, direction: Direction) -> int:
         if direction is Direction.READ:
-            return self._skipped_lookups
+            return self.stats.dropped["lookup.unavailable"]
         reason = "store.unavailable"
         return self.stats.dropped[reason] + self.stats.failures[reason]
 
     def _tell_missed(self, direction: Direction) -> None:
-        """Log what went without the tier during an outage; its runner has logged the end."""
         count = self._missed(direction) - self._missed_before[direction]
-        what = "lookups went without it"
+        what = "chunks were not looked up in it"
         if direction is Direction.WRITE:
             what = "chunks were not stored in it"
         if count:
             message = f"{self.spec.name}: meanwhile {count:,} {what}"
             self._log.often(logging.WARNING, f"missed {direction.value}s", message)
 
-    def _set_open(self, is_open: bool) -> None:
-        """Note that the tier takes jobs again, or none; its breakers count from nothing."""
-        self.stats.is_open = int(is_open)
-        for direction in Direction:
-            self._mirror(direction, is_open=not is_open)
-
-    def _opening_ended(self, report: OpeningEnded) -> None:
-        if report.error is None:
-            self._set_open(True)
-        else:
-            self.stats.open_failures += 1
-            self.stats.note_error(report.error)
-
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
         """Conclude the jobs that have no result, and release what can be released."""
-        if report.reason is not None:
-            self._set_open(False)
         for job in self.jobs.running:
             error = None
             if report.reason is not None:
@@ -648,3 +678,31 @@ class TierClient:
                     keys, self.spec.name, tier_class.medium, tier_class.locality, removed
                 )
             )
+
+
+def _note(stats: TierStats, report: Report) -> None:
+    """Note what a report says of the state of a tier."""
+    if isinstance(report, BreakerMoved):
+        is_open = int(report.state is not BreakerState.CLOSED)
+        if report.direction is Direction.READ:
+            stats.reads_open = is_open
+        else:
+            stats.stores_open = is_open
+    elif isinstance(report, MetricsChanged):
+        stats.note_backend(report.counters, report.gauges)
+    elif isinstance(report, UsageChanged):
+        stats.used_chunks = report.chunks
+        stats.used_bytes = report.used_bytes
+        stats.capacity_bytes = report.capacity_bytes
+    elif isinstance(report, RunnerStopped):
+        if report.reason is not None:
+            stats.note_open(False)
+    elif isinstance(report, ProcessStarted):
+        stats.restarts += report.is_restart
+        stats.note_open(report.is_open)
+    elif isinstance(report, OpeningEnded):
+        if report.error is None:
+            stats.note_open(True)
+        else:
+            stats.open_failures += 1
+            stats.note_error(report.error)

@@ -57,6 +57,30 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
     assert (report["wrong_bytes"], report["dropped"]) == (0, 0)
 
 
+@pytest.mark.parametrize("tiers", [[], ["memory:?capacity=3MiB"]], ids=["pool", "tier"])
+def test_a_recorded_trace_hits_what_its_engine_has_hit(tmp_path: Path, tiers: list[str]) -> None:
+    options = {"slots": 100, "chunk_bytes": "8KiB", "tiers": tiers}
+    recording = {**options, "trace_dir": str(tmp_path / "trace"), "trace_file_size": "40KB"}
+    workload = chat_workload(300, 5)
+    engine = driver.replay(workload, TieringConfig.from_dict({**recording, "trace_files": 100}))
+    assert len(list((tmp_path / "trace").iterdir())) > 1
+    recorded = read_trace(tmp_path / "trace")
+    assert [len(request.keys) for request in recorded] == [len(r.keys) for r in workload]
+    again = driver.replay(recorded, TieringConfig.from_dict(options))
+    assert [tier.hit_chunks for tier in again.tiers] == [t.hit_chunks for t in engine.tiers]
+    # The pool is too small for all of them, so that the order matters.
+    assert 0 < engine.hit_rate < unlimited_hit_rate(workload)
+
+
+def test_a_replay_of_an_engines_configuration_leaves_its_trace_and_socket_alone(
+    tmp_path: Path, trace: Path
+) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text(f"trace_dir = '{tmp_path}/trace'\nadmin_socket = '{tmp_path}'\n")
+    replay("--config", str(config), "--trace", str(trace))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kv.toml", "trace.jsonl"]
+
+
 def test_a_request_that_hits_all_of_the_pool_still_gets_room_for_its_end() -> None:
     keys = tuple(make_offload_key(bytes([number]) * 32) for number in range(5))
     played = [ReplayRequest("short", keys[:4]), ReplayRequest("long", keys)]
@@ -284,3 +308,23 @@ def test_an_unknown_flag_is_refused() -> None:
     done = kvtier("replay", "--slot", "3")
     assert done.returncode == 2
     assert "--slot" in done.stderr
+
+
+def test_vllms_json_is_read_too(tmp_path: Path) -> None:
+    extra = {
+        "spec_name": "KVTierOffloadingSpec",
+        "spec_module_path": "kvtier_sdk.integrations.vllm",
+        "cpu_bytes_to_use": "320KiB",
+        "secondary_tiers": [f"file://{tmp_path}/kv"],
+    }
+    transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    config = tmp_path / "vllm.json"
+    config.write_text(json.dumps({**transfer, "kv_connector_extra_config": extra}))
+    chats = ("--requests", "40")
+    report = replay(*chats, "--config", str(config))
+    by_flags = replay(*chats, "--slots", "40", "--tier", f"file://{tmp_path}/other")
+    assert report["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
+    assert files(tmp_path / "kv")
+    smaller = replay(*chats, "--config", str(config), "--slots", "9", "--tier", "memory:")
+    assert smaller["tiers"][0]["hit_blocks"] < report["tiers"][0]["hit_blocks"]
+    assert smaller["tiers"][1]["name"] == "memory"

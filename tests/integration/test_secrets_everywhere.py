@@ -19,6 +19,7 @@ import pytest
 from support.live import Live, live
 from support.redis_server import Server
 from support.runners import KEYS, RUNNERS
+from support.tier_process import tier_processes
 
 from kvtier_sdk import TierAuthError, metric_samples
 
@@ -76,16 +77,6 @@ def command(*arguments: object) -> str:
     return f"{done.stdout}{done.stderr}"
 
 
-def processes(parent: int) -> dict[int, tuple[str, str]]:
-    """Return command line and environment of a process's children, and of theirs, by their ids."""
-    told = {}
-    for task in Path(f"/proc/{parent}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            texts = (Path(f"/proc/{child}/{name}").read_text() for name in ("cmdline", "environ"))
-            told |= {child: tuple(texts)} | processes(child)
-    return told
-
-
 def use(engine: Live, name: str) -> None:
     request = engine.begin(name)
     engine.there_and_back(request, *KEYS[:32])
@@ -112,7 +103,7 @@ def test_no_password_is_in_anything_that_can_be_seen(
     assert json.loads(seen["check --json"])["ok"]
     with live([f"{url}&runner={runner}" for url in urls], slots=16) as engine:
         use(engine, "well")
-        started = [found for found in processes(os.getpid()).values() if "kvtier" in found[0]]
+        started = tier_processes(os.getpid())
         assert len(started) == (2 if runner == "process" else 0)
         seen["processes"] = started
         for server in servers.values():
@@ -126,9 +117,8 @@ def test_no_password_is_in_anything_that_can_be_seen(
         with (tmp_path / "stacks").open("w") as file:
             faulthandler.dump_traceback(file)
         seen["stacks"] = (tmp_path / "stacks").read_text()
-        for child, (name, _) in processes(os.getpid()).items():
-            if "kvtier" in name:
-                os.kill(child, signal.SIGABRT)
+        for child in started:
+            os.kill(child, signal.SIGABRT)
         engine.rest()
     seen["check of what fails"] = command("check", config)
     for url in urls:
@@ -153,4 +143,4 @@ def test_no_password_is_in_anything_that_can_be_seen(
     assert "test_secrets_everywhere" in seen["stacks"]
     if runner == "process":
         assert "Aborted" in seen["log"]
-        assert all("PATH=" in environment for _, environment in started)
+        assert all("PATH=" in told for told in started.values())

@@ -100,6 +100,7 @@ def live(
     events: bool = False,
     clock: Clock | None = None,
     engine_waits: bool = True,
+    metrics_port: int | None = None,
 ) -> Iterator[Live]:
     """Open tiers and a manager over them, with long deadlines, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
@@ -107,7 +108,13 @@ def live(
         TierSpec.from_url(tier, **patience) if isinstance(tier, str) else tier for tier in tiers
     ]
     config = TieringConfig.from_dict(
-        {"slots": slots, "chunk_bytes": chunk_bytes, "tiers": specs}, where="test"
+        {
+            "slots": slots,
+            "chunk_bytes": chunk_bytes,
+            "tiers": specs,
+            "metrics_port": metrics_port,
+        },
+        where="test",
     )
     reported = threading.Event()
     with (

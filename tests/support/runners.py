@@ -41,7 +41,15 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
-from kvtier_sdk.runner.jobs import Job, JobResult, MetricsChanged, Operation, Report, Verdict
+from kvtier_sdk.runner.jobs import (
+    Job,
+    JobResult,
+    MetricsChanged,
+    Operation,
+    Report,
+    UsageChanged,
+    Verdict,
+)
 from support.odd_answers import NONSENSE, UNREADABLE, HostileKey
 from support.promises import fault_of_batch, fault_of_keys
 
@@ -253,6 +261,15 @@ class MisbehavingTier(MemoryTier):
             os.write(stream_fd, b"last words")
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
 
+    def _demand_secret(self) -> None:
+        """Refuse a secret that is not the one in a file beside the diary."""
+        self._note("asked")
+        if (
+            self.config.secret_key.get_secret_value()
+            != Path(f"{self.config.diary}.key").read_text()
+        ):
+            raise TierAuthError("wrong key")
+
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
 
@@ -365,7 +382,7 @@ class SeenRunner:
 
     def poll(self) -> Sequence[Report]:
         reports = self.runner.poll()
-        usual = JobResult, MetricsChanged
+        usual = JobResult, MetricsChanged, UsageChanged
         self.others += [report for report in reports if not isinstance(report, usual)]
         return reports
 

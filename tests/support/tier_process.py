@@ -96,3 +96,16 @@ def children() -> list[int]:
             if parent == os.getpid() and any(text in line for text in shown):
                 found.append(int(place.name))
     return found
+
+
+def tier_processes(parent: int) -> dict[int, str]:
+    """Return command line and environment of the tiers that a process or a child of it has."""
+    told = {}
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                command = Path(f"/proc/{child}/cmdline").read_text()
+                if "kvtier_sdk.runner.process" in command:
+                    told[child] = command + Path(f"/proc/{child}/environ").read_text()
+                told |= tier_processes(child)
+    return told

@@ -8,7 +8,16 @@ from dataclasses import fields
 from support.engine import KEYS, A, B, Engine, stored_below
 
 from kvtier_sdk import CorruptChunkError
-from kvtier_sdk.metrics import METRICS, MetricKind, PoolUsage, TierStats, metric_samples
+from kvtier_sdk.metrics import (
+    METRICS,
+    Histogram,
+    MetricKind,
+    PoolUsage,
+    TierStats,
+    metric_samples,
+)
+from kvtier_sdk.runner.jobs import Operation, Verdict
+from kvtier_sdk.tiering import MissReason
 
 
 def test_names_are_unique_and_say_their_unit() -> None:
@@ -20,6 +29,8 @@ def test_names_are_unique_and_say_their_unit() -> None:
         assert metric.name.startswith("kvtier_")
         assert (metric.kind is MetricKind.COUNTER) == metric.name.endswith("_total")
         assert stem.endswith(metric.unit) or metric.labels[-1:] == ("reason",)
+        assert bool(metric.bounds) == (metric.kind is MetricKind.HISTOGRAM)
+        assert list(metric.bounds) == sorted(metric.bounds)
 
 
 def test_every_field_that_counts_is_declared() -> None:
@@ -61,3 +72,92 @@ def test_a_backends_counters_never_fall_when_its_process_is_replaced() -> None:
     seen = {(s.metric.name, *s.labels): s.value for s in metric_samples([stats])}
     assert seen["kvtier_backend_counter_total", "far", "resends"] == 4
     assert seen["kvtier_backend_gauge", "far", "idle"] == 0
+
+
+def test_every_series_exists_from_the_start() -> None:
+    """The labels' values are those of the enums: what is counted later adds no series."""
+    start = list(metric_samples([TierStats("host", "primary"), TierStats("far", "redis")]))
+    series = {(s.metric.name, *s.labels) for s in start}
+    assert len(series) == len(start)
+    assert all(
+        s.value in (0, 1) or (isinstance(s.value, tuple) and not s.value.total) for s in start
+    )
+    for reason in MissReason:
+        assert ("kvtier_misses_total", "host", reason.value) in series
+    for operation in set(Operation) - {Operation.TOUCH}:
+        for verdict in set(Verdict) - {Verdict.OK}:
+            labels = ("far", operation.value, verdict.value)
+            is_answer = labels[1:] == ("lookup", "not_found")
+            assert (("kvtier_failed_chunks_total", *labels) in series) is not is_answer
+    unknown = {"tier_used_chunks", "tier_used_bytes", "tier_capacity_bytes"}
+    of_backends = {"backend_counter_total", "backend_gauge"}
+    missing = {metric.name for metric in METRICS} - {name for name, *_ in series}
+    assert {name.removeprefix("kvtier_") for name in missing if "pool" not in name} == (
+        unknown | of_backends
+    )
+
+
+def test_what_is_counted_adds_no_series(make: Callable[..., Engine]) -> None:
+    """A load that fails, a store that finds no room, and a miss: each had its series before."""
+    engine = make(slots=2)
+    engine.tiers[0].on_load = lambda t: CorruptChunkError("x")
+
+    def series() -> set[tuple[str, ...]]:
+        return {
+            (s.metric.name, *s.labels)
+            for s in metric_samples(engine.manager.stats, engine.manager.usage())
+        }
+
+    engine.step()
+    before = series()
+    stored_below(engine, *KEYS[:2])
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    engine.manager.on_request_finished(A)
+    assert engine.manager.stats[1].failures
+    assert series() - before == set()
+
+
+def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 7.0):
+        histogram.observe(value)
+    histogram.observe_several(2.0, 3)
+    assert histogram.value == ((2, 4, 1), 16.0)
+
+
+def test_a_job_is_observed_with_its_chunks(make: Callable[..., Engine]) -> None:
+    engine = make(slots=8)
+    stored_below(engine, *KEYS[:3])
+    assert engine.settle(B, *KEYS[:3]) == ["HIT"] * 3
+    tier = engine.manager.stats[1]
+    for operation, chunks in (("lookup", 3), ("load", 3), ("store", tier.stored_chunks)):
+        assert sum(tier.job_chunks[operation].counts) == sum(tier.job_s[operation].counts) > 0
+        assert tier.job_chunks[operation].total == chunks
+
+
+def test_the_pool_tells_how_long_a_chunk_was_unused_when_it_left(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make(slots=2)
+    engine.store(A, *KEYS[:2])
+    engine.clock.advance(600.0)
+    assert engine.settle(A, KEYS[0]) == ["HIT"]
+    engine.clock.advance(60.0)
+    engine.step()
+    engine.store(B, KEYS[2], KEYS[3])
+    age = engine.manager.stats[0].evicted_age_s
+    assert sum(age.counts) == engine.manager.stats[0].evicted_chunks == 2
+    assert age.total >= 2 * 660.0
+
+
+def test_the_fill_of_each_tier_is_told(make: Callable[..., Engine]) -> None:
+    engine = make(slots=4)
+    stored_below(engine, *KEYS[:2])
+    engine.step(16.0)
+    engine.step()
+    host, tier = engine.manager.stats
+    assert host.used_chunks == 4
+    assert host.used_bytes == host.capacity_bytes == 4 * engine.manager._pool.chunk_bytes
+    assert tier.used_chunks == tier.stored_chunks
+    assert tier.used_bytes
+    assert tier.capacity_bytes is None

@@ -28,9 +28,11 @@ def report_of(tier: TierStats, *, wrong_bytes: int = 0) -> ReplayReport:
 def test_speed_is_that_of_the_time_under_way_and_never_below_that_of_the_whole_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tier = TierStats("disk", "file", stored_bytes=10**9, store_s=0.5)
+    tier = TierStats("disk", "file", stored_bytes=10**9)
+    tier.job_s["store"].observe(0.5)
     # Eight jobs at once, all the time.
-    tier.loaded_bytes, tier.load_s = 3 * 10**9, 16.0
+    tier.loaded_bytes = 3 * 10**9
+    tier.job_s["load"].observe(16.0)
     print_table(report_of(tier), overlapped=True)
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("disk"))
     assert row.split()[-6:] == ["MiB", "2.00", "2.794", "GiB", "1.50", "0"]

@@ -8,7 +8,7 @@ import logging
 import platform
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm import envs
@@ -18,6 +18,11 @@ from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+from kvtier_sdk.types import OffloadKey
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import ReqContext
 
 #: Releases that this package was tested with.
 TRIED = ("0.32", "0.33")
@@ -57,6 +62,16 @@ def register_tier(tier_type: str, module: str, class_name: str) -> None:
     # Registering a name twice is an error, and the factory has no public test for a name.
     if tier_type not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier(tier_type, module, class_name)
+
+
+def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
+    """Return all chunks of a request in prefix order, each with the number of tokens up to its end.
+
+    The chunks of generated tokens are among them. Empty where this release does not tell.
+    """
+    # vLLM has a public method for the position of one chunk only.
+    found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
+    return found
 
 
 def check_engine_configs(check: Callable[[Any], None]) -> None:

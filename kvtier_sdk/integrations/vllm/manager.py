@@ -33,7 +33,7 @@ from kvtier_sdk.integrations.vllm.translate import (
     engine_medium,
     request_context,
 )
-from kvtier_sdk.metrics import PoolUsage, TierStats, metric_samples
+from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
@@ -143,7 +143,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         )
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self._manager.on_request_finished(_of(req_context).context)
+        self._manager.on_request_finished(_of(req_context).context, compat.end_tokens(req_context))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
         return _RESULTS[self._manager.lookup(key, _of(req_context).context)]
@@ -206,7 +206,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         if now_s >= self._usage_due_s:
             self._usage_due_s = now_s + _USAGE_INTERVAL_S
             usage = self._manager.usage()
-        return self._feed.take(metric_samples(self._manager.stats, usage))
+        return self._feed.take(self._manager.stats, usage)
 
     # --- everything ---------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -11,9 +12,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
 )
 
-from kvtier_sdk.metrics import METRICS, MetricKind, Sample
+from kvtier_sdk.metrics import (
+    METRICS,
+    HistogramValue,
+    Metric,
+    MetricKind,
+    PoolUsage,
+    Sample,
+    TierStats,
+    metric_samples,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingMetricMetadata
@@ -21,44 +32,101 @@ if TYPE_CHECKING:
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
     """Return every metric that may be emitted; vLLM asserts that each is declared."""
+    return {metric.name: _definition(metric) for metric in METRICS}
+
+
+def _definition(metric: Metric) -> OffloadingMetricMetadata:
+    if metric.kind is MetricKind.HISTOGRAM:
+        return OffloadingHistogramMetadata(
+            documentation=metric.help, labelnames=metric.labels, buckets=metric.bounds
+        )
     kinds = {
         MetricKind.COUNTER: OffloadingCounterMetadata,
         MetricKind.GAUGE: OffloadingGaugeMetadata,
     }
-    return {
-        metric.name: kinds[metric.kind](documentation=metric.help, labelnames=metric.labels)
-        for metric in METRICS
-    }
+    return kinds[metric.kind](documentation=metric.help, labelnames=metric.labels)
 
 
 class StatsFeed:
     """A converter from running totals to the increments that vLLM expects."""
 
     def __init__(self) -> None:
-        self._taken: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._taken: dict[tuple[str, tuple[str, ...]], float | HistogramValue] = {}
 
-    def take(self, samples: Iterable[Sample]) -> OffloadingConnectorStats | None:
+    def take(
+        self, stats: Sequence[TierStats], usage: PoolUsage | None = None
+    ) -> OffloadingConnectorStats | None:
         """Return what has changed since the last call.
 
         Args:
-            samples: current values.
+            stats: counts of the tiers.
+            usage: the use of the host pool, if it is to be told.
 
         Returns:
-            Increments of counters and new values of gauges; all of them the first time. ``None``
-            if nothing has changed.
+            Increments of counters, new values of gauges, and observations; the first time also the
+            series that are 0. ``None`` if nothing has changed.
         """
-        stats = OffloadingConnectorStats()
-        for sample in samples:
-            name, labels = sample.metric.name, sample.labels
+        told = OffloadingConnectorStats()
+        for sample in metric_samples(stats, usage, zeros=not self._taken):
+            name, labels, value = sample.metric.name, sample.labels, sample.value
             before = self._taken.get((name, labels))
             # A first 0 counts as a change: a series without any value does not exist.
-            if sample.value == before:
+            if value == before:
                 continue
-            self._taken[name, labels] = sample.value
-            if sample.metric.kind is MetricKind.COUNTER:
+            self._taken[name, labels] = value
+            if isinstance(value, HistogramValue):
+                assert before is None or isinstance(before, HistogramValue)
+                _observe(told, sample, observations(sample.metric.bounds, before, value))
+            elif sample.metric.kind is MetricKind.COUNTER:
+                assert not isinstance(before, HistogramValue)
                 # A tier that was reopened counts from nothing.
-                counted = 0 if before is None or before > sample.value else before
-                stats.increase_counter(name, sample.value - counted, labels)
+                counted = 0 if before is None or before > value else before
+                told.increase_counter(name, value - counted, labels)
             else:
-                stats.set_gauge(name, sample.value, labels)
-        return None if stats.is_empty() else stats
+                told.set_gauge(name, value, labels)
+        return None if told.is_empty() else told
+
+
+def observations(
+    bounds: Sequence[float], before: HistogramValue | None, now: HistogramValue
+) -> list[float]:
+    """Return observations that lead from one state of a histogram to a later one.
+
+    vLLM counts observations one by one, and the histogram has not kept them. These lie in the same
+    buckets and have the same sum; one alone is exact.
+
+    Args:
+        bounds: upper bounds of the buckets.
+        before: the state before; ``None`` for the first.
+        now: the state now; that of a tier that was reopened begins from nothing.
+    """
+    if before is None or sum(before.counts) > sum(now.counts):
+        before = HistogramValue((0,) * len(now.counts), 0.0)
+    gained = [count - old for count, old in zip(now.counts, before.counts, strict=True)]
+    lows = [0.0, *bounds]
+    least = sum(low * count for low, count in zip(lows, gained, strict=True))
+    rest = max(0.0, now.total - before.total - least)
+    # What is above the lower bounds is shared out by the widths of the buckets. The last has none:
+    # it is as wide as it must be.
+    widths = [high - low for low, high in pairwise(lows)]
+    widths.append(2 * rest / gained[-1] if gained[-1] else 0.0)
+    room = sum(width * count for width, count in zip(widths, gained, strict=True))
+    share = rest / room if room else 0.0
+    return [
+        low + share * width
+        for low, width, count in zip(lows, widths, gained, strict=True)
+        for _ in range(count)
+    ]
+
+
+def _observe(told: OffloadingConnectorStats, sample: Sample, values: Sequence[float]) -> None:
+    name, labels = sample.metric.name, sample.labels
+    for value in values:
+        told.observe_histogram(name, value, labels)
+    if not values:
+        # No observation: the series exists all the same.
+        told.aggregate(
+            OffloadingConnectorStats(
+                data={"types": {name: "histogram"}, "data": {name: {labels: []}}}
+            )
+        )

@@ -29,7 +29,7 @@ from kvtier_sdk.integrations.vllm.translate import (
     engine_medium,
     request_context,
 )
-from kvtier_sdk.metrics import TierStats, metric_samples
+from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.runner.log import TierLog
@@ -161,7 +161,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         request = self._request(req_context)
         if key not in request.answers:
             if not self._tier.takes_reads:
-                self._tier.skip_lookup()
+                self._tier.drop_lookups(1)
                 return _MISS
             request.answers[key] = None
             request.new.append(key)
@@ -218,7 +218,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return [engine_event(event) for event in self._tier.take_events()]
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        return self._feed.take(metric_samples([self._tier.stats]))
+        return self._feed.take([self._tier.stats])
 
     @property
     def stats(self) -> TierStats:

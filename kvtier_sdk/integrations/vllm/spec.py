@@ -129,6 +129,10 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         self, pool: HostPool | EngineSlots, tiers: Sequence[TierSpec]
     ) -> KVTierOffloadingManager:
         config = self._options.config
+        if config.metrics_port:
+            # Each replica of a data-parallel engine has a port of its own.
+            port = config.metrics_port + self.config.parallel.data_parallel_index
+            config = config.model_copy(update={"metrics_port": port})
         identity = Identity(
             self.config,
             chunk_bytes=pool.chunk_bytes,

@@ -28,11 +28,12 @@ from kvtier_sdk.runner.jobs import (
     OpeningEnded,
     Operation,
     Report,
+    UsageChanged,
 )
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: Version of the messages below. A process of another version is refused.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 _HEAD = struct.Struct("<IB")
 _LENGTH = struct.Struct("<I")
@@ -56,9 +57,18 @@ class _Report(msgspec.Struct, array_like=True):
     breaker: BreakerMoved | None = None
     opening: OpeningEnded | None = None
     metrics: MetricsChanged | None = None
+    usage: UsageChanged | None = None
 
 
-_REPORT_TYPES = (JobResult, IoEnded, ChunksRemoved, BreakerMoved, OpeningEnded, MetricsChanged)
+_REPORT_TYPES = (
+    JobResult,
+    IoEnded,
+    ChunksRemoved,
+    BreakerMoved,
+    OpeningEnded,
+    MetricsChanged,
+    UsageChanged,
+)
 
 
 def _plain(value: Any) -> Any:
@@ -254,7 +264,13 @@ def _wrap(report: Report) -> tuple[Report | None, ...]:
 
 def _unwrap(item: _Report) -> Report:
     report = (
-        item.result or item.io_ended or item.removed or item.breaker or item.opening or item.metrics
+        item.result
+        or item.io_ended
+        or item.removed
+        or item.breaker
+        or item.opening
+        or item.metrics
+        or item.usage
     )
     if report is None:
         raise ValueError("an empty report")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -83,8 +84,9 @@ class ProcessRunner:
         self._changes: deque[tuple[ChildProcess, RunnerStopped | ProcessStarted]] = deque()
         # Processes that could not be started, likewise.
         self._failures: deque[OpeningEnded] = deque()
-        # What was read when the runner was closed.
-        self._last: list[Report] = []
+        # What was read and not polled: by a thread that peeked, or when the runner was closed.
+        self._unpolled: list[Report] = []
+        self._reading = threading.Lock()
         self._watched = False
         self._closing = False
         self._supervisor = Supervisor(
@@ -166,28 +168,43 @@ class ProcessRunner:
         return refused
 
     def poll(self) -> Sequence[Report]:
-        reports, self._last = self._last, []
         if not self._thread.is_here:
-            return reports  # in a forked copy, the socket is the parent's
-        if self._data is not None:
-            self._read(self._data, reports)
-        while self._changes:
-            child, change = self._changes.popleft()
-            if isinstance(change, ProcessStarted):
-                self._data = child.data
-                reports.append(change)
+            return ()  # in a forked copy, the socket is the parent's
+        with self._reading:
+            reports, self._unpolled = self._unpolled, []
+            if self._data is not None:
+                self._data.flush()
                 self._read(self._data, reports)
-                continue
-            # Everything that it wrote is there now.
-            self._read(child.data, reports)
-            child.data.close()
-            self._data = None
-            reports.append(change)
-        while self._failures:
-            reports.append(self._failures.popleft())
+            while self._changes:
+                child, change = self._changes.popleft()
+                if isinstance(change, ProcessStarted):
+                    self._data = child.data
+                    reports.append(change)
+                    self._read(self._data, reports)
+                    continue
+                # Everything that it wrote is there now.
+                self._read(child.data, reports)
+                child.data.close()
+                self._data = None
+                reports.append(change)
+            while self._failures:
+                reports.append(self._failures.popleft())
         if self._notify is not None and not self._watched:
             self._watch()
         return reports
+
+    def peek(self) -> Sequence[Report]:
+        if not self._thread.is_here:
+            return ()
+        with self._reading:
+            known = len(self._unpolled)
+            if self._data is not None:
+                self._read(self._data, self._unpolled)
+            if len(self._unpolled) > known:
+                # The socket does not wake the engine for what was read here.
+                self._thread.call_soon(self._readable)
+            changes = [change for _, change in self._changes.copy()]
+            return [*self._unpolled, *changes, *self._failures.copy()]
 
     def suspect(self) -> None:
         """Have the process pinged, and killed if it does not answer."""
@@ -213,15 +230,13 @@ class ProcessRunner:
             lambda: self._supervisor.close(timeout_s), timeout_s + _KILL_S, join_s=timeout_s
         )
         # The process is gone: nothing of it stays open, even if no poll follows.
-        self._last = list(self.poll())
+        self._unpolled = list(self.poll())
 
-    # --- on the engine's thread -----------------------------------------------------------------
+    # --- on the engine's thread, or one that peeks ----------------------------------------------
 
     def _read(self, data: Channel, reports: list[Report]) -> None:
         if data.at_end:
             return
-        if data.has_unsent:
-            data.flush()
         try:
             for _, body in data.read():
                 reports += read_reports(body)

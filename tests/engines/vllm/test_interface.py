@@ -34,7 +34,7 @@ with warnings.catch_warnings():
     from kvtier_sdk.integrations.vllm.copies import KVTierOffloadingWorker
     from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
     from kvtier_sdk.integrations.vllm.metrics import StatsFeed
-    from kvtier_sdk.metrics import TierStats, metric_samples
+    from kvtier_sdk.metrics import METRICS, Histogram, TierStats
 
 LookupResult = base.LookupResult
 
@@ -322,10 +322,36 @@ def test_a_counter_that_begins_again_never_goes_down() -> None:
     feed = StatsFeed()
     counts = []
     for failures in (3, 1, 2):
-        stats = feed.take(metric_samples([TierStats("t", "memory", open_failures=failures)]))
+        stats = feed.take([TierStats("t", "memory", open_failures=failures)])
         assert stats is not None
         counts.append(stats.data["data"]["kvtier_open_failures_total"][("t",)])
     assert counts == [3, 1, 1]
+
+
+def test_observations_of_a_histogram_keep_their_buckets_and_their_sum() -> None:
+    tier = TierStats("t", "memory")
+    seconds = tier.job_s["load"]
+    feed = StatsFeed()
+
+    def told() -> list[float]:
+        stats = feed.take([tier])
+        assert stats is not None
+        observed: list[float] = stats.data["data"]["kvtier_job_seconds"]["t", "load"]
+        return observed
+
+    assert told() == []
+    seconds.observe(0.3)
+    assert told() == [pytest.approx(0.3)]
+    before = seconds.value
+    for value in (0.0001, 0.003, 0.004, 29.0, 31.0, 300.0):
+        seconds.observe(value)
+    copy = Histogram(next(m for m in METRICS if m.name == "kvtier_job_seconds").bounds)
+    observed = told()
+    for value in observed:
+        copy.observe(value)
+    gained = [now - old for now, old in zip(seconds.counts, before.counts, strict=True)]
+    assert copy.counts == gained
+    assert sum(observed) == pytest.approx(seconds.total - before.total)
 
 
 def test_a_full_host_pool_is_no_room(manager: KVTierOffloadingManager) -> None:

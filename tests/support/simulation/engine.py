@@ -62,6 +62,7 @@ class Engine:
 
     Attributes:
         counts: number of occurrences of each event.
+        missed: each chunk that a request did not get, with the request.
         step: number of the current step.
         requests: the live requests.
         choosy: names of the tiers that a request may use, if these are not all.
@@ -94,6 +95,7 @@ class Engine:
         resetting: Callable[[ResetScope], AbstractContextManager[None]],
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []
         self.choosy: dict[str, set[str]] = {}
@@ -113,6 +115,9 @@ class Engine:
         self._flush_step = 0
         # Requests that load at the end of the step, after others have taken slots.
         self._later: list[tuple[_Request, list[OffloadKey]]] = []
+        self._lookup = manager.lookup
+        # Here lookup_prefix passes by too.
+        manager.lookup = self._watch_lookup  # type: ignore[method-assign]
 
     def run_step(self, *, arrivals: bool = True) -> None:
         """Play one step to its end.
@@ -277,6 +282,12 @@ class Engine:
             self._later.append((request, keys[:hits]))
         elif hits:
             self._load(request, keys[:hits])
+
+    def _watch_lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
+        answer = self._lookup(key, request)
+        if answer is LookupResult.MISS:
+            self.missed.add((request.request_id, key))
+        return answer
 
     def _look_one_by_one(
         self, keys: Sequence[OffloadKey], context: RequestContext

@@ -115,6 +115,9 @@ class World:
         self.weathers: list[Weather] = []
         self.ledgers: list[Ledger] = []
         self.runners: list[WatchedRunner] = []
+        # An operator who takes tiers out and puts them back, in some of the simulations.
+        self._operator = random.Random(f"operator {seed}")
+        self._moves_rate = self._operator.choice([0.0, 0.0, 0.05])
         # By tier: the step until which its loop is stalled.
         self._stalled_until: list[int] = []
         self.tiers: list[SimulatedTier] = []
@@ -186,10 +189,29 @@ class World:
             self._shut_down(self.rng.choice([0.0, 0.05, 10.0]))
         else:
             self._come_to_rest()
+            self._check_sums()
             self._shut_down(10.0)
             if any(ledger.busy for ledger in self.ledgers):
                 self.breach("at rest nothing is left", "I/O goes on after the end")
         self._raise_first_breach()
+
+    def _check_sums(self) -> None:
+        """Check that every chunk that was asked for is counted once, by its outcome."""
+        host, *tiers = self.manager.stats
+        hits = sum(stats.hit_chunks for stats in self.manager.stats)
+        misses = sum(host.misses.values())
+        asked = (self.engine.counts["chunks loaded"], len(self.engine.missed))
+        if (hits, misses) != asked:
+            self.breach("counts add up", f"{hits} hits and {misses} misses, in truth {asked}")
+        for tier in tiers:
+            failed = sum(n for key, n in tier.failures.items() if key.startswith("lookup."))
+            dropped = tier.dropped["lookup.unavailable"]
+            answered = tier.found_chunks + tier.absent_chunks + failed + dropped
+            if answered != tier.lookup_chunks:
+                self.breach(
+                    "counts add up",
+                    f"{tier.name}: {tier.lookup_chunks} chunks looked up, {answered} counted",
+                )
 
     def report(self) -> SimulationReport:
         """Return the report."""
@@ -350,11 +372,18 @@ class World:
                 weather.begin_outage()
             if self.rng.random() < plan.removals:
                 tier.lose()
+            if self._operator.random() < self._moves_rate:
+                client = self.manager.clients[index]
+                client.is_drained = not client.is_drained
+                self.journal.note(plan.name, "is out" if client.is_drained else "is back")
+                weather.seen["taken out"] += client.is_drained
 
     def _come_to_rest(self) -> None:
         """End all faults and all requests, and check that everything is released."""
         for weather in self.weathers:
             weather.clear_up()
+        for client in self.manager.clients:
+            client.is_drained = False
         if self.plan.ends == "aborted":
             self.engine.abort_all()
         self._play_until_idle()

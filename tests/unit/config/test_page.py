@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from kvtier_sdk import METRICS, RunnerOptions, TieringConfig, load_backend
+from kvtier_sdk import METRICS, MissReason, RunnerOptions, TieringConfig, load_backend
 from kvtier_sdk.integrations.vllm.options import EngineOptions, GuestOptions
+from kvtier_sdk.monitoring import ALERTS
 from kvtier_sdk.options.describe import OptionInfo, describe_options
 from kvtier_sdk.options.model import StrictModel
+from kvtier_sdk.runner.jobs import Verdict
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "configuration.md"
 VLLM_PAGE = DOCS / "vllm.md"
+METRICS_PAGE = DOCS / "metrics.md"
 DOCUMENTED = {
     "TieringConfig": (PAGE, TieringConfig),
     "RunnerOptions": (PAGE, RunnerOptions),
@@ -26,6 +29,7 @@ DOCUMENTED = {
     "file": (PAGE, load_backend("file").config_model),
     "redis": (PAGE, load_backend("redis").config_model),
     "s3": (PAGE, load_backend("s3").config_model),
+    "mooncake": (PAGE, load_backend("mooncake").config_model),
     "GuestOptions": (VLLM_PAGE, GuestOptions),
     "EngineOptions": (VLLM_PAGE, EngineOptions),
 }
@@ -65,9 +69,27 @@ def test_the_page_says_what_the_code_does(name: str) -> None:
     assert rows(page.read_text(), name) == expected(model)
 
 
-def test_every_metric_is_on_the_page_of_the_engine_that_exports_it() -> None:
-    listed = re.findall(r"^\| `(kvtier_\w+)` \| ([\w, ]*) \|", VLLM_PAGE.read_text(), re.MULTILINE)
-    assert listed == [(metric.name, ", ".join(metric.labels)) for metric in METRICS]
+def test_every_metric_is_on_its_page() -> None:
+    _, _, table = METRICS_PAGE.read_text().partition("<!-- metrics -->")
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("| `kvtier_")
+    ]
+    assert all(len(row) == 6 and row[5] for row in rows)
+    assert [row[:5] for row in rows] == [
+        [m.name, m.kind.value, m.unit, ", ".join(m.labels), m.help] for m in METRICS
+    ]
+
+
+def test_every_alert_and_every_reason_is_on_the_page_of_metrics() -> None:
+    text = METRICS_PAGE.read_text()
+    assert re.findall(r"^\| `(KVTier\w+)` \|", text, re.MULTILINE) == [a.name for a in ALERTS]
+    _, _, rest = text.partition("### Misses by reason")
+    misses, _, failures = rest.partition("### Failed chunks by reason")
+    named = {part: re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) for part in (misses, failures)}
+    assert set(named[misses]) == {reason.value for reason in MissReason}
+    assert set(named[failures]) >= {v.value for v in Verdict if v is not Verdict.OK}
 
 
 def test_what_is_missing_or_stale_is_seen() -> None:

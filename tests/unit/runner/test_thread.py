@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import (
+    Capability,
     HostPool,
     MemoryTier,
     MemoryTierConfig,
@@ -56,7 +57,9 @@ class CountingClock(SystemClock):
 
 
 class HeldTier(MemoryTier):
-    """A memory tier whose thread can be held in mid-call."""
+    """A memory tier whose thread can be held in mid-call, and that reports nothing by itself."""
+
+    capabilities = MemoryTier.capabilities & ~Capability.USAGE
 
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
         super().__init__(config, context)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import threading
@@ -70,9 +69,9 @@ def test_a_process_that_dies_with_jobs_unread(
     os.kill(pid_of(rig.runner), signal.SIGKILL)
     assert rig.wait_for(3) == ["unavailable"] * 3
     rig.close()
-    told = [record.getMessage() for record in caplog.records if "died" in record.getMessage()]
-    assert told == ["held: the tier's process died: signal 9 (killed, perhaps for want of memory)"]
-    assert all(record.levelno < logging.ERROR for record in caplog.records)
+    told = [record.getMessage() for record in caplog.records]
+    death = "held: the tier's process died: signal 9 (killed, perhaps for want of memory)"
+    assert told.count(death) == 1
 
 
 def test_io_that_hung_has_ended_with_its_process(make_rig: Callable[..., Rig]) -> None:

@@ -1,0 +1,33 @@
+"""``kvtier metrics``: the table of metrics, and what a monitoring needs of it."""
+
+from __future__ import annotations
+
+import typer
+
+from kvtier_sdk.metrics import METRICS
+from kvtier_sdk.monitoring import alert_rules, dashboard
+
+metrics_app = typer.Typer(
+    no_args_is_help=True, help="List metrics; print alert rules, a dashboard."
+)
+
+
+@metrics_app.command("list")
+def list_command() -> None:
+    """List every metric: its name, kind and labels, and what it counts."""
+    for metric in METRICS:
+        labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
+        unit = f" of {metric.unit}" if metric.unit else ""
+        print(f"{metric.name}{labels}  ({metric.kind.value}{unit})\n    {metric.help}")
+
+
+@metrics_app.command("rules")
+def rules_command() -> None:
+    """Print alert rules for Prometheus, in YAML: name the file under 'rule_files'."""
+    print(alert_rules(), end="")
+
+
+@metrics_app.command("dashboard")
+def dashboard_command() -> None:
+    """Print a dashboard for Grafana, in JSON: import it there."""
+    print(dashboard())

@@ -1,0 +1,164 @@
+"""Alert rules and dashboard: valid, and true of a real engine's manager over a real store."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.live import live
+from support.prometheus import check_rules, play_rules, prometheus
+from support.redis_server import Server, free_port
+from support.runners import KEYS, RUNNERS
+
+from kvtier_sdk import METRICS
+from kvtier_sdk.monitoring import ALERTS, alert_rules, dashboard
+
+_SUSPENDED = ("KVTierReadsSuspended", "far")
+
+
+def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yml"
+    path.write_text(alert_rules())
+    assert f"SUCCESS: {len(ALERTS)} rules found" in check_rules(path)
+
+
+#: By alert, series a minute apart that make it fire, and the minute at which it does.
+TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
+    "KVTierReadsSuspended": (10, {"read_breaker_open{tier='far'}": "1x60"}),
+    "KVTierStoresSuspended": (10, {"store_breaker_open{tier='far'}": "1x60"}),
+    "KVTierErrors": (
+        20,
+        {"failed_chunks_total{tier='far',operation='load',reason='timeout'}": "0+5x60"},
+    ),
+    "KVTierDamagedChunks": (
+        45,
+        {"failed_chunks_total{tier='far',operation='load',reason='corrupt'}": "0x39 1x21"},
+    ),
+    "KVTierHitRateCollapsed": (
+        1500,
+        {
+            "hit_chunks_total{tier='host'}": "0+90x1440 129600+10x60",
+            "misses_total{tier='host',reason='absent'}": "0+10x1440 14400+90x60",
+        },
+    ),
+    "KVTierPoolFull": (10, {"pool_pinned_slots": "95x60"}),
+    "KVTierQueueFull": (
+        45,
+        {"dropped_chunks_total{tier='far',operation='store',reason='queue_full'}": "0+20x60"},
+    ),
+    "KVTierEvictedUnread": (150, {"evicted_unread_chunks_total{tier='far'}": "0+90x180"}),
+    "KVTierProcessRestarts": (30, {"process_restarts_total{tier='far'}": "0x20 5x40"}),
+    "KVTierNotOpen": (
+        10,
+        {"tier_open{tier='far'}": "0x60", "read_breaker_open{tier='far'}": "1x60"},
+    ),
+}
+HEALTHY = {
+    "tier_open{tier='far'}": "1x1500",
+    "read_breaker_open{tier='far'}": "0x1500",
+    "store_breaker_open{tier='far'}": "0x1500",
+    "failed_chunks_total{tier='far',operation='load',reason='timeout'}": "0+0.5x1500",
+    "failed_chunks_total{tier='far',operation='load',reason='corrupt'}": "0x1500",
+    "failed_chunks_total{tier='far',operation='load',reason='not_found'}": "0+50x1500",
+    "job_chunks_sum{tier='far',operation='load'}": "0+100x1500",
+    "hit_chunks_total{tier='host'}": "0+90x1500",
+    "hit_chunks_total{tier='far'}": "0+5x1500",
+    "misses_total{tier='host',reason='absent'}": "0+10x1500",
+    "pool_slots": "100x1500",
+    "pool_pinned_slots": "10x1500",
+    "pool_writing_slots": "1x1500",
+    "pool_loading_slots": "1x1500",
+    "pool_quarantined_slots": "0x1500",
+    "dropped_chunks_total{tier='far',operation='store',reason='queue_full'}": "0+1x1500",
+    "stored_chunks_total{tier='far'}": "0+100x1500",
+    "evicted_unread_chunks_total{tier='far'}": "0+20x1500",
+    "evicted_chunks_total{tier='far'}": "0+100x1500",
+    "process_restarts_total{tier='far'}": "0x500 1x1000",
+}
+
+
+@pytest.mark.parametrize("alert", [alert.name for alert in ALERTS])
+def test_each_alert_fires_in_its_trouble_and_no_other_does(tmp_path: Path, alert: str) -> None:
+    minute, trouble = TROUBLE[alert]
+    assert firing_at(tmp_path, minute, HEALTHY | trouble) == {alert}
+
+
+def test_no_alert_fires_in_good_times(tmp_path: Path) -> None:
+    assert firing_at(tmp_path, 1500, HEALTHY) == set()
+
+
+def firing_at(directory: Path, minute: int, series: dict[str, str]) -> set[str]:
+    """Return the alerts that fire at a minute of these series."""
+    rules, script = directory / "rules.yml", directory / "test.yml"
+    rules.write_text(alert_rules())
+    played = [{"series": f"kvtier_{name}", "values": values} for name, values in series.items()]
+    wanted = {"expr": "ALERTS{alertstate='firing'}", "eval_time": f"{minute}m", "exp_samples": []}
+    test = {"interval": "1m", "input_series": played, "promql_expr_test": [wanted]}
+    script.write_text(
+        json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]})
+    )
+    # Where some fire, promtool says which, instead of none.
+    said = play_rules(script)
+    firing = set(re.findall(r'alertname=\\?"(\w+)', said.partition("got:")[2]))
+    assert firing or "SUCCESS" in said, said
+    return firing
+
+
+def test_the_dashboard_shows_every_metric_in_expressions_that_prometheus_reads(
+    tmp_path: Path,
+) -> None:
+    panels = [panel for panel in json.loads(dashboard())["panels"] if panel["type"] != "row"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    shown = {name for each in expressions for name in re.findall(r"kvtier_\w+", each)}
+    assert {name.removesuffix("_bucket") for name in shown} == {m.name for m in METRICS}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    rules = [
+        {
+            "record": f"panel:{number}",
+            "expr": each.replace("$instance", ".*").replace("$__rate_interval", "1m"),
+        }
+        for number, each in enumerate(expressions)
+    ]
+    path = tmp_path / "panels.yml"
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    check_rules(path)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_an_alert_fires_when_a_tier_is_killed_and_clears_when_it_is_back(
+    tmp_path: Path, runner: str
+) -> None:
+    """The engine is idle from the kill on, but for the requests that find the store gone."""
+    server = Server(tmp_path / "redis").start()
+    port = free_port()
+    url = (
+        f"{server.url}?name=far&runner={runner}&retries=0&breaker_failures=1"
+        "&probe_interval=200ms&max_probe_interval=400ms"
+    )
+    (tmp_path / "prometheus").mkdir()
+    rules = alert_rules(scale=0.01, for_s=0.5)
+    try:
+        with (
+            live([url], metrics_port=port) as engine,
+            prometheus(tmp_path / "prometheus", target_port=port, rules=rules) as seen,
+        ):
+            first = engine.begin("first")
+            engine.there_and_back(first, *KEYS[:8])
+            seen.wait_until(
+                lambda: seen.get("query?query=kvtier_stored_chunks_total{tier='far'}")["result"],
+                "it is scraped",
+            )
+            assert seen.alerts() == {}
+
+            server.kill()
+            engine.settle(engine.begin("second"), KEYS[8])
+            engine.store(engine.begin("third"), KEYS[9])
+            engine.rest()
+            seen.wait_until(lambda: seen.alerts().get(_SUSPENDED) == "firing", "an alert fires")
+
+            server.start()
+            seen.wait_until(lambda: _SUSPENDED not in seen.alerts(), "the alert has cleared")
+    finally:
+        server.kill()
