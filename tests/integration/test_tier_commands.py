@@ -181,3 +181,11 @@ def test_a_backend_that_cannot_list_says_what_helps() -> None:
     done = kvtier("tier", "ls", "memory:")
     assert done.returncode == 1
     assert "cannot list its namespaces; name one with --namespace FACTS.json" in done.stdout
+
+
+def test_a_namespace_without_a_length_is_not_examined(folder: Store, tmp_path: Path) -> None:
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps(FACTS))
+    words = ["--namespace", str(facts), "--key", "00"]
+    found = tier("explain", folder.url, *words, status=1)
+    assert "does not say how long a chunk is" in found["faults"]["file"]
