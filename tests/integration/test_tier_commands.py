@@ -177,6 +177,17 @@ def test_all_tiers_of_a_configuration_are_asked(folder: Store, tmp_path: Path) -
     assert (done.returncode, "hunter2" in done.stdout + done.stderr) == (1, False)
 
 
+def test_beside_others_a_tier_that_cannot_be_listed_is_no_fault(
+    folder: Store, tmp_path: Path
+) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text(f'slots = 8\ntiers = ["memory:", "{folder.url}"]\n')
+    memory, file = tier("ls", str(config))["tiers"]
+    assert "cannot list its namespaces" in memory["note"]
+    assert len(file["namespaces"]) == 3
+    assert kvtier("tier", "du", str(config)).returncode == 0
+
+
 def test_a_backend_that_cannot_list_says_what_helps() -> None:
     done = kvtier("tier", "ls", "memory:")
     assert done.returncode == 1

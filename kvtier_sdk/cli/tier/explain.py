@@ -80,7 +80,7 @@ def explain_command(
     The exit status is 1 if a tier could not be read.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
-    faults = Faults()
+    faults = Faults(target)
     held: dict[str, list[StoredNamespace]] = {}
     for spec in target.tiers:
         if Capability.NAMESPACES in spec.tier_class.capabilities:
@@ -328,7 +328,7 @@ def _read_key(text: str) -> OffloadKey:
 def _read_tokens(text: str) -> list[int]:
     path = Path(text)
     try:
-        if not re.fullmatch(r"[\[\]\d,\s]+", text) or path.is_file():
+        if not re.fullmatch(r"[\[\]\d,\s]+", text):
             text = path.read_text()
         text = text.strip()
         listed = text if text.startswith("[") else f"[{','.join(re.split(_BETWEEN, text))}]"

@@ -58,7 +58,7 @@ def verify_command(
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection, pace = Selection.read(namespace, model), Pace(rate)
-    faults = Faults()
+    faults = Faults(target)
     found: list[_Verified] = []
     for spec in target.tiers:
         with faults.of(spec):
