@@ -8,8 +8,8 @@ import pytest
 
 from kvtier_sdk import BackendError, ConfigError, TieringConfig, TierSpec
 
-TOP = "chunk_bytes, namespace, policy, pool_bytes, recompute, shutdown_timeout, slots, "
-TOP += "store_reserve, tiers, verify"
+TOP = "chunk_bytes, metrics_host, metrics_port, namespace, policy, pool_bytes, recompute, "
+TOP += "shutdown_timeout, slots, store_reserve, tiers, verify"
 MEMORY = "admission, backend, bandwidth, breaker_failures, breaker_window, capacity, codec, "
 MEMORY += "concurrency, latency, load_deadline, lookup_deadline, max_batch, "
 MEMORY += "max_probe_interval, max_queue, name, "
