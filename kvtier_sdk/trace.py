@@ -23,6 +23,8 @@ from kvtier_sdk.types import OffloadKey
 _INTERVAL_S = 0.5
 #: Chunks of the requests that wait to be written; beyond that, requests are dropped.
 _MOST_WAITING = 2**18
+#: TIME, of two parts, PID and NUMBER: another file that somebody keeps there is not removed.
+_OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
 _ID_BYTES = 8
 
@@ -99,7 +101,7 @@ class TraceRecorder:
     @property
     def path(self) -> Path:
         """The file that is written now."""
-        return self._directory / f"{self._prefix}-{self._number:04}.jsonl"
+        return self._directory / f"{self._prefix}-{self._number:06}.jsonl"
 
     def record(
         self,
@@ -201,7 +203,7 @@ class TraceRecorder:
         number = self._number
         while True:
             number += 1
-            path = self._directory / f"{self._prefix}-{number:04}.jsonl"
+            path = self._directory / f"{self._prefix}-{number:06}.jsonl"
             try:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
                 break
@@ -213,7 +215,7 @@ class TraceRecorder:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._number, self._size_bytes = fd, number, 0
-        ended = {path: _end_of(path) for path in self._directory.glob("trace-*.jsonl")}
+        ended = {path: _end_of(path) for path in self._directory.glob(_OUR_FILES)}
         finished = sorted((at, path) for path, at in ended.items() if at is not None)
         for _, path in finished[: max(0, len(finished) + 1 - self._files)]:
             path.unlink(missing_ok=True)

@@ -129,6 +129,14 @@ def test_a_kill_loses_at_most_a_second(make: MakeRecorder, tmp_path: Path) -> No
     assert len(lines(tmp_path)) == 1
 
 
+def test_a_file_of_somebody_else_stays(make: MakeRecorder, tmp_path: Path) -> None:
+    kept = tmp_path / "trace" / "trace-of-last-week.jsonl"
+    kept.parent.mkdir()
+    kept.touch()
+    make(files=1).close()
+    assert files(tmp_path) == [kept]
+
+
 def test_an_empty_recording_leaves_no_file(make: MakeRecorder, tmp_path: Path) -> None:
     recorder = make()
     recorder.record(0.0, [], {})

@@ -69,7 +69,7 @@ def reach_master(config: MooncakeTierConfig) -> str:
 
 
 def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) -> None:
-    """Connect a client to its master, and register memory with it.
+    """Connect a client to its master, and register memory with it where it needs that.
 
     Args:
         client: the client.
@@ -93,6 +93,7 @@ def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) 
         raise TierUnavailableError(
             f"the client cannot be set up (status {status}); its log has why"
         )
-    for region in regions:
+    # TCP needs no registration, and would let whoever connects to this process read and write it.
+    for region in regions if config.protocol == "rdma" else ():
         if client.register_buffer(*region):
             raise TierError("the client cannot register the host pool; see 'ulimit -l'")
