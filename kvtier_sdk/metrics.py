@@ -62,8 +62,7 @@ class HistogramValue(NamedTuple):
     total: float
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One value of a metric.
 
     Attributes:
@@ -457,20 +456,23 @@ def metric_samples(
         One sample for each metric and combination of labels. A gauge that is unknown has none.
     """
     for tier in stats:
+        own = (tier.name,)
         for name, declared in _OF_POOL if tier.name == PRIMARY else _OF_TIERS:
             value, metric = getattr(tier, name), declared.metric
-            if isinstance(value, dict):
+            if type(value) is int:
+                yield Sample(metric, own, value)
+            elif isinstance(value, dict):
                 # Copied: the thread that counts may add a key meanwhile.
                 items = list(value.items())
                 if zeros:
                     items += [(key, 0) for key in declared.keys if key not in value]
                 for key, found in items:
-                    labels = (tier.name, *key.split(".", len(metric.labels) - 2))
+                    labels = (*own, *key.split(".", len(metric.labels) - 2))
                     yield Sample(metric, labels, _plain(found))
             elif isinstance(value, tuple):
-                yield Sample(metric, (tier.name, *value), 1)
+                yield Sample(metric, own + value, 1)
             elif value is not None:
-                yield Sample(metric, (tier.name,), _plain(value))
+                yield Sample(metric, own, _plain(value))
     if usage is not None:
         for name, declared in _OF_USAGE.items():
             yield Sample(declared.metric, (), getattr(usage, name))

@@ -23,10 +23,12 @@ from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay_page import Played, replay_page
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
+from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.cli.vllm_config import vllm_config_command
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
+from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.secrets import MaskingFormatter, without_password
 from kvtier_sdk.replay import (
@@ -70,14 +72,16 @@ def _root(
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-app.command("backends")(backends_command)
-app.command("check")(check_command)
-app.command("new-backend")(new_backend_command)
+# In the order of their use.
 app.command("vllm-config")(vllm_config_command)
-app.add_typer(metrics_app, name="metrics")
+app.command("check")(check_command)
+app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
 app.command("drain")(drain_command)
 app.command("resume")(resume_command)
+app.add_typer(metrics_app, name="metrics")
+app.command("backends")(backends_command)
+app.command("new-backend")(new_backend_command)
 
 
 #: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.
@@ -88,6 +92,8 @@ _WrongUsage: Any = next(
 _TRACEBACK = "KVTIER_TRACEBACK"
 #: Options of a replay that neither the command line nor the file gives.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
+#: A replay is not the engine: it takes neither its trace nor its socket nor its port.
+_ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 #: Tokens of a block in the published traces.
 _TRACE_TOKENS = 512
 
@@ -125,9 +131,9 @@ def replay_command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Host pool, policies and tiers, in TOML, JSON or YAML. The options below win over "
-            "the file: --slots also over its 'pool_bytes', all --tier together over all its "
-            "tiers.",
+            help="Host pool, policies and tiers, in TOML, JSON or YAML, or the JSON of vLLM's "
+            "--kv-transfer-config. The options below win over the file: --slots also over its "
+            "'pool_bytes', all --tier together over all its tiers.",
         ),
     ] = None,
     slots: Annotated[
@@ -160,6 +166,13 @@ def replay_command(
             "that nothing is dropped and the hit rate is exact.",
         ),
     ] = 1,
+    evict_others: Annotated[
+        bool,
+        typer.Option(
+            "--evict-others",
+            help="Play although a tier's capacity would evict chunks that no replay has stored.",
+        ),
+    ] = False,
     verify: Annotated[
         bool | None,
         typer.Option(
@@ -220,7 +233,13 @@ def replay_command(
         _sweep(played, options, concurrency, report_file, as_json=as_json)
         return
     with progress(len(played)) as advance:
-        report = replay(played, options, concurrency=concurrency, on_progress=advance)
+        report = replay(
+            played,
+            options,
+            concurrency=concurrency,
+            evict_others=evict_others,
+            on_progress=advance,
+        )
     if as_json:
         print_json(report)
     else:
@@ -293,16 +312,29 @@ def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig
     given = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
     if file is None:
         return given
-    options = {name: value for name, value in read_options(file).items() if name not in flags}
+    options = read_options(file)
+    if is_transfer_config(options):
+        return _of_vllm(read_transfer_config(options, where=str(file)), given, flags)
+    options = {name: value for name, value in options.items() if name not in flags}
     defaults = dict(_DEFAULTS)
     if "slots" in flags:
         options.pop("pool_bytes", None)
     elif "pool_bytes" in options:
         del defaults["slots"]
     config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
-    # A replay is not the engine: it takes neither its trace nor its socket nor its port.
-    engines_own = {"trace_dir": None, "admin_socket": None, "metrics_port": None}
-    return config.model_copy(update=engines_own | {name: getattr(given, name) for name in flags})
+    return config.model_copy(
+        update={**_ENGINES_OWN, **{name: getattr(given, name) for name in flags}}
+    )
+
+
+def _of_vllm(
+    config: TieringConfig, given: TieringConfig, flags: Mapping[str, Any]
+) -> TieringConfig:
+    """Put the flags over what an engine is configured with, which tells the size of a chunk."""
+    names = {*flags, "chunk_bytes"}
+    size = {"pool_bytes": None} if "slots" in flags else {}
+    update = {**_ENGINES_OWN, **size, **{name: getattr(given, name) for name in names}}
+    return config.model_copy(update=update)
 
 
 def run() -> int:

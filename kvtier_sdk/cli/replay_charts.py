@@ -292,7 +292,9 @@ def _sums(values: Sequence[int], edges: Iterable[tuple[int, int]]) -> list[int]:
 
 def _decades(least: float, most: float) -> list[float]:
     """Return 1, 2 and 5 of each decade, from below ``least`` to above ``most``."""
-    first, last = (math.floor(math.log10(max(of, 1e-6))) for of in (least, most))
+    # A virtual clock may not have moved at all.
+    least, most = max(least, 1e-6), max(most, 1e-6)
+    first, last = (math.floor(math.log10(of)) for of in (least, most))
     edges = [step * 10.0**decade for decade in range(first, last + 2) for step in (1, 2, 5)]
     return edges[max(0, bisect_right(edges, least) - 1) : bisect_right(edges, most) + 1]
 

@@ -124,17 +124,11 @@ class StrictModel(BaseModel):
                 sourced.add(name)
             given[name] = value
         options: dict[str, Any] = json.loads(json.dumps(given, default=plain))
-        if secrets:
-            return options
         hidden = self.secret_names()
-        return {
-            name: value
-            if value is None or name in sourced
-            else MASK
-            if name in hidden
-            else masked(name, value)
-            for name, value in options.items()
-        }
+        for name, value in options.items():
+            if not secrets and name not in sourced and value is not None:
+                options[name] = MASK if name in hidden else masked(name, value)
+        return options
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():

@@ -14,7 +14,7 @@ FILE_SUFFIX = "_file"
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 _MAX_FILE_BYTES = 1 << 16
-#: The variables that hold secrets of this process.
+#: The variables that this process has read secrets from.
 _named: set[str] = set()
 
 
@@ -27,7 +27,7 @@ class SourcedSecret(SecretStr):
 
 
 class VariableSecret(SourcedSecret):
-    """A secret of the environment, which no child of this process inherits from now on.
+    """A secret of the environment, which no tier's process inherits from now on.
 
     Args:
         variable: its name.
@@ -79,7 +79,7 @@ class FileSecret(SourcedSecret):
 
 
 def environment_without_secrets() -> dict[str, str]:
-    """Copy this process's environment for a child, without the variables that hold secrets."""
+    """Copy the environment for a tier's process, without the variables that hold secrets."""
     return {name: value for name, value in os.environ.items() if name not in _named}
 
 

@@ -15,6 +15,7 @@ from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import load_store_policy
+from kvtier_sdk.replay.bystanders import check_bystanders
 from kvtier_sdk.replay.content import ChunkContent
 from kvtier_sdk.replay.history import ReplayHistory
 from kvtier_sdk.replay.report import ReplayReport, distribution
@@ -35,6 +36,7 @@ def replay(
     config: TieringConfig,
     *,
     concurrency: int = 1,
+    evict_others: bool = False,
     on_progress: Callable[[int], None] | None = None,
     clock: Clock | None = None,
 ) -> ReplayReport:
@@ -45,6 +47,8 @@ def replay(
         config: host pool, policies and tiers; it says how big a chunk is.
         concurrency: requests that overlap; 1 is the closed loop, which waits where an engine
             would skip, so that nothing is dropped and the hit rate is exact.
+        evict_others: true to play although a tier's limit would evict chunks that no replay has
+            stored. Otherwise the tiers are looked through first.
         on_progress: called with the number of requests that are done.
         clock: time and tasks; the system's where absent.
 
@@ -52,7 +56,7 @@ def replay(
         The figures.
 
     Raises:
-        ReplayError: no request may run.
+        ReplayError: no request may run, or others' chunks would be evicted.
         ConfigError: an option is wrong, or the geometry does not fit.
         BackendError: a policy cannot be found or loaded.
         TierError: a tier cannot be reached.
@@ -65,6 +69,8 @@ def replay(
     config = config.model_copy(update={"tiers": needed})
     if closed:
         config = config.model_copy(update={"tiers": tuple(map(_patient, config.tiers))})
+    if not evict_others:
+        check_bystanders(config.tiers, clock)
     reported = threading.Event()
     with (
         open_pool(config) as pool,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from kvtier_sdk.aio.blocking import close_blocking_threads
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.errors import TierError
 from kvtier_sdk.runner.log import TierLog
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class LoopThread:
         """Start the thread, and run ``opening`` in it. A second call does nothing.
 
         Args:
-            opening: a coroutine function.
+            opening: a coroutine function, which raises no more than an ``Exception``.
         """
         if self._thread is not None:
             return
@@ -109,8 +109,7 @@ class LoopThread:
             The result of the opening; ``None`` if it goes on.
 
         Raises:
-            BaseException: what the opening raised; a ``SystemExit`` or ``CancelledError`` of a tier
-                becomes a :class:`TierContractError`.
+            Exception: what the opening raised.
         """
         next_s = _PROGRESS_S
         while True:
@@ -219,17 +218,12 @@ class LoopThread:
 
     async def _open(self, opening: Call[bool]) -> None:
         try:
-            is_open = await opening()
+            self._opened.set_result(await opening())
         except Exception as error:
             self._opened.set_exception(error)
-        except BaseException as error:
-            # A SystemExit or CancelledError of the tier's would end the engine.
-            told = TierContractError(f"raised {error!r}")
-            told.tier, told.operation = self._name, "open"
-            told.__cause__ = error
-            self._opened.set_exception(told)
-        else:
-            self._opened.set_result(is_open)
+        except asyncio.CancelledError:
+            # It was closed, and is waited for no longer.
+            self._opened.set_exception(TierError("it was closed while it was opened"))
 
     def _start_closing(self, closing: Call[None]) -> None:
         self._closing_task = self._clock.spawn(self._close(closing), name=f"close {self._name}")

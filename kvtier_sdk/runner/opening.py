@@ -17,7 +17,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.answers import text_of
-from kvtier_sdk.runner.breaker import JITTER
+from kvtier_sdk.runner.backoff import Backoff
 from kvtier_sdk.runner.jobs import OpeningEnded
 from kvtier_sdk.runner.log import TierLog
 
@@ -94,14 +94,14 @@ class TierOpening:
 
     async def _retry(self) -> None:
         began_s = self._clock.now_s()
-        pause_s = self._options.probe_interval_s
+        options = self._options
+        backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, self._rng)
         while True:
-            await self._clock.sleep(pause_s * self._rng.uniform(1 - JITTER, 1))
+            await self._clock.sleep(backoff.next_s())
             error = await self._try()
             if error is None:
                 break
             self._note(error)
-            pause_s = min(2 * pause_s, self._options.max_probe_interval_s)
         closed = format_seconds(self._clock.now_s() - began_s)
         self._log.warning("the tier is open now, %s after it could not be opened", closed)
         self._report(OpeningEnded())

@@ -205,6 +205,7 @@ def open_tier(
     spec = TierSpec.from_url(tier) if isinstance(tier, str) else tier
     clock = clock or SystemClock()
     runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify, verify=True)
+    log_start(pool, "the engine", [(spec, runner)], namespace)
     client = TierClient(
         spec, runner, listener, clock=clock, chunk_bytes=pool.chunk_bytes, events=events
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import ThreadRunner, TierLoop
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.jobs import Job, JobResult, Report, Verdict
+from kvtier_sdk.runner.jobs import Job, JobResult, Verdict
 from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
@@ -29,6 +30,15 @@ _PAGE = 1000
 _EXAMINED_BYTES = 64 * 2**20
 #: Stands where the length of a namespace's chunks is not known: they are not loaded.
 _UNKNOWN_BYTES = 4096
+#: What a tier may say of one chunk; all else says something of the tier.
+_OF_A_CHUNK = (
+    Verdict.OK,
+    Verdict.NOT_FOUND,
+    Verdict.CORRUPT,
+    Verdict.AUTH,
+    Verdict.CAPACITY,
+    Verdict.FAILED,
+)
 #: How often a job is looked for that has been concluded without a report.
 _LOOK_S = 1.0
 
@@ -39,6 +49,8 @@ def open_for_maintenance(
     namespace: Namespace,
     *,
     timeout_s: float = 60.0,
+    pool: HostPool | None = None,
+    stores: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[MaintainedTier]:
     """Open a tier beside the engines that use it, and close it at the end.
@@ -51,6 +63,10 @@ def open_for_maintenance(
         namespace: of the chunks. Their length is its fact ``chunk_bytes``; chunks without it can
             be listed and deleted, but not examined. They are sealed if it has a fact ``codec``.
         timeout_s: time to open the tier, and for each of its answers.
+        pool: the slots; the caller closes it. Memory for :meth:`MaintainedTier.examine` where
+            absent.
+        stores: true to store into the tier. It is opened as an engine opens it then: it makes the
+            namespace, and keeps to its capacity.
         clock: time and tasks; the system's where absent.
 
     Yields:
@@ -66,26 +82,33 @@ def open_for_maintenance(
     if isinstance(namespace, StoredNamespace) and "codec" not in namespace.facts:
         options["codec"] = None
     spec = replace(spec, runner=spec.runner.model_copy(update=options))
-    known = namespace.facts.get("chunk_bytes")
-    chunk_bytes = known if isinstance(known, int) and known > 0 else _UNKNOWN_BYTES
-    pool = HostPool(max(1, _EXAMINED_BYTES // chunk_bytes), chunk_bytes)
-    reported = threading.Event()
-
-    def make_loop(report: Callable[[Report], None]) -> TierLoop:
-        return TierLoop(
-            spec, namespace=namespace, memory=pool, clock=clock, report=report, maintenance=True
+    with ExitStack() as ended:
+        if pool is None:
+            chunk_bytes = chunk_bytes_of(namespace) or _UNKNOWN_BYTES
+            pool = HostPool(max(1, _EXAMINED_BYTES // chunk_bytes), chunk_bytes)
+            ended.callback(pool.close)
+        reported = threading.Event()
+        make_loop = partial(
+            TierLoop,
+            spec,
+            namespace=namespace,
+            memory=pool,
+            clock=clock,
+            maintenance=not stores,
         )
+        runner = ThreadRunner(
+            spec.name, lambda report: make_loop(report=report), clock, reported.set
+        )
+        client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=pool.chunk_bytes)
+        ended.callback(client.close, timeout_s)
+        client.open()
+        yield MaintainedTier(client, runner, namespace, pool, reported, timeout_s)
 
-    try:
-        runner = ThreadRunner(spec.name, make_loop, clock, reported.set)
-        client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=chunk_bytes)
-        try:
-            client.open()
-            yield MaintainedTier(client, runner, namespace, pool, reported, timeout_s)
-        finally:
-            client.close(timeout_s)
-    finally:
-        pool.close()
+
+def chunk_bytes_of(namespace: Namespace) -> int | None:
+    """Return the length of a namespace's chunks; ``None`` if its facts do not tell."""
+    known = namespace.facts.get("chunk_bytes")
+    return known if isinstance(known, int) and known > 0 else None
 
 
 class MaintainedTier:
@@ -179,10 +202,38 @@ class MaintainedTier:
         Raises:
             TierError: the tier cannot be reached.
         """
-        slots = range(len(keys))
+        return self.load(keys, range(len(keys)))
+
+    def load(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> list[Verdict]:
+        """Read chunks into slots. Returns and raises as :meth:`examine`.
+
+        Args:
+            keys: the chunks.
+            slots: a slot for each.
+        """
         job = self._client.load(list(keys), list(slots), NO_REQUEST, whole=True, tag=self)
-        passing = (Verdict.UNAVAILABLE, Verdict.TIMEOUT, Verdict.CONTRACT, Verdict.CANCELLED)
-        return self._answer(job, tuple(one for one in Verdict if one not in passing))
+        return self._answer(job, _OF_A_CHUNK)
+
+    def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], None]:
+        """Begin to store chunks, and return at once.
+
+        Args:
+            keys: the chunks.
+            slots: their slots, which the tier reads until the store has ended.
+
+        Returns:
+            A function that waits for the end. It raises a :class:`TierError` unless all chunks are
+            stored.
+        """
+        job = self._client.store(list(keys), list(slots), NO_REQUEST, whole=True)
+        self._client.flush()
+        return lambda: self._wait_for_store(job)
+
+    @property
+    def evicted_chunks(self) -> int:
+        """Number of chunks that the tier has evicted since it was opened."""
+        self._client.poll()
+        return self._client.stats.evicted_chunks
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Delete chunks; missing ones are ignored. Needs ``Capability.DELETE``.
@@ -192,6 +243,9 @@ class MaintainedTier:
         """
         for page in _pages(keys, _PAGE):
             self._answer(self._client.delete(page), (Verdict.OK,))
+
+    def _wait_for_store(self, job: Job | None) -> None:
+        self._answer(job, (Verdict.OK,))
 
     def _answer(self, job: Job | None, expected: tuple[Verdict, ...]) -> list[Verdict]:
         """Hand a job over, wait for its end, and raise if it comes to another verdict."""

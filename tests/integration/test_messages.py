@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.author import ROOT
 from support.mistakes import MISTAKES, print_mistake, print_start
 from support.redis_server import Server
 from support.s3_server import S3Server
@@ -47,6 +49,15 @@ def places(
             }
     finally:
         server.kill()
+
+
+def test_the_page_for_operators_has_these_messages() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- messages: ")[2].partition("\n## ")[0]
+    quoted = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    printed = FILE.read_text(encoding="utf-8")
+    assert len(quoted) >= 20
+    assert [message for message in quoted if message not in printed] == []
 
 
 def test_messages(places: dict[str, str]) -> None:

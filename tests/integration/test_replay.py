@@ -308,3 +308,23 @@ def test_an_unknown_flag_is_refused() -> None:
     done = kvtier("replay", "--slot", "3")
     assert done.returncode == 2
     assert "--slot" in done.stderr
+
+
+def test_vllms_json_is_read_too(tmp_path: Path) -> None:
+    extra = {
+        "spec_name": "KVTierOffloadingSpec",
+        "spec_module_path": "kvtier_sdk.integrations.vllm",
+        "cpu_bytes_to_use": "320KiB",
+        "secondary_tiers": [f"file://{tmp_path}/kv"],
+    }
+    transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    config = tmp_path / "vllm.json"
+    config.write_text(json.dumps({**transfer, "kv_connector_extra_config": extra}))
+    chats = ("--requests", "40")
+    report = replay(*chats, "--config", str(config))
+    by_flags = replay(*chats, "--slots", "40", "--tier", f"file://{tmp_path}/other")
+    assert report["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
+    assert files(tmp_path / "kv")
+    smaller = replay(*chats, "--config", str(config), "--slots", "9", "--tier", "memory:")
+    assert smaller["tiers"][0]["hit_blocks"] < report["tiers"][0]["hit_blocks"]
+    assert smaller["tiers"][1]["name"] == "memory"

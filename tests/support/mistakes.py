@@ -240,6 +240,30 @@ MISTAKES = [
         """,
     ),
     Mistake(
+        "vLLM: Redis refuses the password",
+        """
+        {
+            "spec_name": "KVTierOffloadingSpec",
+            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "cpu_bytes_to_use": "1MiB",
+            "model_revision": "v1",
+            "secondary_tiers": ["redis://:hunter2@127.0.0.1:{redis}"]
+        }
+        """,
+    ),
+    Mistake(
+        "vLLM: the bucket does not exist",
+        """
+        {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": 1048576,
+            "secondary_tiers": [
+                {"type": "kvtier", "url": "s3://kvcache/chunks?{s3}", "model_revision": "v1"}
+            ]
+        }
+        """,
+    ),
+    Mistake(
         "vLLM: it is not known which revision of the model is served",
         """
         {
@@ -287,7 +311,7 @@ def print_start(places: Mapping[str, str], **facts: str) -> str:
         _engine(_filled(HEALTHY, places), places, facts=facts) as engine,
     ):
         # Each tier's line comes when its store has said what it holds.
-        said.wait_for(" open", 4)
+        said.wait_for(": open", 4)
         said.wait_for("nothing here can be hit", 3 if facts else 0)
         engine.store(engine.begin("r1"), *KEYS)
     block, *opened = said.lines

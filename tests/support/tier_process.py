@@ -17,12 +17,21 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """A clock whose pauses of a second and more are noted, and last until they are ended."""
+    """A clock whose pauses of a second and more are noted, and last until they are ended.
+
+    Attributes:
+        pauses_s: the pauses.
+        ahead_s: how far it is ahead of the machine's.
+    """
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []
+        self.ahead_s = 0.0
         self._turns = threading.Semaphore(0)
         self.paused = threading.Event()
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
 
     async def sleep(self, delay_s: float) -> None:
         if delay_s < 1.0:
@@ -47,10 +56,6 @@ class LookClock(HeldBackClock):
         self._looks: queue.Queue[tuple[asyncio.AbstractEventLoop, Callable[..., object]]] = (
             queue.Queue()
         )
-        self.ahead_s = 0.0
-
-    def now_s(self) -> float:
-        return super().now_s() + self.ahead_s
 
     def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
         if callback.__name__ != "_ping":

@@ -117,7 +117,13 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
 
 
 class EngineError(Exception):
-    """An exception of the engine."""
+    """An exception of the engine.
+
+    Attributes:
+        log: the engine's output, of one that did not start.
+    """
+
+    log = ""
 
 
 class Interpreter:
@@ -194,8 +200,9 @@ class Engine:
         )
         try:
             self._receive()
-        except EngineError:
+        except EngineError as error:
             self.close()
+            error.log = self.log()
             raise
 
     def __enter__(self) -> Self:

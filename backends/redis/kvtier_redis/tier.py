@@ -273,8 +273,11 @@ class RedisTier(SecondaryTierManager):
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
+        if self.context.maintenance:
+            return
         for problem in {limit_problem(fact, self.config.ttl_ms is not None) for fact in facts}:
-            if problem:
+            # A tool stores nothing.
+            if problem and not self.context.maintenance:
                 self.context.logger.warning("%s", problem)
 
     async def _write_manifest(self) -> None:

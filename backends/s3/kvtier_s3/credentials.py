@@ -79,9 +79,14 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         return await AioSession(profile=self._config.profile).get_credentials()
 
     async def _find_again(self) -> None:
-        before = await self._found.get_frozen_credentials()
-        found = await self._find()
-        # A file that is being written may be empty.
-        if found is not None and await found.get_frozen_credentials() != before:
+        try:
+            before = await self._found.get_frozen_credentials()
+            found = await self._find()
+            is_other = found is not None and await found.get_frozen_credentials() != before
+        except Exception as error:
+            # A file may be half written, or a service away. The server says what is wrong.
+            self._logger.debug("no credentials were found: %s", type(error).__name__)
+            return
+        if is_other:
             self._found = found
             self._logger.warning("the server refused; other credentials were found")

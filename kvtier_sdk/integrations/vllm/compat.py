@@ -97,6 +97,15 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
     module.EngineArgs.create_engine_config = make_and_check
 
 
+def runs_here(vllm_config: Any) -> bool:
+    """Return true if the engine of this configuration will run on this machine.
+
+    A front end may have all of its engines elsewhere.
+    """
+    parallel = vllm_config.parallel_config
+    return parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0
+
+
 def is_command() -> bool:
     """Return true if this program is vLLM's command line, not one that uses vLLM as a library."""
     return "vllm.entrypoints.cli.main" in sys.modules

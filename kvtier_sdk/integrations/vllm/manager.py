@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -65,6 +66,8 @@ _RESULTS = {
 }
 #: Interval at which the slots of the host pool are counted.
 _USAGE_INTERVAL_S = 1.0
+#: The step in which the work may end, and the one after it.
+_STEPS_TO_TELL = 2
 
 
 @dataclass(eq=False, slots=True)
@@ -115,6 +118,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._sources = [cache_hit_source(tier.tier_class.medium) for tier in tiers]
         self._feed = StatsFeed()
         self._usage_due_s = 0.0
+        # Steps that the engine still has to make so that vLLM learns how the last work ended.
+        self._steps_to_tell = 0
         # Steps until copies from before a reset have surely ended; 0 if no reset waits.
         self._reset_steps = 0
         self._on_shutdown = on_shutdown
@@ -143,6 +148,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         )
 
     def on_request_finished(self, req_context: ReqContext) -> None:
+        self._steps_to_tell = _STEPS_TO_TELL
         self._manager.on_request_finished(_of(req_context).context, compat.end_tokens(req_context))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
@@ -191,11 +197,19 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             if not self._reset_steps:
                 self._manager.on_reset_flushed()
         self._manager.on_schedule_end(context.preempted_req_ids)
+        if self._steps_to_tell:
+            self._steps_to_tell -= 1
+            if not self._steps_to_tell:
+                self._usage_due_s = -math.inf
 
     def has_pending_work(self) -> bool:
         # vLLM's loop asks before it takes the first request: time to open tiers again.
         self._settle()
-        return self._reset_steps > 0 or self._manager.has_pending_work()
+        if self._reset_steps > 0 or self._manager.has_pending_work():
+            self._steps_to_tell = _STEPS_TO_TELL
+        # vLLM asks for metrics in a step. Without one more, the idle engine's would be of a moment
+        # before its work ended.
+        return self._steps_to_tell > 0
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         return [engine_event(event) for event in self._manager.take_events()]

@@ -43,13 +43,16 @@ def register() -> None:
 
 def _check(vllm_config: Any) -> None:
     transfer = vllm_config.kv_transfer_config
-    if transfer is None:
-        return
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from kvtier_sdk.integrations.vllm import compat
     from kvtier_sdk.integrations.vllm.early_check import check_engine
+    from kvtier_sdk.integrations.vllm.engine_log import join_engine_log
 
+    if transfer is None or not compat.runs_here(vllm_config):
+        return
+    # vLLM has configured its log by now.
+    join_engine_log()
     options = {
         name: getattr(transfer, name)
         for name in ("kv_connector", "kv_role", "kv_connector_extra_config")

@@ -13,13 +13,15 @@ from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
+from kvtier_sdk.runner.backoff import Backoff
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
 from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
 
-#: The pause before a process is restarted; it doubles up to the longest.
+#: The pause before a process is restarted; it doubles up to the longest. After a life as long as
+#: that, pauses are short again.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 #: How much longer than the tier's deadline to open a process may take to say a word. One that is
@@ -27,25 +29,6 @@ _MAX_PAUSE_S = 30.0
 _START_S = 30.0
 #: How long an opening that is cancelled may take to end.
 _CANCEL_S = 5.0
-
-
-class RestartPauses:
-    """The pauses before a process is restarted. Pure state."""
-
-    def __init__(self) -> None:
-        self._next_s = _FIRST_PAUSE_S
-
-    def after(self, lived_s: float) -> float:
-        """Return the next pause, in seconds.
-
-        Args:
-            lived_s: how long the tier was open in the last process; after a long life the pauses
-                are short again.
-        """
-        if lived_s >= _MAX_PAUSE_S:
-            self._next_s = _FIRST_PAUSE_S
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, _MAX_PAUSE_S)
-        return pause_s
 
 
 class Supervisor:
@@ -207,7 +190,7 @@ class Supervisor:
 
     async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
         """Wait for the process's end, again and again, and start the next one."""
-        pauses = RestartPauses()
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         if starting is not None:
             try:
                 await self._started(starting, is_restart=False)
@@ -215,7 +198,7 @@ class Supervisor:
                 await self._break_off(starting)
                 raise
         if self.child is None:
-            await self._restart(pauses, 0.0, is_restart=False)
+            await self._restart(backoff, is_restart=False)
         while self.child is not None:
             opened_s = self._clock.now_s()
             reason = f"the tier's process died: {await self.child.ended}"
@@ -227,17 +210,18 @@ class Supervisor:
             child.let_go()
             if self._closing:
                 return
-            await self._restart(pauses, died_s - opened_s, is_restart=True)
+            if died_s - opened_s >= _MAX_PAUSE_S:
+                backoff.reset()
+            await self._restart(backoff, is_restart=True)
             away = format_seconds(self._clock.now_s() - died_s)
             self._log.warning("the tier's process was restarted, %s after the last one died", away)
 
-    async def _restart(self, pauses: RestartPauses, lived_s: float, *, is_restart: bool) -> None:
+    async def _restart(self, backoff: Backoff, *, is_restart: bool) -> None:
         while self.child is None:
-            pause_s = pauses.after(lived_s)
+            pause_s = backoff.next_s()
             self._log.info("the tier's process is restarted in %g s", pause_s)
             await self._clock.sleep(pause_s)
             await self._started(self._start(), is_restart=is_restart)
-            lived_s = 0.0
 
     async def _started(self, starting: Awaitable[ChildProcess], *, is_restart: bool) -> None:
         try:

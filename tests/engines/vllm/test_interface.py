@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+import socket
+import urllib.request
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +223,39 @@ def test_what_is_zero_is_told_once_and_then_its_changes(
     assert stats is not None
     assert "kvtier_read_breaker_open" not in stats.data["data"]
     assert stats.data["data"]["kvtier_stored_chunks_total"][("memory",)] == 2
+
+
+def test_the_last_step_before_an_engine_sleeps_tells_how_its_work_ended(
+    manager: KVTierOffloadingManager,
+) -> None:
+    stored, pinned = 0, {}
+    context = request(manager, "stores")
+    output = manager.prepare_store(KEYS[:2], context)
+    assert output is not None
+    manager.complete_store(set(KEYS[:2]), context)
+    manager.on_request_finished(context)
+    while manager.has_pending_work():
+        end_step(manager)
+        told = manager.get_stats()
+        if told is not None:
+            values = told.data["data"]
+            stored += values.get("kvtier_stored_chunks_total", {}).get(("memory",), 0)
+            pinned = values.get("kvtier_pool_pinned_slots", pinned)
+    assert stored == manager.stats[1].stored_chunks == 2
+    assert pinned == {(): 0}
+
+
+def test_the_schedulers_process_has_an_endpoint_of_its_own() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = make_config(["memory:"], metrics_port=port - 1)
+    config = replace(config, parallel=replace(config.parallel, data_parallel_index=1))
+    with (
+        opened_manager(config),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply,
+    ):
+        assert b'kvtier_stored_chunks_total{tier="memory"} 0.0' in reply.read()
 
 
 def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ended(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -280,3 +281,18 @@ def test_counters_and_gauges_of_the_backend_arrive(make_rig: MakeRig) -> None:
     }
     assert seen["kvtier_backend_counter_total", "held", "lookups"] == 3
     assert seen["kvtier_backend_gauge", "held", "stored_chunks"] == 2
+
+
+def test_the_state_of_a_tier_is_known_to_a_thread_that_does_not_poll(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.client.open()
+    assert rig.do(Operation.STORE, 0, 1) == ["ok"] * 2
+    rig.client.stats.backend_gauges.clear()
+    for _ in range(6000):
+        if rig.client.stats_now().backend_gauges:
+            break
+        threading.Event().wait(0.005)
+    assert rig.client.stats_now().backend_gauges == {"stored_chunks": 2}
+    assert rig.client.stats.backend_gauges == {}, "the engine has not polled"
+    rig.client.poll()
+    assert rig.client.stats.backend_gauges == {"stored_chunks": 2}, "and finds it all the same"

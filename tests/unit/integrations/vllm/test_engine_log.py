@@ -1,0 +1,66 @@
+"""kvtier's lines in vLLM's log, with a logger in vLLM's place."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from kvtier_sdk.integrations.vllm.engine_log import join_engine_log
+
+OURS, ENGINE = logging.getLogger("kvtier"), logging.getLogger("vllm")
+
+
+@pytest.fixture(autouse=True)
+def loggers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both loggers as they are in a new process, in which nothing has a handler."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    for logger in (OURS, ENGINE):
+        monkeypatch.setattr(logger, "handlers", [])
+        monkeypatch.setattr(logger, "propagate", True)
+    yield
+    for logger in (OURS, ENGINE):
+        logger.setLevel(logging.NOTSET)
+
+
+def configure_engine(level: int) -> io.StringIO:
+    """Configure the engine's logger as vLLM does, in the place of what was there."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("(EngineCore) %(levelname)s %(message)s"))
+    ENGINE.handlers = [handler]
+    ENGINE.setLevel(level)
+    ENGINE.propagate = False
+    return stream
+
+
+def test_lines_have_the_engines_format_and_level() -> None:
+    stream = configure_engine(logging.INFO)
+    join_engine_log()
+    logging.getLogger("kvtier.tier.disk").info("disk: open")
+    logging.getLogger("kvtier.tier.disk").debug("disk: a detail")
+    assert stream.getvalue() == "(EngineCore) INFO disk: open\n"
+
+
+def test_they_follow_when_the_engine_configures_its_log_again() -> None:
+    before = configure_engine(logging.INFO)
+    join_engine_log()
+    after = configure_engine(logging.DEBUG)
+    join_engine_log()
+    logging.getLogger("kvtier.tier.disk").debug("disk: a detail")
+    assert (before.getvalue(), after.getvalue()) == ("", "(EngineCore) DEBUG disk: a detail\n")
+
+
+def test_a_programs_own_handler_stays_the_only_one() -> None:
+    engines, own = configure_engine(logging.INFO), io.StringIO()
+    OURS.addHandler(logging.StreamHandler(own))
+    join_engine_log()
+    OURS.warning("mine")
+    assert (engines.getvalue(), own.getvalue()) == ("", "mine\n")
+
+
+def test_an_engine_that_configures_no_log_changes_nothing() -> None:
+    join_engine_log()
+    assert (OURS.handlers, OURS.propagate) == ([], True)
