@@ -135,7 +135,9 @@ class TierCaller:
             if item is ended:
                 return
             if type(item) is not kind:
-                nonsense = NonsenseError(f"a {type(item).__name__} where one {kind.__name__} belongs")
+                nonsense = NonsenseError(
+                    f"a {type(item).__name__} where one {kind.__name__} belongs"
+                )
                 raise self._end(nonsense, operation)
             yield item
 
