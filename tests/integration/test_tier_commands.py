@@ -194,6 +194,12 @@ def test_a_backend_that_cannot_list_says_what_helps() -> None:
     assert "cannot list its namespaces; name one with --namespace FACTS.json" in done.stdout
 
 
+def test_explain_says_that_no_tier_could_be_asked(tmp_path: Path) -> None:
+    done = kvtier("tier", "explain", f"file://{tmp_path}/nothing", "--namespace", "ab")
+    assert done.returncode == 1
+    assert "there is no directory" in done.stdout
+
+
 def test_a_namespace_without_a_length_is_not_examined(folder: Store, tmp_path: Path) -> None:
     facts = tmp_path / "facts.json"
     facts.write_text(json.dumps(FACTS))

@@ -79,14 +79,20 @@ def explain_command(
 
     The exit status is 1 if a tier could not be read.
     """
+    if keys and tokens is not None:
+        raise ConfigError("--key and --tokens: give one of them")
     target, timeout_s = read_target(tiers), read_timeout(timeout)
-    faults = Faults(target)
+    selection, faults = Selection.read(namespace), Faults(target)
     held: dict[str, list[StoredNamespace]] = {}
     for spec in target.tiers:
         if Capability.NAMESPACES in spec.tier_class.capabilities:
             with faults.of(spec):
                 held[spec.name] = stored_namespaces(spec, timeout_s)
-    meant = _meant(Selection.read(namespace), [one for found in held.values() for one in found])
+    if selection.given is None and not held and faults.by_tier:
+        for spec in target.tiers:
+            faults.show(spec)
+        faults.end()
+    meant = _meant(selection, [one for found in held.values() for one in found])
     groups = [[_read_key(text) for text in keys]] if keys else []
     if tokens is not None:
         groups += chunk_keys(_read_tokens(tokens), meant.facts)
