@@ -31,7 +31,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached prometheus fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
 	bench-interference bench-worker gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
@@ -77,6 +77,12 @@ memcached:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq memcached; } \
 		|| { echo "memcached is missing and could not be installed: as root, apt-get install memcached" >&2; exit 1; }
 
+# The page of a replay is looked at in a real browser.
+chromium:
+	@command -v chromium >/dev/null \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } \
+		|| { echo "chromium is missing and could not be installed: as root, apt-get install chromium" >&2; exit 1; }
+
 # Alert rules are tested in a real Prometheus. The package is only unpacked: installed, it would start
 # a service.
 PROMETHEUS := .prometheus
@@ -87,17 +93,29 @@ prometheus:
 			&& apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb; } \
 		|| { echo "prometheus is missing and could not be downloaded: as root, apt-get install prometheus" >&2; exit 1; }
 
+# The wheel of the Mooncake tier's client brings its server, but not these libraries.
+mooncake:
+	@(for name in libibverbs libnuma libcurl; do ldconfig -p | grep -q "$$name\.so" || exit 1; done) \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libibverbs1 libnuma1 libcurl4; } \
+		|| { echo "libraries are missing and could not be installed: as root, apt-get install libibverbs1 libnuma1 libcurl4" >&2; exit 1; }
+
+# Everything that a test starts.
+servers: redis-server memcached chromium prometheus mooncake
+
 $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		-e '.[cli,metrics,seal,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
-		-e backends/s3
+		-e backends/s3 -e backends/mooncake
 	@touch $@
 
-test: setup redis-server memcached prometheus
+test: setup servers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+
+messages: setup redis-server
+	KVTIER_WRITE_MESSAGES=1 $(BIN)/python -m pytest tests/integration/test_messages.py
 
 chaos: setup redis-server fuse
 	$(BIN)/python -m pytest -v -m "chaos or not chaos" tests/chaos
@@ -117,7 +135,7 @@ fuzz: $(FUZZ_VENV)/.setup
 endurance: setup redis-server
 	$(BIN)/python benchmarks/endurance.py --requests 200000 --faults
 
-search: setup redis-server memcached prometheus
+search: setup servers
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
 
 # Without TRACE: one that lies beside the project, or generated chats.
@@ -125,7 +143,7 @@ test-trace: setup redis-server
 	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
 		$(BIN)/python -m pytest -v --capture=no tests/integration/test_three_tiers.py
 
-test-wheels: setup redis-server
+test-wheels: setup servers
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
 
 check: setup
@@ -152,7 +170,7 @@ demo: $(DEMO_VENV)/.setup
 bench: setup
 	$(BIN)/python benchmarks/scheduler.py $(TRACE)
 
-bench-backends: setup redis-server
+bench-backends: setup redis-server mooncake
 	$(BIN)/python benchmarks/backends.py $(BENCH)
 
 bench-interference: setup redis-server
@@ -167,7 +185,7 @@ gpu-bundle: setup
 setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
-test-vllm: setup-vllm redis-server
+test-vllm: setup-vllm redis-server mooncake
 	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
 
 test-vllm-next: setup-vllm

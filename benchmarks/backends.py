@@ -5,9 +5,10 @@ Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--round
 Starts servers of its own on the loopback. Each round measures every way in turn, so that a noisy
 machine is noisy for all of them, and ratios are taken within a round. The limits:
 
-    redis   redis-benchmark, with as many clients as the tier has connections
-    file    preadv and pwritev of the same vectors into the same directory, from as many threads
-    s3      the same server's objects over bare sockets, requests signed beforehand
+    redis     redis-benchmark, with as many clients as the tier has connections
+    file      preadv and pwritev of the same vectors into the same directory, from as many threads
+    s3        the same server's objects over bare sockets, requests signed beforehand
+    mooncake  the client's calls for one buffer a chunk, from as many threads
 
 A tier is called as its runner calls it: as many batches as the others have connections, each of up
 to 8 MiB. MiB/s count the payload. CPU is the client's processor time for a chunk, the system's
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ways.file_ways import FileSubject
+from ways.mooncake_ways import MooncakeSubject
 from ways.redis_ways import RedisSubject
 from ways.s3_ways import S3Subject
 from ways.way import OPERATIONS, Figures, Subject, Work
@@ -29,7 +31,7 @@ from ways.way import OPERATIONS, Figures, Subject, Work
 from kvtier_sdk.options.units import format_bytes, parse_bytes
 
 SUBJECTS: dict[str, Callable[[Path | None], Subject]] = {
-    subject.name: subject for subject in (FileSubject, RedisSubject, S3Subject)
+    subject.name: subject for subject in (FileSubject, RedisSubject, S3Subject, MooncakeSubject)
 }
 #: The figures of one way: for each round, a dictionary of both operations.
 Rounds = list[dict[str, Figures]]

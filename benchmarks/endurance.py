@@ -217,7 +217,9 @@ def _tier_processes() -> Iterator[str]:
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             for child in (thread / "children").read_text().split():
-                if b"kvtier_sdk" in Path(f"/proc/{child}/cmdline").read_bytes():
+                command = Path(f"/proc/{child}/cmdline").read_bytes()
+                # It takes the tier's name as soon as it has read what it runs.
+                if command.startswith(b"kvtier tier") or b"kvtier_sdk" in command:
                     yield child
 
 

@@ -57,7 +57,7 @@ from kvtier_sdk.metrics import (
     TierStats,
     metric_samples,
 )
-from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.tier import (
     BoundedTierConfig,
     ExpiringTierConfig,
@@ -168,6 +168,7 @@ __all__ = [
     "Share",
     "StoreMoment",
     "StorePolicy",
+    "StoredNamespace",
     "SystemClock",
     "TierAuthError",
     "TierCapacityError",

@@ -137,6 +137,7 @@ _MISSES = (
 )
 _DROPS = (
     "lookup.unavailable",
+    "store.drained",
     *map(".".join, product(("load", "store"), ("primary_full", "queue_full", "unavailable"))),
 )
 

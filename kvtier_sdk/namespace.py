@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 from kvtier_sdk.chunk_header import HEADER_VERSION
 from kvtier_sdk.options.secrets import masked
 
 _FINGERPRINT_HEX = 32
+_FINGERPRINT = re.compile(rf"[0-9a-f]{{{_FINGERPRINT_HEX}}}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +53,7 @@ class Namespace:
         return hashlib.sha256(_canonical(self._all_facts).encode()).hexdigest()[:_FINGERPRINT_HEX]
 
     @property
-    def _all_facts(self) -> dict[str, object]:
+    def _all_facts(self) -> Mapping[str, object]:
         return {**self.facts, "frame_version": HEADER_VERSION}
 
     def for_chunks(self, chunk_bytes: int) -> Namespace:
@@ -97,6 +101,62 @@ class Namespace:
             if (name in ours) != (name in facts)
             or _canonical(ours.get(name)) != _canonical(facts.get(name))
         }
+
+
+@dataclass(frozen=True, eq=False)
+class StoredNamespace(Namespace):
+    """A namespace as a tier holds it: its chunks' fingerprint, and the facts of its manifest.
+
+    The facts may be none, if the manifest is gone, and they may give another fingerprint, since a
+    manifest hides secrets. So the fingerprint is kept, and what is added to the facts does not
+    change it.
+
+    >>> ours = Namespace({"model": "llama"})
+    >>> found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
+    >>> found == ours, found.facts["model"]
+    (True, 'llama')
+
+    Attributes:
+        stored_under: the fingerprint under which its chunks are stored.
+    """
+
+    stored_under: str
+
+    @classmethod
+    def read(cls, fingerprint: str, manifest: bytes | None = None) -> Self:
+        """Read the manifest that a tier keeps beside its chunks.
+
+        Args:
+            fingerprint: the one that the tier has written on the chunks.
+            manifest: what :meth:`Namespace.manifest_json` wrote, as it was read back; ``None`` if
+                there is none.
+
+        Returns:
+            The namespace; without facts if the manifest is none.
+        """
+        facts: object = None
+        with suppress(ValueError, TypeError, LookupError, RecursionError):
+            facts = json.loads(manifest or b"")["facts"]
+        return cls(facts if isinstance(facts, dict) else {}, fingerprint)
+
+    @staticmethod
+    def is_fingerprint(text: str) -> bool:
+        """Return true if a text has the form of a fingerprint."""
+        return _FINGERPRINT.fullmatch(text) is not None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.stored_under
+
+    @property
+    def _all_facts(self) -> Mapping[str, object]:
+        return self.facts
+
+    def for_chunks(self, chunk_bytes: int) -> Namespace:
+        return self
+
+    def sealed_by(self, codec: str) -> Namespace:
+        return self
 
 
 def _canonical(value: object) -> str:

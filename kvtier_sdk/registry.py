@@ -50,6 +50,7 @@ URL_SCHEMES_GROUP = "kvtier.url_schemes"
 #: Backend name or URL scheme to the package of this project that provides it.
 _PUBLISHED = {
     "file": "kvtier-file",
+    "mooncake": "kvtier-mooncake",
     **dict.fromkeys(("redis", "rediss", "redis+unix"), "kvtier-redis"),
     "s3": "kvtier-s3",
 }
@@ -62,6 +63,7 @@ _OPTIONAL = {
     Capability.TOUCH: "touch",
     Capability.SCAN: "scan",
     Capability.USAGE: "usage",
+    Capability.NAMESPACES: "namespaces",
 }
 
 

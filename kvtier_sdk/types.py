@@ -73,6 +73,7 @@ class Capability(Flag):
     TOUCH = auto()
     SCAN = auto()
     USAGE = auto()
+    NAMESPACES = auto()
 
 
 class LookupResult(Enum):
@@ -197,10 +198,13 @@ class Entry:
     Attributes:
         key: the name of the chunk.
         object_bytes: length of the stored object, header included.
+        used_s: the time of its last use, in seconds since the epoch, or of its store where the
+            store records no use. ``None``, the default, if the store does not know.
     """
 
     key: OffloadKey
     object_bytes: int
+    used_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

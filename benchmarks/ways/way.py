@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kvtier_sdk import HostPool, SystemClock
+from kvtier_sdk import HostPool, Region, SystemClock
 from kvtier_sdk.aio.blocking import close_blocking_threads
 from kvtier_sdk.pool import PoolLayout
 
@@ -33,6 +33,7 @@ class Work:
         at_a_time: connections of a client, or threads, and calls of a tier.
         slots: headers and payloads in slots of a host pool, as many as a tier has under way. All
             ways move them in turns: what stays in the processor's cache is sent in less time.
+        regions: the memory of all headers and of the pool.
         values: the same, for clients that take their own objects.
     """
 
@@ -42,6 +43,7 @@ class Work:
     keys: int
     at_a_time: int
     slots: list[list[memoryview]] = field(init=False, default_factory=list)
+    regions: list[Region] = field(init=False, default_factory=list)
     values: list[bytes] = field(init=False, default_factory=list)
 
     @property
@@ -57,11 +59,13 @@ class Work:
     def __post_init__(self) -> None:
         count = self.at_a_time * self.batch_chunks
         pool = HostPool.create(PoolLayout(count, self.chunk_bytes))
+        headers = memoryview(mmap.mmap(-1, count * self.header_bytes))
+        self.regions.extend([Region.of(headers), pool.region])
         for number in range(count):
-            header, payload = mmap.mmap(-1, self.header_bytes), pool.view(number)
-            header.write(os.urandom(len(header)))
-            payload[:] = os.urandom(len(payload))
-            self.slots.append([memoryview(header), payload])
+            start = number * self.header_bytes
+            header, payload = headers[start : start + self.header_bytes], pool.view(number)
+            header[:], payload[:] = os.urandom(len(header)), os.urandom(len(payload))
+            self.slots.append([header, payload])
             self.values.append(b"".join(self.slots[-1]))
 
     def value(self, number: int) -> bytes:

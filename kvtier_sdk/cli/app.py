@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
+from kvtier_sdk.cli.engine import drain_command, resume_command
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
+from kvtier_sdk.cli.replay_page import Played, replay_page
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
+from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
+from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
+from kvtier_sdk.cli.top import top_command
+from kvtier_sdk.cli.vllm_config import vllm_config_command
 from kvtier_sdk.errors import ConfigError, KVTierError, TierError
+from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.secrets import MaskingFormatter, without_password
-from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
+from kvtier_sdk.replay import (
+    PoolSweep,
+    ReplayRequest,
+    chat_workload,
+    read_trace,
+    replay,
+    sweep_pool,
+)
 from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.tiering import TieringConfig
+from kvtier_sdk.tiering.assembly import pool_slots
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,14 +68,20 @@ def _root(
 ) -> None:
     logging.basicConfig(level=logging.ERROR)
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(MaskingFormatter("%(name)s: %(message)s"))
+        handler.setFormatter(MaskingFormatter("%(levelname)s %(asctime)s [%(name)s] %(message)s"))
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-app.command("backends")(backends_command)
+# In the order of their use.
+app.command("vllm-config")(vllm_config_command)
 app.command("check")(check_command)
-app.command("new-backend")(new_backend_command)
+app.add_typer(tier_app, name="tier")
+app.command("top")(top_command)
+app.command("drain")(drain_command)
+app.command("resume")(resume_command)
 app.add_typer(metrics_app, name="metrics")
+app.command("backends")(backends_command)
+app.command("new-backend")(new_backend_command)
 
 
 #: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.
@@ -70,6 +92,10 @@ _WrongUsage: Any = next(
 _TRACEBACK = "KVTIER_TRACEBACK"
 #: Options of a replay that neither the command line nor the file gives.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
+#: A replay is not the engine: it takes neither its trace nor its socket nor its port.
+_ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
+#: Tokens of a block in the published traces.
+_TRACE_TOKENS = 512
 
 
 @app.command("replay")
@@ -77,8 +103,9 @@ def replay_command(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Play a block-hash trace: JSON lines with 'hash_ids', as published with Mooncake.",
+            metavar="PATH",
+            help="Play a block-hash trace: JSON lines with 'hash_ids', as published with Mooncake; "
+            "or a directory of them, as an engine records them with 'trace_dir'.",
         ),
     ] = None,
     workload: Annotated[
@@ -104,9 +131,9 @@ def replay_command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Host pool, policies and tiers, in TOML, JSON or YAML. The options below win over "
-            "the file: --slots also over its 'pool_bytes', all --tier together over all its "
-            "tiers.",
+            help="Host pool, policies and tiers, in TOML, JSON or YAML, or the JSON of vLLM's "
+            "--kv-transfer-config. The options below win over the file: --slots also over its "
+            "'pool_bytes', all --tier together over all its tiers.",
         ),
     ] = None,
     slots: Annotated[
@@ -139,6 +166,13 @@ def replay_command(
             "that nothing is dropped and the hit rate is exact.",
         ),
     ] = 1,
+    evict_others: Annotated[
+        bool,
+        typer.Option(
+            "--evict-others",
+            help="Play although a tier's capacity would evict chunks that no replay has stored.",
+        ),
+    ] = False,
     verify: Annotated[
         bool | None,
         typer.Option(
@@ -147,13 +181,35 @@ def replay_command(
             help="Check digests; switch this off for measurements and tests only.",
         ),
     ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--sweep",
+            help="Instead of a replay, print the hit rate of host pools and tiers of many sizes. "
+            "Requests run one at a time, nothing is stored, and no tier is opened. Exact for "
+            "'lru'; another policy is estimated from a share of a long trace.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout instead of the table.")
     ] = False,
     report_file: Annotated[
         typer.FileTextWrite | None,
         typer.Option(
-            "--report", metavar="FILE", lazy=False, help="Write the JSON object into this file too."
+            "--report",
+            metavar="FILE",
+            lazy=False,
+            help="Write the JSON object into this file too; into a file named .html, a page with "
+            "charts.",
+        ),
+    ] = None,
+    chunk_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            show_default="512 with --trace",
+            help="Tokens of a chunk, for the page.",
         ),
     ] = None,
 ) -> None:
@@ -173,16 +229,69 @@ def replay_command(
     }
     given = {name: value for name, value in flags.items() if value is not None}
     options = _configuration(config, given)
+    if sweep:
+        _sweep(played, options, concurrency, report_file, as_json=as_json)
+        return
     with progress(len(played)) as advance:
-        report = replay(played, options, concurrency=concurrency, on_progress=advance)
+        report = replay(
+            played,
+            options,
+            concurrency=concurrency,
+            evict_others=evict_others,
+            on_progress=advance,
+        )
     if as_json:
         print_json(report)
     else:
         print_table(report, overlapped=concurrency > 1)
-    if report_file is not None:
+    if report_file is not None and _is_page(report_file):
+        page = Played(
+            workload=f"chats, seed {seed or 0}" if trace is None else trace.name,
+            concurrency=concurrency,
+            chunk_tokens=chunk_tokens or (None if trace is None else _TRACE_TOKENS),
+            options=json.dumps(options.to_dict(), indent=2),
+        )
+        report_file.write(replay_page(report, _swept(played, options), page))
+    elif report_file is not None:
         print_json(report, report_file)
     if report.wrong_bytes:
         raise typer.Exit(1)
+
+
+def _sweep(
+    workload: Sequence[ReplayRequest],
+    config: TieringConfig,
+    concurrency: int,
+    report_file: TextIO | None,
+    *,
+    as_json: bool,
+) -> None:
+    if concurrency > 1:
+        raise ConfigError(
+            f"--sweep counts one request at a time; leave out --concurrency {concurrency}"
+        )
+    if report_file is not None and _is_page(report_file):
+        raise ConfigError(
+            f"--report {report_file.name}: a page is of a replay, and has the sweep's curve too; "
+            "leave out --sweep"
+        )
+    swept = _swept(workload, config)
+    chunk_bytes = config.chunk_bytes or 0
+    if as_json:
+        print_sweep_json(swept, chunk_bytes)
+    else:
+        print_sweep(swept, chunk_bytes)
+    if report_file is not None:
+        print_sweep_json(swept, chunk_bytes, report_file)
+
+
+def _swept(workload: Sequence[ReplayRequest], config: TieringConfig) -> PoolSweep:
+    slots = pool_slots(config, config.chunk_bytes or 0)
+    return sweep_pool(workload, policy=config.policy, pool_slots=slots)
+
+
+def _is_page(file: TextIO) -> bool:
+    return file.name.endswith(".html")
 
 
 def _workload(
@@ -203,14 +312,29 @@ def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig
     given = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
     if file is None:
         return given
-    options = {name: value for name, value in read_options(file).items() if name not in flags}
+    options = read_options(file)
+    if is_transfer_config(options):
+        return _of_vllm(read_transfer_config(options, where=str(file)), given, flags)
+    options = {name: value for name, value in options.items() if name not in flags}
     defaults = dict(_DEFAULTS)
     if "slots" in flags:
         options.pop("pool_bytes", None)
     elif "pool_bytes" in options:
         del defaults["slots"]
     config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
-    return config.model_copy(update={name: getattr(given, name) for name in flags})
+    return config.model_copy(
+        update={**_ENGINES_OWN, **{name: getattr(given, name) for name in flags}}
+    )
+
+
+def _of_vllm(
+    config: TieringConfig, given: TieringConfig, flags: Mapping[str, Any]
+) -> TieringConfig:
+    """Put the flags over an engine's options, among which there is no size of a chunk."""
+    names = {*flags, "chunk_bytes"}
+    size = {"pool_bytes": None} if "slots" in flags else {}
+    update = {**_ENGINES_OWN, **size, **{name: getattr(given, name) for name in names}}
+    return config.model_copy(update=update)
 
 
 def run() -> int:

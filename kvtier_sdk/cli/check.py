@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, Target, read_target
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
-from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.integrations.vllm.transfer_config import (
-    in_vllms_names,
-    is_transfer_config,
-    read_transfer_config,
-)
-from kvtier_sdk.options.files import read_options
+from kvtier_sdk.errors import BackendError, ConfigError
+from kvtier_sdk.integrations.vllm.transfer_config import in_vllms_names
+from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.units import format_bytes, parse_bytes, parse_seconds
-from kvtier_sdk.tiering import TieringConfig
 from kvtier_sdk.tiering.assembly import check_pool
 
 _CHUNK_BYTES = 64 * 1024
@@ -30,10 +25,10 @@ _DRY_RUN_FAILED, _MISTAKEN = 1, 2
 
 @dataclass(slots=True)
 class _Findings:
-    """The findings about a file.
+    """The findings about a configuration.
 
     Attributes:
-        file: its path.
+        file: its path, or the URL of its one tier.
         mistakes: in its text, a line each.
         configuration: the options in effect, defaults included and secrets masked.
         pool_fault: the reason why the host pool cannot be made, if any.
@@ -58,14 +53,7 @@ class _Findings:
 
 
 def check_command(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CONFIG",
-            help="A configuration in TOML, JSON or YAML, or a JSON file with the value of vLLM's "
-            "--kv-transfer-config.",
-        ),
-    ],
+    tiers: Annotated[str, typer.Argument(metavar=TARGET, help=TARGET_HELP)],
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -98,8 +86,8 @@ def check_command(
     timeout_s = _option("--timeout", parse_seconds, timeout)
     if size_bytes == 0 or timeout_s == 0:
         raise ConfigError("--chunk-bytes and --timeout should be more than 0")
-    findings = _Findings(str(config))
-    for line in _check(config, findings, size_bytes, timeout_s if dry_run else None):
+    findings = _Findings(url_without_password(tiers))
+    for line in _check(tiers, findings, size_bytes, timeout_s if dry_run else None):
         if not as_json:
             # Flushed into a pipe too: the next line may take as long as a tier does.
             print(line, flush=True)
@@ -116,33 +104,30 @@ def _option(flag: str, parse: Any, text: str) -> Any:
 
 
 def _check(
-    file: Path, findings: _Findings, size_bytes: int | None, timeout_s: float | None
+    tiers: str, findings: _Findings, size_bytes: int | None, timeout_s: float | None
 ) -> Iterator[str]:
     """Fill in the findings, and yield each as text as soon as it is known."""
     try:
-        options = read_options(file)
-        of_vllm = is_transfer_config(options)
-        read = read_transfer_config if of_vllm else TieringConfig.from_dict
-        config = read(options, where=str(file))
-    except ConfigError as error:
+        target = read_target(tiers)
+    except (BackendError, ConfigError) as error:
         findings.mistakes = str(error).splitlines()
         yield from findings.mistakes
     else:
-        findings.configuration = config.to_dict(defaults=True)
-        yield from _configuration_lines(findings.configuration)
+        config = target.config.to_dict(defaults=True)
+        if target.kind == "url":
+            # All else is of an engine, of which a URL says nothing.
+            config = {"tiers": config["tiers"]}
+        findings.configuration = config
+        yield from _configuration_lines(config)
         if timeout_s is not None:
-            yield from _try_out(config, findings, size_bytes, timeout_s, of_vllm=of_vllm)
+            yield from _try_out(target, findings, size_bytes, timeout_s)
     yield f"{findings.file}: {_VERDICTS[findings.status]}"
 
 
 def _try_out(
-    config: TieringConfig,
-    findings: _Findings,
-    size_bytes: int | None,
-    timeout_s: float,
-    *,
-    of_vllm: bool,
+    target: Target, findings: _Findings, size_bytes: int | None, timeout_s: float
 ) -> Iterator[str]:
+    config = target.config
     size_bytes = size_bytes or config.chunk_bytes
     if size_bytes is None:
         size_bytes = _CHUNK_BYTES
@@ -150,11 +135,14 @@ def _try_out(
             f"tried with chunks of {format_bytes(size_bytes)}: the configuration does not say how "
             "big they are (--chunk-bytes)"
         )
-    try:
-        check_pool(config, chunk_bytes=size_bytes, directory=_SHARED_MEMORY if of_vllm else None)
-    except ConfigError as error:
-        findings.pool_fault = in_vllms_names(str(error)) if of_vllm else str(error)
-        yield f"host pool: FAILED\n  {findings.pool_fault}"
+    if target.kind != "url":
+        of_vllm = target.kind == "vllm"
+        directory = _SHARED_MEMORY if of_vllm else None
+        try:
+            check_pool(config, chunk_bytes=size_bytes, directory=directory)
+        except ConfigError as error:
+            findings.pool_fault = in_vllms_names(str(error)) if of_vllm else str(error)
+            yield f"host pool: FAILED\n  {findings.pool_fault}"
     for trial in check_tiers(config, chunk_bytes=size_bytes, timeout_s=timeout_s):
         findings.tiers.append(trial)
         yield from _trial_lines(trial)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
+
+from kvtier_sdk.options.secret_sources import read_regular_file
 
 KEY_BYTES = 32
 _KEY = re.compile(rf"[0-9A-Fa-f]{{{2 * KEY_BYTES}}}")
@@ -46,18 +47,13 @@ def read_keys(path: str) -> list[bytes]:
 
 
 def _read_private(path: str) -> str:
-    # A pipe must not hold the start of an engine.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise ValueError("the key file is not a regular file")
-        if mode & _OTHERS:
-            raise ValueError(
-                f"the key file has mode {stat.S_IMODE(mode):04o}, so others than its owner can use "
-                f"it; run 'chmod 600 {path}', and make new keys if they were readable for long"
-            )
-        content = file.read(_MAX_FILE_BYTES + 1)
-    if len(content) > _MAX_FILE_BYTES:
-        raise ValueError(f"the key file is longer than {_MAX_FILE_BYTES} bytes")
+    try:
+        content, mode = read_regular_file(path, _MAX_FILE_BYTES)
+    except ValueError as error:
+        raise ValueError(f"the key file {error}") from None
+    if mode & _OTHERS:
+        raise ValueError(
+            f"the key file has mode {stat.S_IMODE(mode):04o}, so others than its owner can use "
+            f"it; run 'chmod 600 {path}', and make new keys if they were readable for long"
+        )
     return content.decode("ascii", errors="replace")

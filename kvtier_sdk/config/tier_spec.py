@@ -8,9 +8,11 @@ from typing import Any, Self
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendError, ConfigError
+from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest
+from kvtier_sdk.options.secret_options import read_secrets
 from kvtier_sdk.options.secrets import (
     Secrets,
     hides_more_than_password,
@@ -129,10 +131,12 @@ class TierSpec:
         if not name:
             raise ConfigError(f"{place.at('name')} is empty; leave it out, or give the tier a name")
         common = RunnerOptions.take_from(own)
-        unknown = own.keys() - tier_class.config_model.option_names()
+        model = tier_class.config_model
+        unknown = own.keys() - {*model.option_names(), *model.secret_files().values()}
         if url is not None and not unknown.isdisjoint(options_behind_secret(entry["url"])):
             raise _unclear(place)
-        config = validate_options(tier_class.config_model, own, place, _COMMON)
+        own = read_secrets(model, own, place)
+        config = validate_options(model, own, place, _COMMON)
         runner = validate_options(RunnerOptions, {**tier_class.runner_defaults, **common}, place)
         if tier_class.needs_process and runner.runner == "thread":
             raise ConfigError(
@@ -149,6 +153,20 @@ class TierSpec:
         except (BackendError, ConfigError) as error:
             raise ConfigError(f"{place.at('codec')}: {error}") from error
         return cls(name, backend, tier_class, config, runner)
+
+    def namespace_of(self, namespace: Namespace, chunk_bytes: int) -> Namespace:
+        """Return the namespace of this tier's chunks in an engine's namespace.
+
+        Args:
+            namespace: the engine's.
+            chunk_bytes: payload of a chunk.
+
+        Returns:
+            The engine's facts, the length of a chunk, and the codec, if there is one.
+        """
+        namespace = namespace.for_chunks(chunk_bytes)
+        codec = self.runner.codec
+        return namespace if codec is None else namespace.sealed_by(codec.partition(":")[0])
 
     def needed(self, required: bool = True) -> Self:
         """Return the same entry, ``required`` or not, for a caller who knows better."""

@@ -45,6 +45,11 @@ class TieringConfig(StrictModel):
         metrics_host: address of the metrics endpoint.
         namespace: further facts that must match for stored bytes to be reusable, name to plain
             value: ``{"model": "my-model", "revision": "v2"}``; an engine adds its own.
+        trace_dir: directory for a block-hash trace of all requests; none is recorded where absent.
+        trace_file_bytes: size of one of its files.
+        trace_files: number of its files to keep, the newest.
+        admin_socket: path of a Unix socket for ``kvtier top``, ``drain`` and ``resume``; in a
+            directory each engine makes its own. None where absent.
         tiers: the secondary tiers, in the order in which they are asked: a URL each, or a table
             with ``type``, optional ``name``, and ``url`` or flat options.
     """
@@ -60,6 +65,10 @@ class TieringConfig(StrictModel):
     metrics_port: Count | None = Field(None, ge=1, le=65535)
     metrics_host: str = "127.0.0.1"
     namespace: Mapping[str, Any] = Field(default_factory=dict)
+    trace_dir: str | None = Field(None, min_length=1)
+    trace_file_bytes: Bytes = Field(64 * 2**20, alias="trace_file_size", gt=0)
+    trace_files: Count = Field(4, ge=1)
+    admin_socket: str | None = Field(None, min_length=1)
     tiers: tuple[InstanceOf[TierSpec], ...] = ()
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.contract.tier_metrics import TierCounter, TierGauge, TierMetrics
 from kvtier_sdk.errors import ChunkError, TierContractError, TierError, check_any_answered
-from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import (
     Capability,
@@ -57,6 +57,10 @@ class TierContext:
             the SDK's own buffers. They are there before ``open`` and until ``close`` has returned,
             so that a client can register them once (RDMA, GPUDirect).
         metrics: the counters and gauges that the tier has made, for the SDK.
+        maintenance: true if a tool opens the tier beside the engines that use it. The tier then
+            changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
+            and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``
+            deletes as ever.
     """
 
     name: str
@@ -69,6 +73,7 @@ class TierContext:
     report_removed: Callable[[Iterable[OffloadKey]], None]
     regions: tuple[Region, ...] = ()
     metrics: TierMetrics = field(default_factory=TierMetrics)
+    maintenance: bool = False
 
     @property
     def object_bytes(self) -> int:
@@ -321,6 +326,23 @@ class SecondaryTierManager(ABC):
             TierError: the usage cannot be read.
         """
         raise TierContractError("capability USAGE is declared but usage() is not implemented")
+
+    def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        """Iterate over the namespaces in the tier. (:attr:`Capability.NAMESPACES`)
+
+        For tools, which open the tier with ``context.maintenance``. A tier that declares it, keeps
+        to the rules of that.
+
+        Returns:
+            The namespaces that have a chunk, and those that have only a manifest, in any order and
+            each once: this tier's own, if it is there, and all others in its place.
+
+        Raises:
+            TierError: raised by the iteration, if the store cannot be read.
+        """
+        raise TierContractError(
+            "capability NAMESPACES is declared but namespaces() is not implemented"
+        )
 
 
 class ChunkTierManager(SecondaryTierManager):

@@ -66,9 +66,9 @@ def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
     """Describe a model's options, in the order of their declaration.
 
     An option's meaning is the field's ``description``, else its line in the section ``Attributes``
-    of the docstring.
+    of the docstring. A secret is followed by the option that names its file.
     """
-    meanings, secrets = _meanings(model), model.secret_names()
+    meanings, secrets, files = _meanings(model), model.secret_names(), model.secret_files()
     described = []
     for name, (attribute, field) in zip(
         model.option_names(), model.model_fields.items(), strict=True
@@ -78,6 +78,9 @@ def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
         default = None if required else _default_of(field, secret)
         kind, unit, choices = _kind_of(field.annotation, field.metadata)
         described.append(OptionInfo(name, kind, unit, choices, required, default, secret, meaning))
+        if name in files:
+            meaning = f"file that holds `{name}`, in its place"
+            described.append(OptionInfo(files[name], "text", None, (), False, None, False, meaning))
     return described
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import operator
+import traceback
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.options.secrets import Secrets
 
+#: Begins the note that stands for a traceback.
+_TRACEBACK = "Traceback (most recent call last):\n"
 #: Id of an exception to itself, which keeps the id its own, and to what stands for it.
 _Shown: TypeAlias = dict[int, tuple[BaseException, BaseException]]
 
@@ -26,14 +30,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     Returns:
         The exception, or its replacement.
     """
-    shown: _Shown = {}
-    waiting = [error]
-    while waiting:
-        one = waiting.pop()
-        if id(one) not in shown:
-            shown[id(one)] = one, _masked_alone(one, secrets)
-            waiting += filter(None, (one.__cause__, one.__context__))
-            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    shown: _Shown = {id(one): (one, _masked_alone(one, secrets)) for one in _reached(error)}
     originals = [one for one, _ in shown.values()]
     for one in originals:
         if isinstance(one, BaseExceptionGroup):
@@ -46,6 +43,38 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
         replacement.__context__ = context and shown[id(context)][1]
         replacement.__suppress_context__ = suppressed
     return shown[id(error)][1]
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Replace the tracebacks of an exception, and of all that it was caused by, by their text.
+
+    A frame has its local variables, such as a password that is being sent. Tools that report errors
+    show them.
+
+    Returns:
+        The exception, with a note for its traceback.
+    """
+    for one in list(_reached(error)):
+        if one.__traceback__ is not None:
+            # A client may raise the same exception again and again.
+            if not any(note.startswith(_TRACEBACK) for note in getattr(one, "__notes__", ())):
+                text = "".join(traceback.format_tb(one.__traceback__))
+                one.add_note(f"{_TRACEBACK}{text.rstrip()}")
+            one.__traceback__ = None
+    return error
+
+
+def _reached(error: BaseException) -> Iterator[BaseException]:
+    """An exception, its causes and contexts, and the members of groups."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += filter(None, (one.__cause__, one.__context__))
+            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
 
 
 def _masked_alone(error: BaseException, secrets: Secrets) -> BaseException:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from types import UnionType
+from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -18,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import Place, brief, nearest
+from kvtier_sdk.options.secret_sources import FILE_SUFFIX, FileSecret, SourcedSecret
 from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets_in
 
 
@@ -29,6 +31,9 @@ class StrictModel(BaseModel):
 
     Secrets appear neither in messages nor in a ``repr``. A secret is an option of type
     ``SecretStr``, or one with a word such as ``password``, ``secret`` or ``token`` in its name.
+    An operator writes it down as it is, as ``${NAME}`` of the environment, or in a file that the
+    option ``password_file`` names. Of a ``SecretStr`` the file is read again when the store
+    refuses: call ``get_secret_value()`` for each connection.
 
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
@@ -71,6 +76,19 @@ class StrictModel(BaseModel):
         }
 
     @classmethod
+    def secret_files(cls) -> dict[str, str]:
+        """The options that name a secret's file, by the secret's name: ``password_file``."""
+        names, secrets = cls.option_names(), cls.secret_names()
+        texts = (
+            name
+            for name, field in zip(names, cls.model_fields.values(), strict=True)
+            if name in secrets
+            and any(accepts(field.annotation, kind) for kind in (str, SecretStr, SecretBytes))
+        )
+        files = {name: f"{name}{FILE_SUFFIX}" for name in texts}
+        return {name: file for name, file in files.items() if file not in names}
+
+    @classmethod
     def take_from(cls, options: dict[str, Any]) -> dict[str, Any]:
         """Remove this model's options from a dictionary, and return them."""
         return {name: options.pop(name) for name in cls.option_names() if name in options}
@@ -78,8 +96,10 @@ class StrictModel(BaseModel):
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Write down the options that were given, as plain data that can be read again.
 
+        A secret in a file or in the environment is written as it was given, by its source.
+
         Args:
-            secrets: write secrets in the clear instead of as ``"***"``.
+            secrets: write other secrets in the clear instead of as ``"***"``.
             defaults: include the options that were not given.
 
         Returns:
@@ -97,15 +117,18 @@ class StrictModel(BaseModel):
                 return sorted(value, key=str)
             return to_jsonable_python(value)
 
-        given = self.model_dump(by_alias=True, exclude_unset=not defaults)
+        given, sourced = {}, set()
+        for name, value in self.model_dump(by_alias=True, exclude_unset=not defaults).items():
+            if isinstance(value, SourcedSecret):
+                name, value = value.written(name)
+                sourced.add(name)
+            given[name] = value
         options: dict[str, Any] = json.loads(json.dumps(given, default=plain))
-        if secrets:
-            return options
         hidden = self.secret_names()
-        return {
-            name: value if value is None else MASK if name in hidden else masked(name, value)
-            for name, value in options.items()
-        }
+        for name, value in options.items():
+            if not secrets and name not in sourced and value is not None:
+                options[name] = MASK if name in hidden else masked(name, value)
+        return options
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
@@ -118,13 +141,22 @@ def secrets_of(options: StrictModel) -> Secrets:
     return _secrets_in(options, {name: getattr(options, attribute) for name, attribute in names})
 
 
+def accepts(annotation: Any, kind: type) -> bool:
+    """Tell that an option's type is a class, or a union with it."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return annotation is kind or (
+        is_union and any(accepts(one, kind) for one in get_args(annotation))
+    )
+
+
 def _secrets_in(model: StrictModel | type[StrictModel], options: Mapping[str, Any]) -> Secrets:
     secret_names = model.secret_names()
-    return Secrets(
+    values = (
         secret
         for name, value in options.items()
         for secret in secrets_in("secret" if name in secret_names else name, value)
     )
+    return Secrets(values, [value for value in options.values() if isinstance(value, FileSecret)])
 
 
 def _holds_secret(annotation: Any) -> bool:
@@ -153,7 +185,8 @@ def validate_options(
     except ValidationError as error:
         faults = error.errors()
     # Raised out here: as its context, pydantic's error would keep the options in the clear.
-    known, secrets = [*model.option_names(), *also_known], _secrets_in(model, options)
+    known = [*model.option_names(), *model.secret_files().values(), *also_known]
+    secrets = _secrets_in(model, options)
     complaints = [_complaint(dict(fault), place, known, model, secrets) for fault in faults]
     raise ConfigError("\n".join(complaints))
 

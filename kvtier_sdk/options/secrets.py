@@ -6,12 +6,14 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
 from pydantic import BaseModel, SecretBytes, SecretStr
+
+from kvtier_sdk.options.secret_sources import FILE_SUFFIX, FileSecret
 
 #: Stands in the place of a secret.
 MASK = "***"
@@ -35,8 +37,11 @@ _CLEAR_URL = re.compile(r"[^:/?#@]*://[^/?#]*@[^@]*\Z")
 
 
 def is_secret(name: str) -> bool:
-    """Tell from an option's name that its value is a secret: ``auth_token``, ``password``."""
-    return not set(_SECRET_WORDS).isdisjoint(_words(name))
+    """Tell from an option's name that its value is a secret: ``auth_token``, ``password``.
+
+    The path of a file with a secret is none: ``password_file``.
+    """
+    return not name.endswith(FILE_SUFFIX) and not set(_SECRET_WORDS).isdisjoint(_words(name))
 
 
 def without_password(text: str) -> str:
@@ -65,14 +70,29 @@ def hides_more_than_password(url: str) -> bool:
 class Secrets:
     """The secret values of some options, and how to hide them in what is written about these.
 
+    False if there are none.
+
     Args:
         values: in the clear.
+        files: secrets whose former and future values are hidden too.
+
+    Attributes:
+        files: the same.
     """
 
-    def __init__(self, values: Iterable[str] = ()) -> None:
-        forms = {form for value in values if value for form in _forms(value)}
-        # One secret may be the beginning of another.
-        self._forms = sorted(forms, key=len, reverse=True)
+    def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
+        self.files = files
+        self._values = frozenset(values)
+        self._version = -1
+        self._forms: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._values or self.files)
+
+    @property
+    def version(self) -> int:
+        """A number that grows when a file is found to hold another secret."""
+        return sum(len(file.values) for file in self.files)
 
     def mask(self, text: str) -> str:
         """Hide the secrets in a text, and the passwords of all URLs in it."""
@@ -83,6 +103,11 @@ class Secrets:
         return self._hide(text) != text
 
     def _hide(self, text: str) -> str:
+        if self._version != (version := self.version):
+            values = self._values.union(*(file.values for file in self.files))
+            forms = {form for value in values if value for form in _forms(value)}
+            # One secret may be the beginning of another.
+            self._forms, self._version = sorted(forms, key=len, reverse=True), version
         for form in self._forms:
             if len(form) < _SHORT:
                 text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", MASK, text)
@@ -199,6 +224,8 @@ def _words(name: str) -> list[str]:
 
 
 def _is_like_secret(name: str) -> bool:
+    if name.endswith(FILE_SUFFIX):
+        return False
     return any(difflib.get_close_matches(word, _SECRET_WORDS, 1, 0.75) for word in _words(name))
 
 

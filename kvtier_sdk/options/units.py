@@ -168,6 +168,15 @@ def format_bytes(size_bytes: float) -> str:
     return f"{float(size):.4g} EiB" if abs(size) < 9999 else f"{round(size):,} EiB"
 
 
+def format_seconds(duration_s: float) -> str:
+    """Write a duration for people, in three digits: ``0.05`` is ``"50 ms"``, 90 is ``"90 s"``."""
+    if duration_s < 1:
+        return f"{1e3 * duration_s:.3g} ms"
+    if duration_s < 120:
+        return f"{duration_s:.3g} s"
+    return f"{duration_s / 60:.3g} min" if duration_s < 3600 else f"{duration_s / 3600:.3g} h"
+
+
 #: Annotations for the fields of a config model: the option is written with its unit, the
 #: attribute holds a number.
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -381,5 +381,5 @@ def _new_mapping(size_bytes: int, fd: int | None) -> mmap.mmap:
     except OSError as error:
         raise ConfigError(
             f"the host pool's {format_bytes(size_bytes)} cannot be mapped ({error.strerror}): "
-            "use fewer slots, or raise the limits of this process (ulimit -v, overcommit)"
+            "make the pool smaller, or raise the limits of this process (ulimit -v, overcommit)"
         ) from error

@@ -68,7 +68,7 @@ def check_room(size_bytes: int, directory: Path | None = None) -> None:
         raise ConfigError(
             f"the host pool needs {format_bytes(size_bytes)}, and "
             f"{format_bytes(max(0, tightest.free_bytes))} are free in {tightest.where}: "
-            f"use fewer slots, or {tightest.remedy}"
+            f"make the pool smaller, or {tightest.remedy}"
         )
 
 
@@ -162,7 +162,7 @@ def _touch(mapping: mmap.mmap, fd: int | None) -> None:
 def _out_of_memory(size_bytes: int) -> ConfigError:
     return ConfigError(
         f"the host pool's {format_bytes(size_bytes)} were free, but other processes took them "
-        "while it was made: use fewer slots, or end what else uses memory or /dev/shm"
+        "while it was made: make the pool smaller, or end what else uses memory or /dev/shm"
     )
 
 
@@ -186,8 +186,9 @@ def _room_of_directory(directory: Path) -> Room:
         raise ConfigError(
             f"a shared host pool needs {directory}: {error.strerror}; mount a tmpfs there"
         ) from error
-    remedy = "make it larger (docker run --shm-size, in Kubernetes an emptyDir of medium Memory)"
-    return Room(str(directory), status.f_bavail * status.f_frsize, remedy)
+    how = "docker run --shm-size, in Kubernetes an emptyDir of medium Memory"
+    free_bytes = status.f_bavail * status.f_frsize
+    return Room(str(directory), free_bytes, f"make {directory} larger ({how})")
 
 
 def rooms_of_cgroups(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[Room]:

@@ -15,7 +15,9 @@ from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import load_store_policy
+from kvtier_sdk.replay.bystanders import check_bystanders
 from kvtier_sdk.replay.content import ChunkContent
+from kvtier_sdk.replay.history import ReplayHistory
 from kvtier_sdk.replay.report import ReplayReport, distribution
 from kvtier_sdk.replay.workload import ReplayRequest
 from kvtier_sdk.tiering import TieringConfig, TieringManager, open_manager, open_pool
@@ -34,6 +36,7 @@ def replay(
     config: TieringConfig,
     *,
     concurrency: int = 1,
+    evict_others: bool = False,
     on_progress: Callable[[int], None] | None = None,
     clock: Clock | None = None,
 ) -> ReplayReport:
@@ -44,6 +47,8 @@ def replay(
         config: host pool, policies and tiers; it says how big a chunk is.
         concurrency: requests that overlap; 1 is the closed loop, which waits where an engine
             would skip, so that nothing is dropped and the hit rate is exact.
+        evict_others: true to play although a tier's limit would evict chunks that no replay has
+            stored. Otherwise the tiers are looked through first.
         on_progress: called with the number of requests that are done.
         clock: time and tasks; the system's where absent.
 
@@ -51,7 +56,7 @@ def replay(
         The figures.
 
     Raises:
-        ReplayError: no request may run.
+        ReplayError: no request may run, or others' chunks would be evicted.
         ConfigError: an option is wrong, or the geometry does not fit.
         BackendError: a policy cannot be found or loaded.
         TierError: a tier cannot be reached.
@@ -64,6 +69,8 @@ def replay(
     config = config.model_copy(update={"tiers": needed})
     if closed:
         config = config.model_copy(update={"tiers": tuple(map(_patient, config.tiers))})
+    if not evict_others:
+        check_bystanders(config.tiers, clock)
     reported = threading.Event()
     with (
         open_pool(config) as pool,
@@ -71,7 +78,8 @@ def replay(
             pool, config, _namespace(pool.chunk_bytes), clock=clock, notify=reported.set
         ) as manager,
     ):
-        driver = _Driver(manager, pool, config.tiers, closed=closed)
+        history = ReplayHistory(workload, sources=1 + len(config.tiers))
+        driver = _Driver(manager, pool, config.tiers, history, clock, closed=closed)
         started_s = clock.now_s()
         driver.play(workload, concurrency, reported, on_progress)
         elapsed_s = clock.now_s() - started_s
@@ -86,6 +94,7 @@ def replay(
             scheduler_us=distribution(driver.us_per_chunk, driver.chunks),
             tiers=manager.stats,
             left_over=manager.left_over(),
+            history=history,
         )
 
 
@@ -110,10 +119,19 @@ class _Driver:
     """Plays requests; each is a generator that yields where its step ends."""
 
     def __init__(
-        self, manager: TieringManager, pool: HostPool, specs: Sequence[TierSpec], *, closed: bool
+        self,
+        manager: TieringManager,
+        pool: HostPool,
+        specs: Sequence[TierSpec],
+        history: ReplayHistory,
+        clock: Clock,
+        *,
+        closed: bool,
     ) -> None:
         self._manager = manager
         self._pool = pool
+        self._history = history
+        self._clock = clock
         self._closed = closed
         self._content = ChunkContent(pool.chunk_bytes)
         # What one step may ask for without meeting a limit of the pool or of a queue.
@@ -141,15 +159,15 @@ class _Driver:
         on_progress: Callable[[int], None] | None,
     ) -> None:
         """Play all requests, ``concurrency`` at a time, and let the last stores finish."""
-        arrivals = iter(workload)
+        arrivals = enumerate(workload)
         active: list[Iterator[bool]] = []
         done = 0
         while True:
             while len(active) < concurrency:
-                request = next(arrivals, None)
-                if request is None:
+                arrival = next(arrivals, None)
+                if arrival is None:
                     break
-                active.append(self._serve(request))
+                active.append(self._serve(*arrival))
             if not active and not self._manager.has_pending_work():
                 return
             # What is reported from here on ends the wait below, or makes it none.
@@ -183,7 +201,7 @@ class _Driver:
             if not busy:
                 return
 
-    def _serve(self, request: ReplayRequest) -> Iterator[bool]:
+    def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
         """One request. Yields at the end of each of its steps whether it got anywhere."""
         context = RequestContext(request.request_id)
         meter = _Meter()
@@ -191,8 +209,11 @@ class _Driver:
             self._manager.on_new_request(context)
         hits = 0
         for window in self._windows(request.keys):
+            started_s = self._clock.now_s()
             found = yield from self._find(window, context, meter)
-            self._load(window[:found], context, meter)
+            self._history.wait_s[number] += self._clock.now_s() - started_s
+            sources = self._load(window[:found], context, meter)
+            self._history.note_hits(number, hits, sources)
             if self._closed and self._spills:
                 yield from self._settle()
             hits += found
@@ -234,9 +255,12 @@ class _Driver:
                 return hits
             yield False
 
-    def _load(self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter) -> None:
+    def _load(
+        self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
+    ) -> Sequence[int]:
+        """Copy chunks to the device, and return the tiers that they came from."""
         if not keys:
-            return
+            return ()
         with meter:
             spec = self._manager.prepare_load(keys, context)
         for key, slot in zip(keys, spec.slots, strict=True):
@@ -244,6 +268,7 @@ class _Driver:
             self.compared_bytes += self._pool.chunk_bytes
         with meter:
             self._manager.complete_load(keys, context)
+        return spec.sources
 
     def _store(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
@@ -262,6 +287,8 @@ class _Driver:
             if not output.rejected_keys:
                 return
             keys = output.rejected_keys
+            # What was found in this step cannot be evicted before its end.
+            yield True
 
     def _settle(self) -> Iterator[bool]:
         """Let the tiers finish what was begun."""

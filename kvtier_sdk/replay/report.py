@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.replay.history import ReplayHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class ReplayReport:
         tiers: the primary tier's figures, then each secondary tier's.
         left_over: what nothing holds any more when all requests are over, and should be 0: pinned
             slots, slots in flight, requests, jobs.
+        history: what each request found; not in the JSON object.
     """
 
     requests: int
@@ -38,6 +40,7 @@ class ReplayReport:
     scheduler_us: dict[str, float]
     tiers: list[TierStats]
     left_over: dict[str, int]
+    history: ReplayHistory
 
     @property
     def hit_rate(self) -> float:

@@ -35,33 +35,51 @@ def read_trace(path: Path) -> list[ReplayRequest]:
 
     The format is the one published with Mooncake (FAST '25): one JSON object per line, whose
     ``hash_ids`` name the blocks of the prompt, with equal ids for equal prefixes. A block is a
-    chunk here. Other fields are ignored.
+    chunk here. Of the other fields only ``timestamp`` is used, for the order.
 
     Args:
-        path: the file.
+        path: the file, or a directory of files, ``*.jsonl``, as an engine records them.
 
     Returns:
-        The requests, in the order of their lines; empty lines are skipped.
+        The requests: file by file, ordered by name, and within a file in the order of their
+        arrival. Empty lines are skipped, and so is a last line that a killed engine has cut off.
 
     Raises:
         ReplayError: the file cannot be read, or a line is malformed; the message names it.
     """
-    requests = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    requests.append(_parse_line(line, f"{path}, line {number}", number))
-    except OSError as error:
-        raise ReplayError(f"trace {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ReplayError(f"trace {path} is not UTF-8 text") from None
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    requests: list[ReplayRequest] = []
+    for file in files:
+        requests += _read_file(file, f"{file.stem}-" if len(files) > 1 else "")
     if not requests:
         raise ReplayError(f"trace {path} holds no request")
     return requests
 
 
-def _parse_line(line: str, where: str, number: int) -> ReplayRequest:
+def _read_file(path: Path, prefix: str) -> list[ReplayRequest]:
+    arrivals = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    name = f"{prefix}line-{number}"
+                    arrivals.append(_parse_line(line, f"{path}, line {number}", name))
+                except ReplayError:
+                    # A killed engine cuts its last line off.
+                    if line.endswith("\n"):
+                        raise
+    except OSError as error:
+        raise ReplayError(f"trace {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ReplayError(f"trace {path} is not UTF-8 text") from None
+    arrivals.sort(key=lambda arrival: arrival[0])
+    return [request for _, request in arrivals]
+
+
+def _parse_line(line: str, where: str, name: str) -> tuple[float, ReplayRequest]:
+    """Read a line: when the request arrived, and the request."""
     try:
         record = json.loads(line)
     except ValueError as error:
@@ -69,7 +87,10 @@ def _parse_line(line: str, where: str, number: int) -> ReplayRequest:
     ids = record.get("hash_ids") if isinstance(record, dict) else None
     if not isinstance(ids, list) or not all(type(block_id) is int for block_id in ids):
         raise ReplayError(f"{where}: 'hash_ids' should be a list of integers")
-    return ReplayRequest(f"line-{number}", tuple(_key("trace", block_id) for block_id in ids))
+    arrived = record.get("timestamp", 0)
+    if type(arrived) not in (int, float):
+        raise ReplayError(f"{where}: 'timestamp' should be a number")
+    return arrived, ReplayRequest(name, tuple(_key("trace", block_id) for block_id in ids))
 
 
 def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:

@@ -25,11 +25,8 @@ from kvtier_sdk.errors import (
     TierCapacityError,
     TierError,
 )
+from kvtier_sdk.runner.backoff import Backoff
 from kvtier_sdk.types import OffloadKey
-
-#: The largest share by which jitter shortens a pause. It never lengthens one, so that a breaker
-#: closes within one probe interval of the tier's recovery.
-JITTER = 0.1
 
 
 class Direction(Enum):
@@ -104,7 +101,6 @@ class Breaker:
 
     Attributes:
         state: the state.
-        pause_s: length of the pause before the next probe, before jitter.
 
     Args:
         failures: it opens after so many failures in a row, or so many faulty objects, or at the
@@ -125,17 +121,19 @@ class Breaker:
         rng: random.Random,
     ) -> None:
         self.state = BreakerState.CLOSED
-        self.pause_s = probe_interval_s
         self._probe_at_s = 0.0
         self._failures = failures
-        self._probe_interval_s = probe_interval_s
-        self._max_probe_interval_s = max_probe_interval_s
-        self._rng = rng
+        self._backoff = Backoff(probe_interval_s, max_probe_interval_s, rng)
         self._row = 0
         # Of the last calls, those that did not go well.
         self._recent: deque[bool] = deque(maxlen=window)
         # Objects at fault since a transfer last went well.
         self._faulty: set[OffloadKey] = set()
+
+    @property
+    def pause_s(self) -> float:
+        """Length of the pause before the next probe, before jitter."""
+        return self._backoff.pause_s
 
     @property
     def is_closed(self) -> bool:
@@ -192,14 +190,13 @@ class Breaker:
         """
         if succeeded:
             self.state = BreakerState.CLOSED
-            self.pause_s = self._probe_interval_s
+            self._backoff.reset()
             self._row = 0
             self._recent.clear()
             self._faulty.clear()
         else:
-            self.pause_s = min(2 * self.pause_s, self._max_probe_interval_s)
             self._open(now_s)
 
     def _open(self, now_s: float) -> None:
         self.state = BreakerState.OPEN
-        self._probe_at_s = now_s + self.pause_s * self._rng.uniform(1 - JITTER, 1)
+        self._probe_at_s = now_s + self._backoff.next_s()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from kvtier_sdk.contract import SecondaryTierManager
-from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.errors import TierAuthError, TierContractError, TierError
+from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.answers import (
@@ -20,7 +21,8 @@ from kvtier_sdk.runner.answers import (
     verdicts_in,
 )
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, Usage
+from kvtier_sdk.runner.secret_renewal import SecretRenewal
+from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
 T = TypeVar("T")
 
@@ -47,14 +49,24 @@ class TierCaller:
     believed: it is in quarantine, and every later call fails with the same message. An exception
     that is no :class:`TierError`, or an error that cannot be read, fails its call or chunk only.
 
+    A call that the store refuses is made once more if a secret has changed in its file.
+
     Attributes:
         tier: the tier; another instance takes its place when it did not open.
         quarantine: the error of every further call, once the tier has broken the contract.
+
+    Args:
+        tier: the tier.
+        secrets: hidden in its errors.
+        renewal: of these secrets.
     """
 
-    def __init__(self, tier: SecondaryTierManager, secrets: Secrets) -> None:
+    def __init__(
+        self, tier: SecondaryTierManager, secrets: Secrets, renewal: SecretRenewal
+    ) -> None:
         self.tier = tier
         self._secrets = secrets
+        self._renewal = renewal
         self._name = tier.context.name
         self._delete_chunks = min(_DELETE_CHUNKS, tier.max_batch_keys or _DELETE_CHUNKS)
         self.quarantine: TierContractError | None = None
@@ -72,9 +84,19 @@ class TierCaller:
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
         """Call ``load`` or ``store``; an error of the whole batch becomes one for each chunk."""
+        version = self._renewal.version
+        errors = await self._transfer(operation, batch)
+        is_refused = any(isinstance(error, TierAuthError) for error in errors)
+        if is_refused and await self._renewal.has_changed(version):
+            return await self._transfer(operation, batch)
+        return errors
+
+    async def _transfer(
+        self, operation: Operation, batch: Sequence[Transfer]
+    ) -> Sequence[TierError | None]:
         method = self.tier.load if operation is Operation.LOAD else self.tier.store
         try:
-            answer = await self._guarded(operation.value, lambda: method(batch))
+            answer = await self._guarded_once(operation.value, lambda: method(batch))
             verdicts = verdicts_in(answer, len(batch))
         except TierError as error:
             return [error] * len(batch)
@@ -118,6 +140,28 @@ class TierCaller:
         for start in range(0, len(keys), self._delete_chunks):
             await self.delete(keys[start : start + self._delete_chunks])
 
+    def entries(self) -> AsyncIterator[Entry]:
+        """Iterate over what ``scan`` yields; raises only :class:`TierError`."""
+        return self._iterated("scan", self.tier.scan, Entry)
+
+    def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        """Iterate over what ``namespaces`` yields; raises only :class:`TierError`."""
+        return self._iterated("namespaces", self.tier.namespaces, StoredNamespace)
+
+    async def _iterated(
+        self, operation: str, iterate: Callable[[], AsyncIterator[T]], kind: type[T]
+    ) -> AsyncIterator[T]:
+        items = iterate()
+        ended: Any = object()
+        while True:
+            item = await self._guarded(operation, lambda: anext(items, ended))
+            if item is ended:
+                return
+            if type(item) is not kind:
+                text = f"a {type(item).__name__} where one {kind.__name__} belongs"
+                raise self._end(NonsenseError(text), operation)
+            yield item
+
     def _end(self, nonsense: NonsenseError, operation: str) -> TierContractError:
         """Put the tier into quarantine for its answer."""
         error = TierContractError(f"returned {nonsense}; the tier is not used any more")
@@ -126,6 +170,9 @@ class TierCaller:
         return error
 
     async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+        return await self._renewal.call(lambda: self._guarded_once(operation, call))
+
+    async def _guarded_once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         if self.quarantine is not None:
             raise self.quarantine
         try:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.options.tier import RunnerOptions
+from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.breaker import Breaker, Direction, Outcome, outcome_of
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import BreakerMoved
@@ -181,6 +182,7 @@ class TierHealth:
     async def _probe(self, direction: Direction) -> None:
         """Probe until the breaker is closed, or the tier has broken the contract."""
         breaker = self._breakers[direction]
+        refused_s = self._clock.now_s()
         while not breaker.is_closed:
             await self._clock.sleep(breaker.wait_s(self._clock.now_s()))
             if self._is_over:
@@ -189,7 +191,12 @@ class TierHealth:
             self._tell(direction)
             breaker.end_probe(await self._succeeds(direction), self._clock.now_s())
             self._tell(direction)
-        self._log.info("%ss are taken again", direction.value)
+        self._log.often(
+            logging.WARNING,
+            f"{direction.value} recovery",
+            f"{self._log.tier}: {direction.value}s are taken again, after "
+            f"{format_seconds(self._clock.now_s() - refused_s)}",
+        )
 
     async def _succeeds(self, direction: Direction) -> bool:
         """Make a probe, unless calls that hang are in its way; return true if it succeeded."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import traceback
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
-from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.aio.clock import Clock, TimerHandle
+from kvtier_sdk.options.masked_errors import masked_error, without_frames
 from kvtier_sdk.options.secrets import Secrets, make_loggable
 
 #: How long after a message others of its kind are only counted.
-QUIET_S = 10.0
+QUIET_S = 60.0
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class _Topic:
     level: int
     message: str = ""
     unsaid: int = 0
+    timer: TimerHandle | None = None
 
 
 class TierLog(logging.LoggerAdapter[logging.Logger]):
@@ -53,7 +56,10 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         return f"{self.tier}: {msg}", kwargs
 
     def often(self, level: int, topic: str, message: str) -> None:
-        """Log a message that may repeat: the first at once, later ones with their number.
+        """Log a message that may repeat: the first at once, later ones once a minute.
+
+        On an event loop, the last message of a minute is logged at the minute's end, with the
+        number of messages. Elsewhere it is logged with the first message after that.
 
         Args:
             level: of :mod:`logging`.
@@ -62,7 +68,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
-        if known is None:
+        if known is None or (not known.unsaid and now_s - known.logged_s >= QUIET_S):
             self._topics[topic] = _Topic(now_s, level)
             self.logger.log(level, "%s", message)
             return
@@ -70,19 +76,24 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         known.unsaid += 1
         if now_s - known.logged_s >= QUIET_S:
             self._catch_up(known)
-            known.logged_s = now_s
+        elif known.timer is None:
+            with contextlib.suppress(RuntimeError):  # no loop runs here
+                known.timer = self._clock.call_at(known.logged_s + QUIET_S, self._catch_up, known)
 
     def catch_up(self) -> None:
         """Log what was only counted; called at the end."""
         for topic in self._topics.values():
+            if topic.timer is not None:
+                topic.timer.cancel()
             if topic.unsaid:
                 self._catch_up(topic)
         self._topics.clear()
 
     def _catch_up(self, topic: _Topic) -> None:
-        more = f" ({topic.unsaid} of this kind since the last)" if topic.unsaid > 1 else ""
-        self.logger.log(topic.level, "%s%s", topic.message, more)
-        topic.unsaid = 0
+        now_s = self._clock.now_s()
+        count = f" ({topic.unsaid} of this kind in {now_s - topic.logged_s:.0f} s)"
+        self.logger.log(topic.level, "%s%s", topic.message, count if topic.unsaid > 1 else "")
+        topic.logged_s, topic.unsaid, topic.timer = now_s, 0, None
 
 
 class _SecretFilter(logging.Filter):
@@ -103,6 +114,11 @@ class _SecretFilter(logging.Filter):
             if record.exc_info and record.exc_info[1] is not None:
                 error = masked_error(record.exc_info[1], secrets)
                 record.exc_info = type(error), error, error.__traceback__
+        if any(self.secrets) and record.exc_info and record.exc_info[1] is not None:
+            # Handlers write the text, and see no frames.
+            error = record.exc_info[1]
+            record.exc_text = "".join(traceback.format_exception(error)).rstrip()
+            record.exc_info = type(error), without_frames(error), None
         return True
 
 

@@ -27,8 +27,9 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.masked_errors import masked_error, without_frames
 from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome
@@ -44,7 +45,6 @@ from kvtier_sdk.runner.jobs import (
     MetricsChanged,
     Operation,
     Report,
-    UsageChanged,
     Verdict,
     batches_of,
     verdict_of,
@@ -54,6 +54,8 @@ from kvtier_sdk.runner.loop_thread import close_tier
 from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.probe import CANARY_KEY, Canary
 from kvtier_sdk.runner.sealing import ChunkSealer
+from kvtier_sdk.runner.secret_renewal import SecretRenewal
+from kvtier_sdk.runner.survey import StoreWatch
 from kvtier_sdk.types import Capability, OffloadKey
 
 T = TypeVar("T")
@@ -61,15 +63,11 @@ T = TypeVar("T")
 #: The largest alignment that slots can offer: that of their rows.
 _MAX_ALIGNMENT = 4096
 
-#: How long closing waits for calls that were cancelled, and again for probes.
+#: How long closing waits for calls that were cancelled, again for probes, and for the survey.
 _CALLS_END_S = 1.0
 
 #: Interval of reports on counters and gauges of the tier's own.
 _METRICS_INTERVAL_S = 1.0
-
-#: Interval at which a tier is asked how full it is, and the time that it has to say so.
-_USAGE_INTERVAL_S = 15.0
-_USAGE_TIMEOUT_S = 5.0
 
 _MOVES = (Operation.LOAD, Operation.STORE)
 
@@ -137,7 +135,10 @@ class TierLoop:
         give_up: called when calls that hang have kept a direction from being probed for long, so
             that only the end of the process will free it.
         verify: ``False`` switches digests off, for measurements and tests only.
+        maintenance: true for a tool beside the engines: the tier changes nothing by itself, and a
+            damaged chunk is reported, not deleted.
         rng: jitters the pauses before retries and probes.
+        engine_waits: false for an engine that serves already: no error ends the opening.
     """
 
     def __init__(
@@ -150,7 +151,9 @@ class TierLoop:
         report: Callable[[Report], None],
         give_up: Callable[[], None] | None = None,
         verify: bool = True,
+        maintenance: bool = False,
         rng: random.Random | None = None,
+        engine_waits: bool = True,
     ) -> None:
         alignment = spec.tier_class.alignment
         if not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
@@ -158,7 +161,7 @@ class TierLoop:
                 f"tier {spec.name!r}: alignment {alignment} is not a power of two up to "
                 f"{_MAX_ALIGNMENT}"
             )
-        namespace = namespace.for_chunks(memory.chunk_bytes)
+        namespace = spec.namespace_of(namespace, memory.chunk_bytes)
         self.options = spec.runner
         self._spec = spec
         self._chunk_bytes = memory.chunk_bytes
@@ -170,7 +173,6 @@ class TierLoop:
         codec: ChunkCodec | None = None
         if spec.runner.codec is not None:
             codec = load_codec(spec.runner.codec)
-            namespace = namespace.sealed_by(spec.runner.codec.partition(":")[0])
         header_length = header_bytes(alignment, codec.envelope_bytes if codec else 0)
         payload_length = round_up(memory.chunk_bytes, alignment)
         self._batch_chunks = max(
@@ -197,13 +199,15 @@ class TierLoop:
                 memory.region,
                 *(arena.region for arena in (headers, scratch, probes) if arena is not None),
             ),
+            maintenance=maintenance,
         )
         self._is_used = False
-        self._call = TierCaller(self._make_tier(), self._secrets)
+        self._renewal = SecretRenewal(self._secrets, self._log)
+        self._call = TierCaller(self._make_tier(), self._secrets, self._renewal)
         header = ChunkHeader(
             namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
         )
-        can_delete = Capability.DELETE in self._tier.capabilities
+        can_delete = Capability.DELETE in self._tier.capabilities and not maintenance
         sealer = None
         if codec is not None and scratch is not None:
             sealer = ChunkSealer(self._call, codec, context, header, scratch)
@@ -243,6 +247,7 @@ class TierLoop:
             rng=self._rng,
             report=report,
             log=self._log,
+            engine_waits=engine_waits,
         )
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
@@ -252,9 +257,13 @@ class TierLoop:
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
-        self._usage_watch: asyncio.Task[None] | None = None
-        self._usage = UsageChanged()
+        self._store_watch: asyncio.Task[None] | None = None
         self._closed = False
+
+    @property
+    def call(self) -> TierCaller:
+        """The tier, held to the contract; for calls on this loop that are no job."""
+        return self._call
 
     @property
     def _tier(self) -> SecondaryTierManager:
@@ -265,7 +274,7 @@ class TierLoop:
             return self._spec.tier_class(self._spec.config, self._context)
         except Exception as error:
             masked = masked_error(error, self._secrets)
-        raise masked
+        raise without_frames(masked) if self._secrets else masked
 
     async def open(self) -> bool:
         """Open the tier.
@@ -277,9 +286,18 @@ class TierLoop:
             ConfigError: a setting cannot work.
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
-        return await self._opening.begin()
+        self._renewal.warn_of_public_files()
+        try:
+            return await self._opening.begin()
+        except Exception as error:
+            if self._secrets:
+                without_frames(error)
+            raise
 
     async def _open_tier(self) -> None:
+        await self._renewal.call(self._open_once)
+
+    async def _open_once(self) -> None:
         """Make one attempt. An instance opens once: the one before is closed and replaced."""
         if self._is_used:
             await close_tier(lambda: masked_call(self._tier.close, self._secrets), self._log)
@@ -294,8 +312,15 @@ class TierLoop:
             raise
         if self._tier.context.metrics.complete():
             self._watch_metrics()
-        if Capability.USAGE in self._tier.capabilities:
-            self._usage_watch = self._clock.spawn(self._watch_usage(), name="usage")
+        if not self._context.maintenance:
+            watch = StoreWatch(
+                self._call,
+                self._clock,
+                self._log,
+                self._report,
+                lambda: self._health.admits(Direction.READ),
+            )
+            self._store_watch = self._clock.spawn(watch.run(), name=f"watch {self._context.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Take jobs. Call it on the loop's thread. After :meth:`close` all are cancelled."""
@@ -332,10 +357,10 @@ class TierLoop:
         await self._idle_within(_CALLS_END_S)
         # An opening that does not end in time must not go on while the tier is closed.
         await self._opening.stop()
+        await self._end_store_watch()
         await self._health.stop(_CALLS_END_S)
         if self._metrics_timer is not None:
             self._metrics_timer.cancel()
-        await self._end_usage_watch()
         await masked_call(self._tier.close, self._secrets)
         self._report_metrics()
         self._log.catch_up()
@@ -447,14 +472,17 @@ class TierLoop:
             self._conclude(run)
 
     def _expire(self, run: _Run) -> None:
-        # A late lookup is a miss, and counted; a late load or store is lost work.
-        level = logging.DEBUG if run.job.operation is Operation.LOOKUP else logging.WARNING
         operation = run.job.operation.value
+        count = len(run.verdicts)
+        chunks = "1 chunk was" if count == 1 else f"{count} chunks were"
+        allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
+        when = "in time"
+        if allowed_s is not None:
+            when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
-            level,
+            logging.WARNING,
             f"{operation} deadline",
-            f"{self._context.name} {operation}: {len(run.verdicts)} chunks were not done by "
-            "the deadline",
+            f"{self._context.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
         # A lookup's deadline is short, and a healthy tier misses it under load.
@@ -648,28 +676,12 @@ class TierLoop:
         if counters or gauges:
             self._report(MetricsChanged(counters, gauges))
 
-    async def _watch_usage(self) -> None:
-        """Report how full the tier is, now and at intervals; nothing is known while it is down."""
-        while True:
-            usage = UsageChanged()
-            if self._health.admits(Direction.READ):
-                try:
-                    async with self._clock.timeout(_USAGE_TIMEOUT_S):
-                        told = await self._call.usage()
-                    usage = UsageChanged(told.chunks, told.used_bytes, told.capacity_bytes)
-                except (TierError, TimeoutError) as error:
-                    self._log.debug("usage: %s", error or "too slow")
-            if usage != self._usage:
-                self._usage = usage
-                self._report(usage)
-            await self._clock.sleep(_USAGE_INTERVAL_S)
-
-    async def _end_usage_watch(self) -> None:
-        if self._usage_watch is not None:
-            self._usage_watch.cancel()
+    async def _end_store_watch(self) -> None:
+        if self._store_watch is not None:
+            self._store_watch.cancel()
             with contextlib.suppress(TimeoutError):
                 async with self._clock.timeout(_CALLS_END_S):
-                    await asyncio.wait([self._usage_watch])
+                    await asyncio.wait([self._store_watch])
 
     def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
         """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from kvtier_sdk.aio.blocking import close_blocking_threads
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.errors import TierContractError, TierError
+from kvtier_sdk.errors import TierError
 from kvtier_sdk.runner.log import TierLog
 
 T = TypeVar("T")
@@ -47,6 +47,7 @@ class LoopThread:
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
         self._opening: asyncio.Task[None] | None = None
         self._closing_task: asyncio.Task[None] | None = None
+        self._started_s = 0.0
         self._stopped = threading.Event()
         self._closed = threading.Event()
         self._loop_ends = False
@@ -78,21 +79,16 @@ class LoopThread:
         """The outcome of the opening, which may go on after :meth:`start`."""
         return self._opened
 
-    def start(self, opening: Call[bool], timeout_s: float | None = None) -> bool | None:
-        """Start the thread, run ``opening`` in it, and wait for that.
+    def start(self, opening: Call[bool]) -> None:
+        """Start the thread, and run ``opening`` in it. A second call does nothing.
 
         Args:
-            opening: a coroutine function.
-            timeout_s: how long to wait, for an opening that may block its loop.
-
-        Returns:
-            The result of the opening; ``None`` if it goes on.
-
-        Raises:
-            BaseException: what the opening raised; a ``SystemExit`` or ``CancelledError`` of a tier
-                becomes a :class:`TierContractError`.
+            opening: a coroutine function, which raises no more than an ``Exception``.
         """
+        if self._thread is not None:
+            return
         self._pid = os.getpid()
+        self._started_s = self._clock.now_s()
         self._event_loop = self._clock.new_event_loop()
         self._event_loop.set_exception_handler(self._log_unhandled)
         self._thread = threading.Thread(
@@ -102,7 +98,35 @@ class LoopThread:
             daemon=True,
         )
         self._thread.start()
-        return self._wait(timeout_s)
+
+    def wait_opened(self, timeout_s: float | None = None) -> bool | None:
+        """Wait for the opening, and log at growing intervals that it goes on.
+
+        Args:
+            timeout_s: how long to wait from the start on, for an opening that may block its loop.
+
+        Returns:
+            The result of the opening; ``None`` if it goes on.
+
+        Raises:
+            Exception: what the opening raised.
+        """
+        next_s = _PROGRESS_S
+        while True:
+            waited_s = self._clock.now_s() - self._started_s
+            while next_s < waited_s:
+                next_s *= 2
+            end_s = next_s if timeout_s is None else min(next_s, timeout_s)
+            try:
+                return self._opened.result(max(0.0, end_s - waited_s))
+            except TimeoutError:
+                # An opening may raise one, too.
+                if self._opened.done():
+                    return self._opened.result()
+            if end_s == timeout_s:
+                return None
+            self._log.warning("still opening after %g s", end_s)
+            next_s *= 2
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
         """Run a coroutine in the thread and wait for it.
@@ -192,37 +216,14 @@ class LoopThread:
         # Kept, since a loop holds its tasks weakly.
         self._opening = self._clock.spawn(self._open(opening), name=f"open {self._name}")
 
-    def _wait(self, timeout_s: float | None) -> bool | None:
-        """Wait for the opening, and log at growing intervals that it goes on."""
-        waited_s, step_s = 0.0, _PROGRESS_S
-        while True:
-            if timeout_s is not None:
-                step_s = min(step_s, timeout_s - waited_s)
-            try:
-                return self._opened.result(step_s)
-            except TimeoutError:
-                # An opening may raise one, too.
-                if self._opened.done():
-                    return self._opened.result()
-            waited_s += step_s
-            if timeout_s is not None and waited_s >= timeout_s:
-                return None
-            self._log.warning("still opening after %g s", waited_s)
-            step_s = waited_s
-
     async def _open(self, opening: Call[bool]) -> None:
         try:
-            is_open = await opening()
+            self._opened.set_result(await opening())
         except Exception as error:
             self._opened.set_exception(error)
-        except BaseException as error:
-            # A SystemExit or CancelledError of the tier's would end the engine.
-            told = TierContractError(f"raised {error!r}")
-            told.tier, told.operation = self._name, "open"
-            told.__cause__ = error
-            self._opened.set_exception(told)
-        else:
-            self._opened.set_result(is_open)
+        except asyncio.CancelledError:
+            # It was closed, and is waited for no longer.
+            self._opened.set_exception(TierError("it was closed while it was opened"))
 
     def _start_closing(self, closing: Call[None]) -> None:
         self._closing_task = self._clock.spawn(self._close(closing), name=f"close {self._name}")

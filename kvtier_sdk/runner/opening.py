@@ -15,8 +15,9 @@ from kvtier_sdk.errors import (
     TierUnavailableError,
 )
 from kvtier_sdk.options.tier import RunnerOptions
+from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.answers import text_of
-from kvtier_sdk.runner.breaker import JITTER
+from kvtier_sdk.runner.backoff import Backoff
 from kvtier_sdk.runner.jobs import OpeningEnded
 from kvtier_sdk.runner.log import TierLog
 
@@ -37,6 +38,7 @@ class TierOpening:
         rng: jitters the pauses.
         report: takes the end of each attempt, but not of a first one that succeeds.
         log: the tier's.
+        engine_waits: false for an engine that serves already: no error ends the attempts.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class TierOpening:
         rng: random.Random,
         report: Callable[[OpeningEnded], None],
         log: TierLog,
+        engine_waits: bool = True,
     ) -> None:
         self.is_open = False
         self._open_tier = open_tier
@@ -56,6 +59,7 @@ class TierOpening:
         self._rng = rng
         self._report = report
         self._log = log
+        self._engine_waits = engine_waits
         self._attempt: asyncio.Task[Exception | None] | None = None
         self._retrying: asyncio.Task[None] | None = None
 
@@ -73,7 +77,8 @@ class TierOpening:
         error = await self._try()
         if error is None:
             return True
-        if self._options.required or not (may_pass(error) or self._clock.now_s() > end_s):
+        engine_waits = self._engine_waits and self._clock.now_s() <= end_s
+        if self._options.required or (engine_waits and not may_pass(error)):
             raise error
         self._note(error)
         self._retrying = self._clock.spawn(self._retry(), name=f"open {self._log.tier} again")
@@ -88,15 +93,17 @@ class TierOpening:
             await asyncio.wait(tasks)
 
     async def _retry(self) -> None:
-        pause_s = self._options.probe_interval_s
+        began_s = self._clock.now_s()
+        options = self._options
+        backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, self._rng)
         while True:
-            await self._clock.sleep(pause_s * self._rng.uniform(1 - JITTER, 1))
+            await self._clock.sleep(backoff.next_s())
             error = await self._try()
             if error is None:
                 break
             self._note(error)
-            pause_s = min(2 * pause_s, self._options.max_probe_interval_s)
-        self._log.warning("the tier is open now")
+        closed = format_seconds(self._clock.now_s() - began_s)
+        self._log.warning("the tier is open now, %s after it could not be opened", closed)
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
@@ -138,7 +145,7 @@ class TierOpening:
         text = str(error)
         if not isinstance(error, TierError):
             text = f"{self._log.tier} open: {type(error).__name__}: {text_of(error)}"
-        self._log.often(logging.WARNING, "open", f"{text}; it is tried again")
+        self._log.often(logging.WARNING, "open", f"{text}; the engine goes on, and tries again")
         self._report(OpeningEnded(text))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar, cast
 
 from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import TierTimeoutError
+from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import (
     Job,
     JobResult,
@@ -19,6 +22,10 @@ from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.loop_thread import LoopThread, close_tier
 from kvtier_sdk.runner.opening import not_in_time
+
+T = TypeVar("T")
+
+_SILENCE: Any = object()
 
 
 class ThreadRunner:
@@ -35,6 +42,7 @@ class ThreadRunner:
         clock: makes the event loop.
         notify: called in the tier's thread when there is something to poll, once for everything
             that was reported meanwhile; must not block.
+        engine_waits: false for an engine that serves already: :meth:`start` does not wait.
     """
 
     def __init__(
@@ -43,8 +51,11 @@ class ThreadRunner:
         make_loop: Callable[[Callable[[Report], None]], TierLoop],
         clock: Clock,
         notify: Callable[[], None] | None = None,
+        *,
+        engine_waits: bool = True,
     ) -> None:
         self._name = name
+        self._engine_waits = engine_waits
         self._notify = notify
         self._log = TierLog(name, clock)
         self._inbox: deque[Sequence[Job]] = deque()
@@ -53,13 +64,17 @@ class ThreadRunner:
         self._waking = False
         self._notifying = False
         self._closing = False
-        # True while the tier blocks its thread in an opening that the engine waits for no longer.
+        # True while the tier is opened and the engine does not wait for it, or no longer.
         self._opens_late = False
         self._tier_loop = make_loop(self._take_report)
         self._thread = LoopThread(name, clock, self._log, self._ended)
 
+    def begin(self) -> None:
+        """Start the thread, and begin to open the tier in it."""
+        self._thread.start(self._tier_loop.open)
+
     def start(self) -> bool:
-        """Start the thread and open the tier in it.
+        """Begin, if that was not done, and wait until the tier is open.
 
         Returns:
             True if the tier is open; false if it is not required, and is opened in the background.
@@ -70,8 +85,12 @@ class ThreadRunner:
                 nothing runs any more.
         """
         options = self._tier_loop.options
+        self.begin()
+        if not self._engine_waits:
+            self._opens_late = True
+            return False
         try:
-            is_open = self._thread.start(self._tier_loop.open, options.open_deadline_s)
+            is_open = self._thread.wait_opened(options.open_deadline_s)
             if is_open is None and options.required:
                 raise not_in_time(self._name, options.open_deadline_s)
         except BaseException:
@@ -99,7 +118,7 @@ class ThreadRunner:
         return ()
 
     def poll(self) -> Sequence[Report]:
-        if self._opens_late and self._thread.opened.done():
+        if self._opens_late and not self._closing and self._thread.opened.done():
             self._opens_late = False
             self._take_late_opening()
         if not self._reports:
@@ -111,6 +130,24 @@ class ThreadRunner:
 
     def peek(self) -> Sequence[Report]:
         return self._reports.copy()
+
+    def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
+        """Call the tier beside its jobs, and wait for the answer; for tools, not for an engine.
+
+        Args:
+            question: awaits calls of the tier, in its thread.
+            timeout_s: how long to wait.
+
+        Returns:
+            What the question returned.
+
+        Raises:
+            TierError: the tier has raised it, or there is no answer in time.
+        """
+        answer = self._thread.call(question(self._tier_loop.call), timeout_s, _SILENCE)
+        if answer is _SILENCE:
+            raise TierTimeoutError(f"{self._name}: no answer within {timeout_s:g} s")
+        return cast(T, answer)
 
     def suspect(self) -> None:
         """Do nothing: a thread cannot be ended. The job's slots stay in quarantine."""

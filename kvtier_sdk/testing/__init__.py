@@ -36,6 +36,11 @@ from kvtier_sdk.testing.conformance.lifecycle import (
     check_closing_twice_is_harmless,
 )
 from kvtier_sdk.testing.conformance.liveness import check_the_loop_is_never_blocked
+from kvtier_sdk.testing.conformance.maintenance import (
+    check_maintenance_makes_no_namespace,
+    check_maintenance_records_no_use,
+    check_namespaces_are_listed,
+)
 from kvtier_sdk.testing.conformance.optional import (
     check_a_full_tier_refuses_or_makes_room,
     check_delete_forgets,
@@ -139,7 +144,10 @@ __all__ = [
     "check_it_runs_in_a_thread",
     "check_keys_of_any_bytes",
     "check_lookup_tells_stored_from_absent",
+    "check_maintenance_makes_no_namespace",
+    "check_maintenance_records_no_use",
     "check_namespaces_are_apart",
+    "check_namespaces_are_listed",
     "check_no_buffer_is_kept",
     "check_no_descriptor_is_left",
     "check_no_partly_written_object_is_visible",

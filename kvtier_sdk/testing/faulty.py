@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from kvtier_sdk.contract import SecondaryTierManager, TierContext
 from kvtier_sdk.errors import TierError, TierUnavailableError
+from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
@@ -43,8 +44,8 @@ class Fault:
     Attributes:
         kind: the kind of fault.
         operation: the call that gets it: ``"lookup"``, ``"store"``, ``"load"``, ``"delete"``,
-            ``"touch"``, ``"scan"`` or ``"usage"``; ``None`` is any call but ``usage``, which
-            the runner makes at times of its own.
+            ``"touch"``, ``"scan"``, ``"usage"`` or ``"namespaces"``; ``None`` is any call but
+            ``usage``, which the runner makes at times of its own.
         delay_s: how long a delay or an outage lasts, on the tier's clock.
         error: class of the errors.
     """
@@ -182,6 +183,11 @@ class FaultyTier(SecondaryTierManager):
     async def usage(self) -> Usage:
         await self._take_fault("usage")
         return await self.inner.usage()
+
+    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        await self._take_fault("namespaces")
+        async for namespace in self.inner.namespaces():
+            yield namespace
 
     async def close(self) -> None:
         await self.inner.close()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
@@ -18,6 +17,8 @@ from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.services import OperatorServices
+from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 
@@ -43,7 +44,7 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
     if size_bytes is None:
         raise ConfigError("option 'chunk_bytes' is missing; it says how big a chunk is")
     _check_chunk(config, size_bytes)
-    slots = _slots(config, size_bytes)
+    slots = pool_slots(config, size_bytes)
     if any(map(wants_process, config.tiers)):
         pool = HostPool.create(PoolLayout(slots, size_bytes))
     else:
@@ -70,7 +71,7 @@ def check_pool(
     Raises:
         ConfigError: not one chunk fits, or the memory is not there.
     """
-    layout = PoolLayout(_slots(config, chunk_bytes), chunk_bytes)
+    layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
     HostPool.check(layout, directory=directory)
     return layout
 
@@ -85,8 +86,10 @@ def open_manager(
     events: bool = False,
     one_copy: bool = False,
     notify: Callable[[], None] | None = None,
+    engine_waits: bool = True,
+    services: OperatorServices | None = None,
 ) -> Iterator[TieringManager]:
-    """Make a manager, open its tiers, and shut it down at the end.
+    """Make a manager, open its tiers side by side, and shut it down at the end.
 
     Args:
         pool: memory of the primary tier; the caller closes it afterwards.
@@ -98,13 +101,17 @@ def open_manager(
         events: whether to collect events.
         one_copy: whether requests that want one chunk share one copy to the device.
         notify: called on a tier's thread whenever it has reported; must not block.
+        engine_waits: false for an engine that serves already. Its tiers are opened in the
+            background, and none of them is required.
+        services: what the engine does for its operator, where it outlives the manager; the
+            configuration's own where absent.
 
     Yields:
         The manager, ready.
 
     Raises:
-        ConfigError: an option is wrong, or a tier cannot work with it, or the port for metrics
-            cannot be had; nothing runs any more.
+        ConfigError: an option is wrong, or a tier cannot work with it, or the trace, the admin
+            socket or the port for metrics cannot be had; nothing runs any more.
         BackendError: a store policy or the policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -117,25 +124,48 @@ def open_manager(
     bound = config.bind(namespace)
     policy = load_policy(config.policy)()
     policy.open(pool.slots)
-    manager = TieringManager(
-        pool,
-        policy=policy,
-        clock=clock,
-        store_reserve=config.store_reserve,
-        events=events,
-        one_copy=one_copy,
-        recompute_s=config.recompute_s,
-    )
-    try:
-        for spec in config.tiers:
-            runner = make_runner(
-                spec, pool, namespace=bound, clock=clock, notify=notify, verify=config.verify
+    with ExitStack() as stack:
+        is_owner = services is None
+        if services is None:
+            services = OperatorServices(config, clock)
+            stack.callback(services.close)
+        manager = TieringManager(
+            pool,
+            policy=policy,
+            clock=clock,
+            store_reserve=config.store_reserve,
+            events=events,
+            one_copy=one_copy,
+            recompute_s=config.recompute_s,
+            recorder=services.recorder,
+        )
+        runners = [
+            make_runner(
+                spec,
+                pool,
+                namespace=bound,
+                clock=clock,
+                notify=notify,
+                verify=config.verify,
+                engine_waits=engine_waits,
             )
+            for spec in config.tiers
+        ]
+        tiers_and_runners = list(zip(config.tiers, runners, strict=True))
+        log_start(pool, config.policy, tiers_and_runners, bound)
+        for runner in runners:
+            # Those that the manager does not get are closed too, after it.
+            stack.callback(runner.close, config.shutdown_timeout_s)
+        stack.callback(manager.shutdown, config.shutdown_timeout_s)
+        if is_owner:
+            # Nobody asks a manager that is closing.
+            stack.callback(services.close)
+        for runner in runners:
+            runner.begin()
+        for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
-        with _exporter(config, manager):
-            yield manager
-    finally:
-        manager.shutdown(config.shutdown_timeout_s)
+        services.attend(manager)
+        yield manager
 
 
 @contextmanager
@@ -174,6 +204,7 @@ def open_tier(
     spec = TierSpec.from_url(tier) if isinstance(tier, str) else tier
     clock = clock or SystemClock()
     runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify, verify=True)
+    log_start(pool, "the engine", [(spec, runner)], namespace)
     client = TierClient(
         spec, runner, listener, clock=clock, chunk_bytes=pool.chunk_bytes, events=events
     )
@@ -184,12 +215,6 @@ def open_tier(
         client.close(shutdown_timeout_s)
 
 
-def _exporter(config: TieringConfig, manager: TieringManager) -> AbstractContextManager[object]:
-    if config.metrics_port is None:
-        return nullcontext()
-    return serve_metrics(manager.samples, port=config.metrics_port, host=config.metrics_host)
-
-
 def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
     if config.chunk_bytes not in (None, chunk_bytes):
         raise ConfigError(
@@ -198,7 +223,16 @@ def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
         )
 
 
-def _slots(config: TieringConfig, chunk_bytes: int) -> int:
+def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
+    """Return the number of slots of the configured host pool.
+
+    Args:
+        config: says how big it is.
+        chunk_bytes: payload of a chunk.
+
+    Raises:
+        ConfigError: not one chunk fits.
+    """
     if config.slots is not None:
         return config.slots
     size: int | float = config.pool_bytes or 0
@@ -208,6 +242,6 @@ def _slots(config: TieringConfig, chunk_bytes: int) -> int:
     if slots < 1:
         raise ConfigError(
             f"option 'pool_bytes' is {format_bytes(size_bytes)}, less than one slot of "
-            f"{format_bytes(row_bytes)}"
+            f"{format_bytes(row_bytes)}; raise it to at least that"
         )
     return slots

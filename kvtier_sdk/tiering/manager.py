@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -21,11 +21,13 @@ from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
+from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_reports import TierReports
+from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
 # Looked up once: this is the engine's thread.
@@ -55,6 +57,7 @@ class TieringManager:
             device, so that one copy serves both. Leave it off for an engine that does this itself.
         recompute_s: time that the engine takes to recompute a chunk; with it, chunks that a tier
             brings more slowly are a ``MISS``.
+        recorder: takes each request that finishes, with its chunks; the caller closes it.
     """
 
     def __init__(
@@ -67,9 +70,11 @@ class TieringManager:
         events: bool = False,
         one_copy: bool = False,
         recompute_s: float | None = None,
+        recorder: TraceRecorder | None = None,
     ) -> None:
         self._clock = clock
         self._policy = policy
+        self._recorder = recorder
         self._pool = pool
         self._one_copy = one_copy
         self._recompute_s = recompute_s
@@ -79,7 +84,6 @@ class TieringManager:
         self._by_key = self._primary.by_key
         self._misses = self._primary.stats.misses
         self._tiers: list[ManagedTier] = []
-        self._all_tiers = 0
         self._lookup_deadline_s = 0.0
         self._lookups = LookupTable()
         reserve = round(pool.slots * store_reserve)
@@ -125,7 +129,6 @@ class TieringManager:
         admission = Admission(client.stats, enabled=is_open and spec.runner.admission == "auto")
         tier = ManagedTier(client, index, store_policy, whole_requests, admission)
         self._tiers.append(tier)
-        self._all_tiers |= tier.bit
         self._cascade.add(tier)
         self._lookup_deadline_s = max(self._lookup_deadline_s, spec.runner.lookup_deadline_s)
 
@@ -139,6 +142,16 @@ class TieringManager:
         """Counters of the primary tier, then of each secondary tier in order; live, not copies."""
         self._primary.note_use()
         return [self._primary.stats, *(tier.client.stats for tier in self._tiers)]
+
+    @property
+    def clients(self) -> list[TierClient]:
+        """The secondary tiers in order; ``is_drained`` of one takes it out."""
+        return [tier.client for tier in self._tiers]
+
+    @property
+    def last_step_s(self) -> float:
+        """Time on the clock at which the tiers' reports were last taken."""
+        return self._now_s
 
     def samples(self) -> list[Sample]:
         """Return the value of each metric right now, also if the engine is idle.
@@ -194,8 +207,14 @@ class TieringManager:
         mask = -1
         if tiers is not None:
             mask = sum(tier.bit for tier in self._tiers if tier.client.spec.name in tiers)
+        order: PrefixOrder | NameOrder | None = None
+        arrived_s = 0.0
+        if self._recorder is not None:
+            order, arrived_s = NameOrder(), self._clock.now_s()
+        if self._policy.uses_prefix:
+            order = PrefixOrder()
         self._requests[request.request_id] = RequestState(
-            request, learns_order=self._policy.uses_prefix, tiers=mask
+            request, order, tiers=mask, arrived_s=arrived_s
         )
 
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
@@ -428,7 +447,9 @@ class TieringManager:
         if state.finished:
             self._end_if_over(state)
 
-    def on_request_finished(self, request: RequestContext) -> None:
+    def on_request_finished(
+        self, request: RequestContext, end_tokens: Mapping[OffloadKey, int] | None = None
+    ) -> None:
         """Take the end of a request, done or aborted: no lookup or prepare for it follows.
 
         Its pins go, except those of copies that have not completed. What was stored for it is
@@ -436,10 +457,16 @@ class TieringManager:
 
         Args:
             request: the request; an unknown one is ignored.
+            end_tokens: for a trace, all chunks of the request in prefix order, those included that
+                were on the device already, each with the number of tokens up to its end; not to
+                be changed any more. Without it a trace has the chunks that were looked up and
+                stored, and no lengths.
         """
         state = self._requests.get(request.request_id)
         if state is None:
             return
+        if self._recorder is not None and state.prefix_order is not None and not state.finished:
+            self._recorder.record(state.arrived_s, state.prefix_order.keys, end_tokens or {})
         state.finished = True
         self._promotions.abandon(state)
         self._end_if_over(state)
@@ -586,7 +613,7 @@ class TieringManager:
             if pending is None or pending.sealed:
                 pending = self._begin_lookup(state)
                 if pending is None:
-                    may_ask = self._all_tiers & state.tiers
+                    may_ask = self._tiers_of(state)
                     reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
                     if self._count_miss(key, state, reason.value):
                         self._drop_lookups(may_ask, 1)
@@ -597,9 +624,17 @@ class TieringManager:
         state.asked[key] = pending
         return pending
 
+    def _tiers_of(self, state: RequestState) -> int:
+        """Mask of the tiers that may have chunks of a request; a drained one counts as absent."""
+        tiers = 0
+        for tier in self._tiers:
+            if not tier.client.is_drained:
+                tiers |= tier.bit
+        return tiers & state.tiers
+
     def _begin_lookup(self, state: RequestState) -> PendingLookup | None:
         """Begin a lookup in the tiers that can be asked; ``None`` where none can."""
-        may_ask = self._all_tiers & state.tiers
+        may_ask = self._tiers_of(state)
         tiers = 0
         for tier in self._tiers:
             if tier.client.takes_reads:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kvtier_sdk.types import OffloadKey
 
 _GROUP_BYTES = 4
+_UNKNOWN = (None, 0)
 
 
 class PrefixOrder:
@@ -19,6 +22,11 @@ class PrefixOrder:
     def __init__(self) -> None:
         self._known: dict[OffloadKey, tuple[OffloadKey | None, int]] = {}
         self._latest: dict[bytes, OffloadKey] = {}
+
+    @property
+    def keys(self) -> Collection[OffloadKey]:
+        """The chunks, in the order in which they were first named."""
+        return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
         """Take the next chunk that was named.
@@ -37,3 +45,24 @@ class PrefixOrder:
             self._known[key] = place
         self._latest[group] = key
         return place
+
+
+class NameOrder:
+    """The chunks of one request in the order in which they were first named, and no more.
+
+    It stands in for a :class:`PrefixOrder` where no policy asks for parents and positions, at less
+    than half of its cost.
+
+    Attributes:
+        keys: the chunks.
+    """
+
+    __slots__ = ("keys",)
+
+    def __init__(self) -> None:
+        self.keys: dict[OffloadKey, None] = {}
+
+    def note(self, key: OffloadKey) -> tuple[None, int]:
+        """Take the next chunk (``key``) that was named; return that its place is not known."""
+        self.keys[key] = None
+        return _UNKNOWN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.prefix_order import PrefixOrder
+from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.slots import Slot
 from kvtier_sdk.types import OffloadKey, RequestContext
 
@@ -19,13 +19,15 @@ class RequestState:
             ends.
         copies: slots that are being copied to the device, by key; twice where there are two.
         writes: slots that the device is writing, by key, in prefix order.
-        prefix_order: the order of the request's chunks, where the policy wants to know it.
+        prefix_order: the order of the request's chunks, where the policy or a trace needs it.
+        arrived_s: when it arrived, where a trace is recorded.
         tiers: mask of the tiers that may be asked for it; -1 for all.
         missed: the chunks whose miss was counted, so that each is counted once.
         finished: true once the engine is done with it; completions may still arrive.
     """
 
     __slots__ = (
+        "arrived_s",
         "asked",
         "asking",
         "claims",
@@ -38,7 +40,14 @@ class RequestState:
         "writes",
     )
 
-    def __init__(self, context: RequestContext, *, learns_order: bool, tiers: int = -1) -> None:
+    def __init__(
+        self,
+        context: RequestContext,
+        prefix_order: PrefixOrder | NameOrder | None,
+        *,
+        tiers: int = -1,
+        arrived_s: float = 0.0,
+    ) -> None:
         self.context = context
         self.tiers = tiers
         self.asked: dict[OffloadKey, PendingLookup] = {}
@@ -46,7 +55,8 @@ class RequestState:
         self.claims: dict[OffloadKey, Slot] = {}
         self.copies: dict[OffloadKey, list[Slot]] = {}
         self.writes: dict[OffloadKey, Slot] = {}
-        self.prefix_order = PrefixOrder() if learns_order else None
+        self.prefix_order = prefix_order
+        self.arrived_s = arrived_s
         self.missed: set[OffloadKey] = set()
         self.finished = False
 

@@ -87,6 +87,8 @@ class TierClient:
         jobs: jobs that were handed over and are not yet released.
         load_bytes: payload of loads that are collected or under way.
         store_bytes: payload of stores that are collected or under way.
+        is_drained: true while the tier is taken out: :attr:`takes_reads` and :attr:`takes_stores`
+            are false, and what is under way ends. May be set from any thread.
 
     Args:
         spec: the tier.
@@ -129,6 +131,7 @@ class TierClient:
         self.jobs: JobTable = JobTable()
         self.load_bytes: int = 0
         self.store_bytes: int = 0
+        self.is_drained: bool = False
         self._runner = runner
         self._listener = listener
         self._clock = clock
@@ -148,6 +151,8 @@ class TierClient:
         self._load_rate = LoadRate()
         self._loads_running = 0
         self._next_overdue_look_s = -math.inf
+        # What each direction had missed when its last outage began.
+        self._missed_before = dict.fromkeys(Direction, 0)
         capabilities = spec.tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
@@ -219,18 +224,29 @@ class TierClient:
 
     @property
     def takes_reads(self) -> bool:
-        """True if lookups and loads are tried: the read breaker is closed and no purge is due."""
-        return not self.stats.reads_open and not self._stale
+        """True if lookups and loads are tried.
+
+        The read breaker is closed, no purge is due, and the tier is not drained.
+        """
+        return not (self.stats.reads_open or self._stale or self.is_drained)
 
     @property
     def takes_stores(self) -> bool:
-        """True if stores are tried: the write breaker is closed and no purge is due."""
-        return not self.stats.stores_open and not self._stale
+        """True if stores are tried.
+
+        The write breaker is closed, no purge is due, and the tier is not drained.
+        """
+        return not (self.stats.stores_open or self._stale or self.is_drained)
 
     @property
     def has_work(self) -> bool:
         """True if jobs are collected or await their conclusion."""
         return bool(self._collected or self.jobs or self._refused)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is collected or under way, and no I/O touches a slot."""
+        return not self.has_work and not self.jobs.unreleased
 
     @property
     def load_room(self) -> int:
@@ -391,7 +407,7 @@ class TierClient:
             count: number of chunks.
         """
         if count:
-            self.stats.dropped["store.unavailable"] += count
+            self.stats.dropped[f"store.{self._refusal}"] += count
 
     def drop_lookups(self, count: int) -> None:
         """Count chunks that are not looked up because reads are refused.
@@ -420,7 +436,7 @@ class TierClient:
         """Hand over what is collected, in one hop."""
         if self._touched:
             self._collect_touch()
-        if self._stale:
+        if self._stale and not self.is_drained:
             self._collect_purge()
         jobs = self._collected
         if not jobs:
@@ -492,8 +508,9 @@ class TierClient:
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
         """Return how many of so many chunks may join a queue; count the others as dropped."""
         is_load = operation is _LOAD
-        if not (self.takes_reads if is_load else self.takes_stores):
-            taken, reason = 0, "unavailable"
+        # A load that was decided on a moment before the tier was taken out still begins.
+        if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
+            taken, reason = 0, "unavailable" if is_load else self._refusal
         else:
             queued_bytes = self.load_bytes if is_load else self.store_bytes
             taken = min(count, self.load_room if is_load else self.store_room)
@@ -503,6 +520,10 @@ class TierClient:
         if taken < count:
             self.stats.dropped[f"{operation.value}.{reason}"] += count - taken
         return taken
+
+    @property
+    def _refusal(self) -> str:
+        return "drained" if self.is_drained else "unavailable"
 
     def _return_bytes(self, job: Job) -> None:
         if job.operation is _STORE:
@@ -522,7 +543,7 @@ class TierClient:
                 self._add_event(report.keys, removed=True)
                 self._removals.note(report.keys)
         else:
-            _note(self.stats, report)
+            self._note_state(report)
             if isinstance(report, RunnerStopped):
                 self._stopped(report, now_s)
 
@@ -597,6 +618,34 @@ class TierClient:
         job = self.jobs.release(job_id)
         if job is not None:
             self._listener.released(self, job)
+
+    def _note_state(self, report: Report) -> None:
+        """Note the tier's state, and log what went without it once an outage is over."""
+        before = self._suspended()
+        _note(self.stats, report)
+        for direction, is_suspended in self._suspended().items():
+            if is_suspended and not before[direction]:
+                self._missed_before[direction] = self._missed(direction)
+            elif before[direction] and not is_suspended:
+                self._tell_missed(direction)
+
+    def _suspended(self) -> dict[Direction, int]:
+        return {Direction.READ: self.stats.reads_open, Direction.WRITE: self.stats.stores_open}
+
+    def _missed(self, direction: Direction) -> int:
+        if direction is Direction.READ:
+            return self.stats.dropped["lookup.unavailable"]
+        reason = "store.unavailable"
+        return self.stats.dropped[reason] + self.stats.failures[reason]
+
+    def _tell_missed(self, direction: Direction) -> None:
+        count = self._missed(direction) - self._missed_before[direction]
+        what = "chunks were not looked up in it"
+        if direction is Direction.WRITE:
+            what = "chunks were not stored in it"
+        if count:
+            message = f"{self.spec.name}: meanwhile {count:,} {what}"
+            self._log.often(logging.WARNING, f"missed {direction.value}s", message)
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
         """Conclude the jobs that have no result, and release what can be released."""

@@ -116,7 +116,7 @@ def test_a_tier_that_works_is_told_from_one_that_does_not(kv: str, tmp_path: Pat
     done = check(kv)
     assert done.returncode == 1
     assert "\ntier 'file': ok (open " in done.stdout
-    assert "\ntier 'redis': FAILED\n  redis open: Error" in done.stdout
+    assert "\ntier 'redis': FAILED\n  redis open: no connection to" in done.stdout
     assert "\n  what to do: see that the store runs" in done.stdout
     assert done.stdout.endswith("does not work as it is\n")
     assert "hunter2" not in done.stdout
@@ -201,7 +201,7 @@ def test_a_pool_that_no_chunk_fits_is_told_beside_its_tiers(tmp_path: Path) -> N
     path = write(tmp_path / "kv.json", HOST)
     found = findings("--chunk-bytes", "2MiB", path, status=1)
     assert found["pool_fault"] == (
-        "option 'cpu_bytes_to_use' is 1 MiB, less than one slot of 2 MiB"
+        "option 'cpu_bytes_to_use' is 1 MiB, less than one slot of 2 MiB; raise it to at least that"
     )
     assert len(found["tiers"]) == 1
 
@@ -230,3 +230,18 @@ def _without_nothing(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nothing(of) for key, of in value.items() if of is not None}
     return [_without_nothing(of) for of in value] if isinstance(value, list) else value
+
+
+def test_a_url_is_tried_without_a_configuration(tmp_path: Path) -> None:
+    done = check(f"file://{tmp_path}/kv?capacity=1MiB")
+    assert (done.returncode, done.stderr) == (0, "")
+    (tier,) = tomllib.loads(done.stdout.partition("\ntier 'file': ok")[0])["tiers"]
+    assert tier["capacity"] == 1 << 20
+    assert "slots" not in done.stdout
+    assert "pool" not in done.stdout
+
+
+def test_a_urls_password_is_not_shown() -> None:
+    done = check("--no-dry-run", "redis://user:hunter2@127.0.0.1:1")
+    assert done.stdout.endswith("redis://user:***@127.0.0.1:1: ok\n")
+    assert "hunter2" not in done.stdout + done.stderr

@@ -51,7 +51,8 @@ MISTAKES = [
         slots = 4
         tiers = ["redis://127.0.0.1:1"]
         """,
-        "redis open: Error 111 connecting to 127.0.0.1:1. Connection refused.\n"
+        "redis open: no connection to 127.0.0.1:1: Connection refused; see that the server runs "
+        "there\n"
         "what to do: see that the store runs, that its address is right, and that this machine "
         "reaches it",
     ),
@@ -61,7 +62,8 @@ MISTAKES = [
         slots = 4
         tiers = ["redis://:hunter2@127.0.0.1:{port}"]
         """,
-        "redis open: invalid username-password pair or user is disabled.\n"
+        "redis open: invalid username-password pair or user is disabled; check options 'username' "
+        "and 'password'\n"
         "what to do: correct the credentials, or give this user access",
     ),
     (
@@ -223,6 +225,6 @@ def test_a_pool_larger_than_shared_memory_is_told(tmp_path: Path) -> None:
     findings = json.loads((tmp_path / "out").read_text())
     assert not findings["ok"]
     assert told(findings, tmp_path) == (
-        "the host pool needs 64 MiB, and 16 MiB are free in /dev/shm: use fewer slots, or make it "
-        "larger (docker run --shm-size, in Kubernetes an emptyDir of medium Memory)"
+        "the host pool needs 64 MiB, and 16 MiB are free in /dev/shm: make the pool smaller, or "
+        "make /dev/shm larger (docker run --shm-size, in Kubernetes an emptyDir of medium Memory)"
     )

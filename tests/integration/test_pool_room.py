@@ -19,8 +19,9 @@ def test_a_pool_that_is_larger_than_shared_memory_is_refused() -> None:
         except ConfigError as error:
             said = str(error)
         assert said == (
-            "the host pool needs 40 MiB, and 32 MiB are free in /dev/shm: use fewer slots, or make "
-            "it larger (docker run --shm-size, in Kubernetes an emptyDir of medium Memory)"
+            "the host pool needs 40 MiB, and 32 MiB are free in /dev/shm: make the pool smaller, "
+            "or make /dev/shm larger (docker run --shm-size, in Kubernetes an emptyDir of medium "
+            "Memory)"
         ), said
         assert os.listdir("/dev/shm") == []
         HostPool.join("one", PoolLayout(7, 4 << 20)).close()

@@ -27,7 +27,7 @@ def test_whoever_is_told_to_install_is_told_from_where() -> None:
     assert "\n## Install\n" in text
     for package in re.findall(r"\./\S+", command):
         assert (README.parent / package / "pyproject.toml").exists()
-    asks = re.compile(r"pip install [^\n]*kvtier-(sdk|file|redis|s3|sqlite|memcached)")
+    asks = re.compile(r"pip install [^\n]*kvtier-(sdk|file|redis|s3|mooncake|sqlite|memcached)")
     pages = [
         page
         for place in ("docs", "backends", "examples")

@@ -18,7 +18,8 @@ from support.played import write_trace
 from support.unlimited import unlimited_hit_rate
 
 from kvtier_sdk import TieringConfig, TieringManager
-from kvtier_sdk.replay import chat_workload, driver, read_trace
+from kvtier_sdk.replay import ReplayRequest, chat_workload, driver, read_trace
+from kvtier_sdk.types import make_offload_key
 
 CHUNK_BYTES = 8192
 HEADER_BYTES = 4096
@@ -54,6 +55,37 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
     report = replay("--requests", "40", "--seed", "3", "--slots", slots, "--tier", "memory:")
     assert report["hit_rate"] == unlimited_hit_rate(chat_workload(40, 3))
     assert (report["wrong_bytes"], report["dropped"]) == (0, 0)
+
+
+@pytest.mark.parametrize("tiers", [[], ["memory:?capacity=3MiB"]], ids=["pool", "tier"])
+def test_a_recorded_trace_hits_what_its_engine_has_hit(tmp_path: Path, tiers: list[str]) -> None:
+    options = {"slots": 100, "chunk_bytes": "8KiB", "tiers": tiers}
+    recording = {**options, "trace_dir": str(tmp_path / "trace"), "trace_file_size": "40KB"}
+    workload = chat_workload(300, 5)
+    engine = driver.replay(workload, TieringConfig.from_dict({**recording, "trace_files": 100}))
+    assert len(list((tmp_path / "trace").iterdir())) > 1
+    recorded = read_trace(tmp_path / "trace")
+    assert [len(request.keys) for request in recorded] == [len(r.keys) for r in workload]
+    again = driver.replay(recorded, TieringConfig.from_dict(options))
+    assert [tier.hit_chunks for tier in again.tiers] == [t.hit_chunks for t in engine.tiers]
+    # The pool is too small for all of them, so that the order matters.
+    assert 0 < engine.hit_rate < unlimited_hit_rate(workload)
+
+
+def test_a_replay_of_an_engines_configuration_leaves_its_trace_and_socket_alone(
+    tmp_path: Path, trace: Path
+) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text(f"trace_dir = '{tmp_path}/trace'\nadmin_socket = '{tmp_path}'\n")
+    replay("--config", str(config), "--trace", str(trace))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kv.toml", "trace.jsonl"]
+
+
+def test_a_request_that_hits_all_of_the_pool_still_gets_room_for_its_end() -> None:
+    keys = tuple(make_offload_key(bytes([number]) * 32) for number in range(5))
+    played = [ReplayRequest("short", keys[:4]), ReplayRequest("long", keys)]
+    config = TieringConfig.from_dict({"slots": 4, "chunk_bytes": 64})
+    assert driver.replay(played, config).hit_chunks == 4
 
 
 def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +215,8 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
     root = tmp_path / "kv"
     config = tmp_path / "kv.toml"
     config.write_text("polcy = 'lru'")
+    page = tmp_path / "page.html"
+    page.touch()
     cases = {
         "missing.jsonl: No such file": ("--trace", str(tmp_path / "missing.jsonl")),
         "line 17: 'hash_ids' should be": ("--trace", str(broken)),
@@ -190,7 +224,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "no backend 'fil'; did you mean 'file'": ("--tier", f"fil://{root}"),
         "is below one chunk": ("--tier", f"file://{root}?capacity=4KiB"),
         "Not a directory": ("--tier", f"file://{blocker}/kv"),
-        "use fewer slots": ("--slots", "1000000000"),
+        "make the pool smaller": ("--slots", "1000000000"),
         "'64KX'": ("--chunk-bytes", "64KX"),
         "no policy 'lrv'; did you mean 'lru'": ("--policy", "lrv"),
         "two tiers are named 'memory'": ("--tier", "memory:", "--tier", "memory:"),
@@ -199,6 +233,8 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "no.toml: No such file": ("--config", "no.toml"),
         "--seed 1: cannot be combined with --trace": ("--trace", str(trace), "--seed", "1"),
         "--workload chat: cannot be combined": ("--trace", str(trace), "--workload", "chat"),
+        "leave out --concurrency 2": ("--sweep", "--concurrency", "2"),
+        "leave out --sweep": ("--sweep", "--report", str(page)),
     }
     before = sorted(tmp_path.iterdir())
     for message, arguments in cases.items():
@@ -243,7 +279,52 @@ def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
     assert memory["name"] == "m"
 
 
+def test_a_sweep_counts_what_replays_hit_and_suggests_a_size() -> None:
+    chats = ("--requests", "300", "--seed", "1")
+    done = kvtier("replay", "--sweep", "--json", "--chunk-bytes", "8KiB", "--slots", "300", *chats)
+    assert (done.returncode, done.stderr) == (0, "")
+    sweep = json.loads(done.stdout)
+    for point in (sweep["pool"], *sweep["points"][:2]):
+        report = replay("--slots", str(point["slots"]), *chats)
+        assert (report["hit_blocks"], report["hit_rate"]) == (
+            point["hit_blocks"],
+            point["hit_rate"],
+        )
+        assert point["bytes"] == 8192 * point["slots"]
+    printed = kvtier("replay", "--sweep", "--chunk-bytes", "8KiB", *chats).stdout
+    assert f"{sweep['suggested']['slots']:,} slots" in printed
+    assert f"{sweep['suggested']['hit_rate']:.2%}" in printed
+
+
+def test_a_sweep_opens_no_tier_and_needs_no_memory(tmp_path: Path) -> None:
+    tier = ("--tier", f"file://{tmp_path}/kv")
+    done = kvtier("replay", "--sweep", "--chunk-bytes", "64GiB", "--requests", "40", *tier)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "TiB" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_flag_is_refused() -> None:
     done = kvtier("replay", "--slot", "3")
     assert done.returncode == 2
     assert "--slot" in done.stderr
+
+
+def test_vllms_json_is_read_too(tmp_path: Path) -> None:
+    extra = {
+        "spec_name": "KVTierOffloadingSpec",
+        "spec_module_path": "kvtier_sdk.integrations.vllm",
+        "cpu_bytes_to_use": "320KiB",
+        "secondary_tiers": [f"file://{tmp_path}/kv"],
+    }
+    transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    config = tmp_path / "vllm.json"
+    config.write_text(json.dumps({**transfer, "kv_connector_extra_config": extra}))
+    chats = ("--requests", "40")
+    report = replay(*chats, "--config", str(config))
+    by_flags = replay(*chats, "--slots", "40", "--tier", f"file://{tmp_path}/other")
+    assert report["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
+    assert files(tmp_path / "kv")
+    smaller = replay(*chats, "--config", str(config), "--slots", "9", "--tier", "memory:")
+    assert smaller["tiers"][0]["hit_blocks"] < report["tiers"][0]["hit_blocks"]
+    assert smaller["tiers"][1]["name"] == "memory"

@@ -16,7 +16,7 @@ from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.health import TierHealth
-from kvtier_sdk.runner.jobs import JobResult, Verdict
+from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Report, Verdict
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
@@ -342,7 +342,13 @@ def a_late_report_of_an_old_job_is_applied(patch: pytest.MonkeyPatch) -> None:
 
 @bug("a breaker's state is mirrored")
 def a_breaker_is_not_mirrored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TierClient, "_mirror", lambda self, direction, *, is_open: None)
+    note = TierClient._note_state
+
+    def note_others(client: TierClient, report: Report) -> None:
+        if not isinstance(report, BreakerMoved):
+            note(client, report)
+
+    patch.setattr(TierClient, "_note_state", note_others)
 
 
 @bug("queues are counted")

@@ -54,6 +54,8 @@ trouble: hang
 trouble: late
 trouble: damage
 trouble: stall
+trouble: taken out
+dropped: store.drained
 read breaker opened
 write breaker opened
 miss: absent

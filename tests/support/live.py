@@ -92,18 +92,21 @@ def content(key: OffloadKey, chunk_bytes: int = CHUNK_BYTES) -> bytes:
 
 @contextmanager
 def live(
-    tiers: Sequence[str],
+    tiers: Sequence[str | TierSpec],
     *,
     slots: int = 64,
     namespace: dict[str, object] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     events: bool = False,
     clock: Clock | None = None,
+    engine_waits: bool = True,
     metrics_port: int | None = None,
 ) -> Iterator[Live]:
     """Open tiers and a manager over them, with long deadlines, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
-    specs = [TierSpec.from_url(url, **patience) for url in tiers]
+    specs = [
+        TierSpec.from_url(tier, **patience) if isinstance(tier, str) else tier for tier in tiers
+    ]
     config = TieringConfig.from_dict(
         {
             "slots": slots,
@@ -123,6 +126,7 @@ def live(
             clock=clock,
             events=events,
             notify=reported.set,
+            engine_waits=engine_waits,
         ) as manager,
     ):
         yield Live(manager, pool, reported)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import logging
 import os
@@ -85,7 +86,8 @@ class MisbehavingConfig(MemoryTierConfig):
 class MisbehavingTier(MemoryTier):
     """A memory tier that hangs, fails, crashes or misbehaves otherwise, as its options say.
 
-    An option names an action: ``hang``, ``cling`` or a method. The diary survives the process.
+    An option names an action: ``hang``, ``cling``, ``meet`` or a method. The diary survives the
+    process.
     """
 
     config_model = MisbehavingConfig
@@ -157,6 +159,9 @@ class MisbehavingTier(MemoryTier):
                     self._note("cancelled")
                     if action == "hang":
                         raise
+        elif action == "meet":
+            while self._attempts() < 2:
+                await asyncio.sleep(0.005)
         elif action:
             getattr(self, f"_{action}")()
 
@@ -257,6 +262,15 @@ class MisbehavingTier(MemoryTier):
             os.write(stream_fd, b"last words")
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
 
+    def _demand_secret(self) -> None:
+        """Refuse a secret that is not the one in a file beside the diary."""
+        self._note("asked")
+        if (
+            self.config.secret_key.get_secret_value()
+            != Path(f"{self.config.diary}.key").read_text()
+        ):
+            raise TierAuthError("wrong key")
+
     def _tell_secret(self) -> None:
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
 
@@ -296,11 +310,24 @@ class MisbehavingTier(MemoryTier):
         """Hold the interpreter lock, as a library does that connects in C."""
         ctypes.PyDLL(None).usleep(1_500_000)
 
+    def _hold_interpreter_while_locked(self) -> None:
+        """Hold the interpreter lock while a test holds the lock of a file."""
+        with open(f"{self.config.diary}.lock") as file:
+            ctypes.PyDLL(None).flock(file.fileno(), fcntl.LOCK_EX)
+
     def _attempts(self) -> int:
         return self._past().split("\n").count("open")
 
     def _refuse_unless_third(self) -> None:
         if self._attempts() % 3:
+            self._refuse()
+
+    def _expire_once(self) -> None:
+        if self._attempts() == 1:
+            self._expire()
+
+    def _refuse_every_third(self) -> None:
+        if self._attempts() % 3 == 0:
             self._refuse()
 
     def _fail_differently(self) -> None:
@@ -317,6 +344,35 @@ class MisbehavingTier(MemoryTier):
         """Refuse every open but the first."""
         if "opened" in self._past():
             self._refuse()
+
+
+def misbehaving(
+    kind: str,
+    diary: Path,
+    *,
+    name: str = "held",
+    runner: dict[str, Any] | None = None,
+    **script: Any,
+) -> TierSpec:
+    """Make the specification of a misbehaving tier, which an engine needs unless it says otherwise.
+
+    Args:
+        kind: ``thread`` or ``process``.
+        diary: the file in which it writes down what happened.
+        name: its name.
+        runner: further options that every tier has.
+        script: its own options.
+    """
+    patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
+    return TierSpec(
+        name,
+        "memory",
+        MisbehavingTier,
+        MisbehavingConfig(diary=str(diary), **script),
+        RunnerOptions.model_validate(
+            {"runner": kind, "required": True, **patience, **(runner or {})}
+        ),
+    )
 
 
 class SeenRunner:
@@ -353,6 +409,7 @@ class Rig(TierListener):
         clock: the clock of runner and client.
         runner: further options that every tier has.
         notifies: let the runner notify of new reports.
+        engine_waits: as for a runner.
         script: options of the misbehaving tier.
     """
 
@@ -364,6 +421,7 @@ class Rig(TierListener):
         clock: Clock | None = None,
         runner: dict[str, Any] | None = None,
         notifies: bool = True,
+        engine_waits: bool = True,
         **script: Any,
     ) -> None:
         self.pool = HostPool.create(PoolLayout(8, CHUNK_BYTES))
@@ -372,16 +430,7 @@ class Rig(TierListener):
         self.results: list[JobResult] = []
         self._ids = itertools.count()
         self._diary = directory / "diary"
-        patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
-        spec = TierSpec(
-            "held",
-            "memory",
-            MisbehavingTier,
-            MisbehavingConfig(diary=str(self._diary), **script),
-            RunnerOptions.model_validate(
-                {"runner": kind, "required": True, **patience, **(runner or {})}
-            ),
-        )
+        spec = misbehaving(kind, self._diary, runner=runner, **script)
         self.runner = make_runner(
             spec,
             self.pool,
@@ -389,6 +438,7 @@ class Rig(TierListener):
             clock=self.clock,
             notify=self.notified.set if notifies else None,
             verify=True,
+            engine_waits=engine_waits,
         )
         seen = SeenRunner(self.runner)
         self.others = seen.others

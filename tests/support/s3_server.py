@@ -49,6 +49,8 @@ class S3Server:
         self.buckets = directory / "buckets"
         self._log = directory / "s3-server.log"
         self._options = options
+        #: Of the one account; :meth:`start` reads it.
+        self.secret_access_key = SECRET_ACCESS_KEY
         self._process: subprocess.Popen[bytes] | None = None
         for bucket in buckets:
             (self.buckets / bucket).mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,12 @@ class S3Server:
             S3ServerError: it does not start.
         """
         command = [_rclone(), "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
-        command += ["--auth-key", f"{ACCESS_KEY_ID},{SECRET_ACCESS_KEY}", "--config", os.devnull]
+        command += [
+            "--auth-key",
+            f"{ACCESS_KEY_ID},{self.secret_access_key}",
+            "--config",
+            os.devnull,
+        ]
         command += [*self._options, str(self.buckets)]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.mooncake_store import MooncakeStore
 from support.redis_server import Server
 from support.s3_server import S3Server
 
@@ -18,12 +19,17 @@ DAMAGED_BYTE = 4003
 class Store(ABC):
     """A store that outlives engines. Each kind has its backend's name, and a tier's URL.
 
+    Attributes:
+        name: the backend's name.
+        runners: the runners in which a tier of it can be.
+
     Args:
         url: URL of a tier in it.
         chunk_bytes: payload of a chunk.
     """
 
     name: str
+    runners: Sequence[str] = ("thread", "process")
 
     def __init__(self, url: str, chunk_bytes: int) -> None:
         self.url = url
@@ -50,7 +56,7 @@ class ServedStore(Store):
         chunk_bytes: payload of a chunk.
     """
 
-    def __init__(self, server: Server | S3Server, chunk_bytes: int) -> None:
+    def __init__(self, server: Server | S3Server | MooncakeStore, chunk_bytes: int) -> None:
         super().__init__(server.url, chunk_bytes)
         self._process = server
         self.start()
@@ -144,6 +150,33 @@ class S3Store(ServedStore):
 
     def _objects(self) -> list[Path]:
         return _files(self._server.buckets, "*", self.chunk_bytes)
+
+
+class Mooncake(ServedStore):
+    """A dedicated Mooncake Store of one node, which forgets everything when it is killed.
+
+    Args:
+        folder: the store's directory.
+        chunk_bytes: payload of a chunk.
+    """
+
+    name = "mooncake"
+    runners = ("process",)
+
+    def __init__(self, folder: Path, chunk_bytes: int) -> None:
+        self._store = MooncakeStore(folder)
+        super().__init__(self._store, chunk_bytes)
+
+    def chunks(self) -> int:
+        return len(self._store.names())
+
+    def damage(self) -> None:
+        (node,) = self._store.nodes
+        for name in self._store.names():
+            content = bytearray(node.ask("get", name))
+            content[len(content) - self.chunk_bytes + DAMAGED_BYTE] ^= 1
+            node.ask("remove", name, True)
+            node.ask("put", name, bytes(content))
 
 
 def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:

@@ -17,12 +17,21 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """A clock whose pauses of a second and more are noted, and last until they are ended."""
+    """A clock whose pauses of a second and more are noted, and last until they are ended.
+
+    Attributes:
+        pauses_s: the pauses.
+        ahead_s: how far it is ahead of the machine's.
+    """
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []
+        self.ahead_s = 0.0
         self._turns = threading.Semaphore(0)
         self.paused = threading.Event()
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
 
     async def sleep(self, delay_s: float) -> None:
         if delay_s < 1.0:
@@ -47,10 +56,6 @@ class LookClock(HeldBackClock):
         self._looks: queue.Queue[tuple[asyncio.AbstractEventLoop, Callable[..., object]]] = (
             queue.Queue()
         )
-        self.ahead_s = 0.0
-
-    def now_s(self) -> float:
-        return super().now_s() + self.ahead_s
 
     def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
         if callback.__name__ != "_ping":
@@ -87,9 +92,25 @@ def is_there(pid: int) -> bool:
 def children() -> list[int]:
     """Return the processes of this process's tiers."""
     found = []
+    # Before and after it has named itself.
+    shown = (b"process.child", b"kvtier tier ")
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"process.child" in (place / "cmdline").read_bytes():
+            line = (place / "cmdline").read_bytes()
+            if parent == os.getpid() and any(text in line for text in shown):
                 found.append(int(place.name))
     return found
+
+
+def tier_processes(parent: int) -> dict[int, str]:
+    """Return command line and environment of the tiers that a process or a child of it has."""
+    told = {}
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                command = Path(f"/proc/{child}/cmdline").read_text()
+                if "kvtier_sdk.runner.process" in command:
+                    told[child] = command + Path(f"/proc/{child}/environ").read_text()
+                told |= tier_processes(child)
+    return told

@@ -37,10 +37,15 @@ CONFIG = {
 }
 
 
-def make_model(folder: Path) -> Path:
-    """Make a small Llama without weights: vLLM generates them from its seed."""
+def make_model(folder: Path, **config: Any) -> Path:
+    """Make a small Llama without weights: vLLM generates them from its seed.
+
+    Args:
+        folder: its directory, which is made.
+        config: what differs from :data:`CONFIG`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder
 
 
@@ -112,7 +117,13 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
 
 
 class EngineError(Exception):
-    """An exception of the engine."""
+    """An exception of the engine.
+
+    Attributes:
+        log: the engine's output, of one that did not start.
+    """
+
+    log = ""
 
 
 class Interpreter:
@@ -120,15 +131,18 @@ class Interpreter:
 
     Args:
         folder: directory of its socket and its log.
+        threads: with which each engine computes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, threads: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._socket = folder / "socket"
         self._log = folder / "interpreter.log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(HOST), str(self._socket)], stdout=subprocess.PIPE, stderr=log
+                [sys.executable, str(HOST), str(self._socket), str(threads)],
+                stdout=subprocess.PIPE,
+                stderr=log,
             )
         assert self._process.stdout is not None
         if not self._process.stdout.readline():
@@ -186,8 +200,9 @@ class Engine:
         )
         try:
             self._receive()
-        except EngineError:
+        except EngineError as error:
             self.close()
+            error.log = self.log()
             raise
 
     def __enter__(self) -> Self:

@@ -1,8 +1,9 @@
 """Real engines, each in its own process, driven by one JSON document a line.
 
-Run by ``vllm_engine.py`` with the path of a socket. This process imports vLLM, which takes longer
-than starting an engine, and nothing else; for each connection it forks an engine's process. The
-engine core is in that process, so that a test can look at the tiers' counters and at the caches.
+Run by ``vllm_engine.py`` with the path of a socket and the threads of an engine. This process
+imports vLLM, which takes longer than starting an engine, and nothing else; for each connection it
+forks an engine's process. The engine core is in that process, so that a test can look at the tiers'
+counters and at the caches.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-# One thread an engine, and no compilation: several engines start one after the other, and each
-# serves only a few prompts.
+# No compilation: several engines start one after the other, and each serves only a few prompts.
 os.environ.update(
-    OMP_NUM_THREADS="1",
+    OMP_NUM_THREADS=sys.argv[2],
     TORCHDYNAMO_DISABLE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     VLLM_CPU_KVCACHE_SPACE="1",
@@ -91,7 +91,7 @@ class Host:
     def generate(
         self, prompts: list[list[int]], max_tokens: int = 4, **params: Any
     ) -> list[dict[str, Any]]:
-        """Serve prompts at once, and return tokens, top-5 logprobs and cached tokens of each."""
+        """Serve prompts at once; return tokens, top-5 logprobs, cached tokens and delay of each."""
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         sampling = self._sampling(max_tokens=max_tokens, **params)
         outputs = self._llm.generate(requests, sampling, use_tqdm=False)
@@ -234,6 +234,7 @@ class Host:
                 for step in output.outputs[0].logprobs
             ],
             "cached": output.num_cached_tokens,
+            "first_token_s": output.metrics.first_token_latency,
         }
 
     def _watch_events(self) -> None:

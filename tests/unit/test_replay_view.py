@@ -6,7 +6,7 @@ import pytest
 
 from kvtier_sdk.cli.replay_view import print_table
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.replay import ReplayReport
+from kvtier_sdk.replay import ReplayHistory, ReplayReport
 
 
 def report_of(tier: TierStats, *, wrong_bytes: int = 0) -> ReplayReport:
@@ -21,6 +21,7 @@ def report_of(tier: TierStats, *, wrong_bytes: int = 0) -> ReplayReport:
         scheduler_us={"mean": 9.0, "p50": 8.0, "p99": 20.0, "max": 30.0},
         tiers=[TierStats("host", "primary"), tier],
         left_over={},
+        history=ReplayHistory([], sources=2),
     )
 
 

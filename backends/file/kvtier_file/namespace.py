@@ -30,6 +30,7 @@ from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey
 SHARDS = tuple(f"{shard:02x}" for shard in range(256))
 
 _MANIFEST = "manifest.json"
+_MOST_MANIFEST_BYTES = 1 << 20
 _SUFFIX = ".kv"
 
 
@@ -44,13 +45,14 @@ class NamespaceDirectory:
         sync: let written files survive a power failure.
 
     Attributes:
+        fingerprint: the namespace's.
         temporaries: the files being written.
     """
 
     def __init__(
         self, fingerprint: str, fd: int, names: TemporaryNames, *, direct: bool, sync: bool
     ) -> None:
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._fd = fd
         self._direct = direct
         self._sync = sync
@@ -78,14 +80,19 @@ class NamespaceDirectory:
         return self._stored(key, status)
 
     def read(
-        self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int, *, expired_ns: int = 0
+        self,
+        key: OffloadKey,
+        buffers: Sequence[memoryview],
+        used_ns: int | None,
+        *,
+        expired_ns: int = 0,
     ) -> None:
         """Fill buffers from a chunk's file, and record its use.
 
         Args:
             key: the chunk.
             buffers: writable; together as long as the file must be.
-            used_ns: as for :meth:`touch`.
+            used_ns: as for :meth:`touch`; ``None`` records no use.
             expired_ns: as for :meth:`touch`.
 
         Raises:
@@ -112,8 +119,9 @@ class NamespaceDirectory:
                 if self._direct:
                     request_direct_io(fd)
                 read_buffers(fd, buffers)
-                with suppress(OSError):  # the bytes are here; recency matters less
-                    os.utime(fd, ns=_times(status, used_ns))
+                if used_ns is not None:
+                    with suppress(OSError):  # the bytes are here; recency matters less
+                        os.utime(fd, ns=_times(status, used_ns))
         except FileNotFoundError:
             raise ChunkNotFoundError("no such chunk") from None
         except OSError as error:
@@ -239,6 +247,15 @@ class NamespaceDirectory:
                 raise
         return chunks
 
+    def read_manifest(self) -> bytes | None:
+        """Return the manifest's text; ``None`` if there is none that can be read."""
+        try:
+            flags = os.O_RDONLY | os.O_NONBLOCK
+            with ClosingFd(open_file(_MANIFEST, flags, self._fd)) as fd:
+                return os.read(fd, _MOST_MANIFEST_BYTES)
+        except OSError:
+            return None
+
     def write_manifest(self, text: str) -> None:
         """Write the manifest, unless there is one.
 
@@ -262,7 +279,7 @@ class NamespaceDirectory:
     def _stored(self, key: OffloadKey, status: os.stat_result) -> StoredChunk | None:
         if not stat.S_ISREG(status.st_mode):
             return None
-        return StoredChunk(ChunkId(self._fingerprint, key), status.st_size, _used_ns(status))
+        return StoredChunk(ChunkId(self.fingerprint, key), status.st_size, _used_ns(status))
 
 
 def shard_of(key: OffloadKey) -> str:

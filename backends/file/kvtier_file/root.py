@@ -14,7 +14,7 @@ from kvtier_file.errors import FULL
 from kvtier_file.namespace import SHARDS, NamespaceDirectory
 from kvtier_file.shared_files import SHARED
 from kvtier_file.temporaries import TemporaryNames
-from kvtier_sdk import ConfigError, TierContext
+from kvtier_sdk import ConfigError, StoredNamespace, TierContext
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY
 
@@ -58,8 +58,11 @@ class Root:
                 os.close(fd)
         return self._fd
 
-    def open(self) -> None:
+    def open(self, *, create: bool = True) -> None:
         """Open the directory; make it and its parents if they are missing.
+
+        Args:
+            create: false leaves a missing directory as it is.
 
         Raises:
             ConfigError: other users could change what is in it, and option ``permissions`` does
@@ -69,6 +72,8 @@ class Root:
         try:
             self._fd = os.open(self._config.root, _FLAGS)
         except FileNotFoundError:
+            if not create:
+                raise
             os.makedirs(self._config.root, 0o700, exist_ok=True)
             self._fd = os.open(self._config.root, _FLAGS)
         self._check_permissions(self._fd, "")
@@ -145,28 +150,41 @@ class Root:
         Raises:
             OSError: some of the files are still there.
         """
-        for directory in self._namespaces():
+        for directory in self.namespaces():
             directory.temporaries.sweep(is_held)
 
     def scan(self) -> list[StoredChunk]:
         """Return the chunks on disk, of all namespaces.
 
-        Files of the tier's own namespace with a wrong length are of no use and are removed.
+        Files of the tier's own namespace with a wrong length are of no use to an engine, which
+        removes them.
 
         Raises:
             OSError: the disk cannot be read.
         """
         chunks = []
-        for directory in self._namespaces():
+        own = None if self._context.maintenance else self._fingerprint
+        for directory in self.namespaces():
             for shard in SHARDS:
                 for stored in directory.list_shard(shard):
                     fingerprint, key = stored.chunk_id
                     wrong_length = stored.size_bytes != self._context.object_bytes
-                    if fingerprint == self._fingerprint and wrong_length:
+                    if fingerprint == own and wrong_length:
                         directory.remove(key)
                     else:
                         chunks.append(stored)
         return chunks
+
+    def manifests(self) -> list[StoredNamespace]:
+        """Return the namespaces on disk with the facts of their manifests.
+
+        Raises:
+            OSError: the root cannot be read.
+        """
+        return [
+            StoredNamespace.read(directory.fingerprint, directory.read_manifest())
+            for directory in self.namespaces()
+        ]
 
     def remove(self, chunk_id: ChunkId) -> None:
         """Remove a chunk of any namespace. A missing one is ignored."""
@@ -186,10 +204,10 @@ class Root:
             return stored and stored.used_ns
         return None
 
-    def _namespaces(self) -> Iterator[NamespaceDirectory]:
+    def namespaces(self) -> Iterator[NamespaceDirectory]:
         """Open each namespace in turn; others may be removed meanwhile, or be foreign files."""
         for name in os.listdir(self.fd):
-            if len(name) == len(self._fingerprint) and not name.strip("0123456789abcdef"):
+            if StoredNamespace.is_fingerprint(name):
                 with (
                     suppress(FileNotFoundError, NotADirectoryError),
                     self.namespace(name, create=False) as directory,

@@ -22,6 +22,7 @@ from kvtier_sdk import (
     ChunkNotFoundError,
     Entry,
     OffloadKey,
+    StoredNamespace,
     TierCapacityError,
     TierContext,
     TierError,
@@ -216,10 +217,19 @@ class ChunkStore:
         expired_ns = self._expired_ns()
         with self._directory("readable") as directory:
             return [
-                Entry(stored.chunk_id.key, stored.size_bytes)
+                entry_of(stored)
                 for stored in directory.list_shard(shard)
                 if self._is_loadable(stored, expired_ns)
             ]
+
+    def namespaces(self) -> list[StoredNamespace]:
+        """Return all namespaces under the root.
+
+        Raises:
+            TierError: the file system fails.
+        """
+        with self._translating("readable"), self._call():
+            return self._root.manifests()
 
     def usage(self) -> Usage:
         """Return the usage of all namespaces under the root, by all processes.
@@ -464,3 +474,8 @@ class ChunkStore:
 
     def _id(self, key: OffloadKey) -> ChunkId:
         return ChunkId(self._fingerprint, key)
+
+
+def entry_of(stored: StoredChunk) -> Entry:
+    """Return a chunk on disk as ``scan`` lists it."""
+    return Entry(stored.chunk_id.key, stored.size_bytes, stored.used_ns / 1e9)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar
 
 from kvtier_file.config import FileTierConfig
+from kvtier_file.maintenance import Maintenance
 from kvtier_file.namespace import SHARDS
 from kvtier_file.store import ChunkStore
 from kvtier_sdk import (
@@ -15,6 +16,7 @@ from kvtier_sdk import (
     OffloadKey,
     RequestContext,
     SecondaryTierManager,
+    StoredNamespace,
     TierContext,
     TierError,
     Transfer,
@@ -32,17 +34,24 @@ class FileTier(SecondaryTierManager):
 
     config_model = FileTierConfig
     medium = Medium.STORAGE
-    capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    capabilities = (
+        Capability.DELETE
+        | Capability.TOUCH
+        | Capability.SCAN
+        | Capability.USAGE
+        | Capability.NAMESPACES
+    )
     alignment: ClassVar[int] = 4096
     contract_version: ClassVar[int] = 1
     config: FileTierConfig
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
-        self._store = ChunkStore(config, context)
+        self._store = (Maintenance if context.maintenance else ChunkStore)(config, context)
 
     async def open(self) -> None:
-        self.config.check_capacity(self.context.object_bytes)
+        if not self.context.maintenance:
+            self.config.check_capacity(self.context.object_bytes)
         await run_blocking(self._store.open)
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
@@ -67,6 +76,10 @@ class FileTier(SecondaryTierManager):
         for shard in SHARDS:
             for entry in await run_blocking(self._store.list_shard, shard):
                 yield entry
+
+    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        for namespace in await run_blocking(self._store.namespaces):
+            yield namespace
 
     async def usage(self) -> Usage:
         return await run_blocking(self._store.usage)

@@ -68,11 +68,17 @@ class Connector:
     Args:
         config: the options.
         clock: bounds the time.
+        touches: false leaves the keys that are read as little used as they are.
+
+    Attributes:
+        reads_are_uses: true if a server cannot do that: it is older than Redis 7.2.
     """
 
-    def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
+    def __init__(self, config: RedisTierConfig, clock: Clock, *, touches: bool = True) -> None:
         self._config = config
         self._clock = clock
+        self._touches = touches
+        self.reads_are_uses = False
         self._tls = tls_context(config)
 
     async def connect(self, address: Address, *, is_for_chunks: bool = True) -> Connection:
@@ -164,6 +170,9 @@ class Connector:
             reply = await call(connection, *step)
             if reply.kind is Kind.ERROR:
                 raise reply_error(reply.text)
+        if not self._touches:
+            reply = await call(connection, b"CLIENT", b"NO-TOUCH", b"ON")
+            self.reads_are_uses |= reply.kind is Kind.ERROR
 
     def _steps(self) -> list[list[bytes]]:
         config = self._config

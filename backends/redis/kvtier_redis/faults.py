@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,6 +92,8 @@ _SETTINGS = (
 # OpenSSL's codes for a certificate that names another host or another address.
 _OTHER_NAME = (62, 64)
 
+_UNREACHABLE = re.compile(r"Error -?\d+ connecting to (\S+)\. (.+?)\.?\Z")
+
 # RedisClusterException is no RedisError.
 _THEIRS = (theirs.RedisError, theirs.RedisClusterException, OSError)
 # redis-py raises these for a reply of another shape than the command's, or nested without end, and
@@ -143,13 +146,24 @@ def client_error(error: Exception) -> TierError:
         return reply_error("MOVED")
     for kinds, ours in _CLASSES:
         if isinstance(error, kinds):
-            return ours(str(error) or type(error).__name__)
+            return ours(_plain(str(error) or type(error).__name__))
     if isinstance(error, theirs.ResponseError):
         return reply_error(str(error))
     text = str(error) or type(error).__name__
     if isinstance(error, _OF_REPLIES):
         return TierUnavailableError(f"a reply that makes no sense, or a cut connection: {text}")
     return TierError(text)
+
+
+def _plain(text: str) -> str:
+    """Write a message of redis-py with what to do, where that is known."""
+    unreachable = _UNREACHABLE.match(text)
+    if unreachable is not None:
+        address, reason = unreachable.groups()
+        return f"no connection to {address}: {reason}; see that the server runs there"
+    if text.startswith("invalid username-password pair"):
+        return f"{text.rstrip('.')}; check options 'username' and 'password'"
+    return text.rstrip(".")
 
 
 def was_reset(error: BaseException | None) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kvtier_sdk import Namespace, OffloadKey
+from kvtier_sdk import Namespace, OffloadKey, StoredNamespace
 
 _GLOB_SPECIAL = b"\\*?["
+_MANIFEST = b".manifest"
 
 
 class Names:
@@ -20,9 +21,10 @@ class Names:
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
-        start = f"{prefix}{{}}{namespace.fingerprint}".encode()
+        self._root = f"{prefix}{{}}".encode()
+        start = self._root + namespace.fingerprint.encode()
         self._start = start + b":"
-        self.manifest = start + b".manifest"
+        self.manifest = start + _MANIFEST
 
     def of(self, key: OffloadKey) -> bytes:
         """The server's key of a chunk."""
@@ -35,8 +37,27 @@ class Names:
     @property
     def pattern(self) -> bytes:
         """The glob pattern that matches the chunks of the namespace and nothing else."""
-        escaped = b"".join(
-            b"\\" + bytes([byte]) if byte in _GLOB_SPECIAL else bytes([byte])
-            for byte in self._start
-        )
-        return escaped + b"*"
+        return _all_below(self._start)
+
+    @property
+    def root_pattern(self) -> bytes:
+        """The glob pattern that matches the chunks and manifests of all namespaces."""
+        return _all_below(self._root)
+
+    def fingerprint_in(self, name: bytes) -> str | None:
+        """The fingerprint of the namespace that one of the server's keys belongs to, if any."""
+        start, mark = len(self._root), len(self._start)
+        fingerprint = name[start : mark - 1].decode(errors="replace")
+        is_ours = name[mark - 1 : mark] == b":" or name[mark - 1 :] == _MANIFEST
+        return fingerprint if is_ours and StoredNamespace.is_fingerprint(fingerprint) else None
+
+    def manifest_of(self, fingerprint: str) -> bytes:
+        """The server's key of a namespace's manifest."""
+        return self._root + fingerprint.encode() + _MANIFEST
+
+
+def _all_below(start: bytes) -> bytes:
+    escaped = b"".join(
+        b"\\" + bytes([byte]) if byte in _GLOB_SPECIAL else bytes([byte]) for byte in start
+    )
+    return escaped + b"*"

@@ -69,6 +69,7 @@ class Exchange:
         parts: the request, sent one after the other; none of them empty.
         target: the buffers for a value of exactly that length; empty if none is asked for.
         success: the kind of reply that is no error, if no value is asked for.
+        or_absent: true if the reply may also be that there is no such key.
         outcome: the reply, or why there is none; ``None`` before the request was made.
     """
 
@@ -76,6 +77,7 @@ class Exchange:
     parts: Sequence[bytes | memoryview]
     target: Sequence[memoryview] = ()
     success: Kind = Kind.OK
+    or_absent: bool = False
     outcome: Reply | TierError | None = None
 
 
@@ -170,7 +172,8 @@ async def _run(connection: Connection, batch: Sequence[Exchange]) -> None:
         if exchange.target:
             reply, expected = await _receive_value(connection, exchange.target), _TO_LOADS
         else:
-            reply, expected = await _receive_reply(connection), (exchange.success, Kind.ERROR)
+            reply = await _receive_reply(connection)
+            expected = (exchange.success, Kind.ERROR, *[Kind.ABSENT] * exchange.or_absent)
         if reply.kind not in expected:
             raise TierUnavailableError(_NO_REPLY)
         exchange.outcome = reply

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from pydantic import SecretStr
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import ResponseError
 
 from kvtier_redis.config import RedisTierConfig
@@ -90,6 +92,16 @@ class Route(ABC):
                     cursor, names = await server.execute_command("SCAN", cursor or 0, *rest)
                 for name in names:
                     yield name
+
+    async def value(self, name: bytes) -> bytes | None:
+        """Return a short value, such as a manifest; ``None`` if there is none.
+
+        Raises:
+            TierError: its server could not be asked.
+        """
+        with translated():
+            value: bytes | None = await self._client.get(name)
+        return value
 
     async def facts(self) -> list[dict[str, Any]]:
         """Ask the servers that hold chunks for ``INFO``.
@@ -202,7 +214,7 @@ class BehindSentinel(_Moving):
         options = _connection_options(config)
         self._sentinel: Any = _Sentinels(  # type: ignore[no-untyped-call]
             config.seeds,
-            sentinel_kwargs={**options, "username": None, "password": None, **sign_in},
+            sentinel_kwargs={**options, **sign_in},
             db=config.db,
             **options,
         )
@@ -323,10 +335,23 @@ def open_route(config: RedisTierConfig, clock: Clock) -> Route:
     return BehindSentinel(config, clock) if config.sentinel else OneServer(config)
 
 
-def _sign_in(username: str | None, password: Any) -> dict[str, Any]:
-    if password is None:
-        return {}
-    return {"username": username, "password": password.get_secret_value()}
+class _Credentials(CredentialProvider):
+    """Signs in with the password as it is when a connection is made."""
+
+    def __init__(self, username: str | None, password: SecretStr) -> None:
+        self._username = username
+        self._password = password
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        password = self._password.get_secret_value()
+        return (self._username, password) if self._username else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
+
+def _sign_in(username: str | None, password: SecretStr | None) -> dict[str, Any]:
+    return {"credential_provider": _Credentials(username, password) if password else None}
 
 
 def _connection_options(config: RedisTierConfig) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from kvtier_sdk import (
     OffloadKey,
     RequestContext,
     SecondaryTierManager,
+    StoredNamespace,
     TierCapacityError,
     TierContext,
     TierError,
@@ -53,11 +54,18 @@ class RedisTier(SecondaryTierManager):
     config_model = RedisTierConfig
     medium = Medium.STORAGE
     locality = Locality.REMOTE
-    capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    capabilities = (
+        Capability.DELETE
+        | Capability.TOUCH
+        | Capability.SCAN
+        | Capability.USAGE
+        | Capability.NAMESPACES
+    )
     contract_version: ClassVar[int] = 1
     config: RedisTierConfig
 
     # Made by open(), on their loop. Requests that carry no chunk do not wait for those that do.
+    _connector: Connector
     _route: Route
     _chunks: Dispatcher
     _commands: Dispatcher
@@ -66,10 +74,12 @@ class RedisTier(SecondaryTierManager):
         super().__init__(config, context)
         self._names = Names(config.prefix, context.namespace)
         self._opened = AsyncExitStack()
+        self._has_warned = False
 
     async def open(self) -> None:
         clock = self.context.clock
-        connector = Connector(self.config, clock)
+        connector = Connector(self.config, clock, touches=not self.context.maintenance)
+        self._connector = connector
         self._route = open_route(self.config, clock)
         self._opened.push_async_callback(self._route.close)
         self._chunks = Dispatcher(
@@ -93,7 +103,8 @@ class RedisTier(SecondaryTierManager):
         try:
             await self._route.open()
             await self._check_servers()
-            await self._write_manifest()
+            if not self.context.maintenance:
+                await self._write_manifest()
         except SettingError as error:
             raise ConfigError(str(error)) from None
         except (TierUnavailableError, TierTimeoutError) as error:
@@ -122,6 +133,12 @@ class RedisTier(SecondaryTierManager):
             name = self._names.of(transfer.key)
             exchanges.append(Exchange(name, [command(b"GET", name)], transfer.buffers))
         await self._chunks.run(exchanges)
+        if self._connector.reads_are_uses and not self._has_warned:
+            self._has_warned = True
+            self.context.logger.warning(
+                "this server counts the chunks that are read here as used: CLIENT NO-TOUCH, which "
+                "would hide it, came with Redis 7.2"
+            )
         return [
             _not_loaded(exchange.outcome, transfer.object_bytes)
             for exchange, transfer in zip(exchanges, batch, strict=True)
@@ -161,6 +178,16 @@ class RedisTier(SecondaryTierManager):
         for entry in await self._entries(batch):
             yield entry
 
+    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        # Of each key that is ours: the server may have evicted a manifest and kept the chunks.
+        fingerprints: set[str] = set()
+        async for name in self._route.names(self._names.root_pattern):
+            fingerprint = self._names.fingerprint_in(name)
+            if fingerprint is not None and fingerprint not in fingerprints:
+                fingerprints.add(fingerprint)
+                manifest = await self._route.value(self._names.manifest_of(fingerprint))
+                yield StoredNamespace.read(fingerprint, manifest)
+
     async def usage(self) -> Usage:
         facts = await self._route.facts()
         if not all("used_memory" in fact for fact in facts):
@@ -197,6 +224,8 @@ class RedisTier(SecondaryTierManager):
         ]
 
     async def _entries(self, keys: Sequence[OffloadKey]) -> list[Entry]:
+        if self.context.maintenance:
+            return await self._entries_untouched(keys)
         entries = []
         for key, length in zip(keys, await self._count(keys, b"STRLEN"), strict=True):
             if isinstance(length, TierError):
@@ -205,13 +234,50 @@ class RedisTier(SecondaryTierManager):
                 entries.append(Entry(key, length))
         return entries
 
+    async def _entries_untouched(self, keys: Sequence[OffloadKey]) -> list[Entry]:
+        """The same for a tool, with the time of the last use as far as the server knows it."""
+        idle_s = await self._numbers(keys, b"OBJECT", b"IDLETIME")
+        # Where STRLEN would be a use, the memory that a key takes has to do.
+        words = (b"MEMORY", b"USAGE") if self._connector.reads_are_uses else (b"STRLEN",)
+        lengths = await self._numbers(keys, *words)
+        now_s = self.context.clock.wall_s()
+        entries = []
+        for key, length, idle in zip(keys, lengths, idle_s, strict=True):
+            if isinstance(length, TierError):
+                raise length
+            if length:
+                # A server that evicts by frequency knows no such time, and refuses.
+                used_s = now_s - idle if isinstance(idle, int) else None
+                entries.append(Entry(key, length, used_s))
+        return entries
+
+    async def _numbers(
+        self, keys: Sequence[OffloadKey], *words: bytes
+    ) -> list[int | TierError | None]:
+        """Run a command of one or two words on keys; ``None`` for a key that is gone."""
+        exchanges = []
+        for key in keys:
+            name = self._names.of(key)
+            asks = [command(*words, name)]
+            exchanges.append(Exchange(name, asks, success=Kind.NUMBER, or_absent=True))
+        await self._commands.run(exchanges)
+        return [
+            int(outcome.text)
+            if isinstance(outcome, Reply) and outcome.kind is Kind.NUMBER
+            else _error(outcome)
+            for outcome in (exchange.outcome for exchange in exchanges)
+        ]
+
     async def _check_servers(self) -> None:
         """Report settings of the servers that will cause errors later."""
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
+        if self.context.maintenance:
+            return
         for problem in {limit_problem(fact, self.config.ttl_ms is not None) for fact in facts}:
-            if problem:
+            # A tool stores nothing.
+            if problem and not self.context.maintenance:
                 self.context.logger.warning("%s", problem)
 
     async def _write_manifest(self) -> None:

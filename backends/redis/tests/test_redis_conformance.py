@@ -42,6 +42,12 @@ class TestRedisTier(TierConformance):
             "no such database": f"{self.server.url}/4711",
         }
 
+    def test_maintenance_records_no_use(self, subject):
+        version = tuple(map(int, self.server.ask("INFO")["redis_version"].split(".")))
+        if version < (7, 2):
+            pytest.skip("CLIENT NO-TOUCH came with Redis 7.2")
+        super().test_maintenance_records_no_use(subject)
+
     def small_tier(self, object_bytes):
         full = self.make_server("--maxmemory", str(2**20 + 40 * object_bytes))
         return full.start().url

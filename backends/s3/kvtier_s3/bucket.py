@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -22,9 +23,10 @@ from kvtier_s3.config import (
     S3TierConfig,
     fits_in_header,
 )
-from kvtier_s3.faults import NO_OBJECT, Faults, refusal_in
+from kvtier_s3.credentials import CurrentCredentials
+from kvtier_s3.faults import NO_OBJECT, Faults, Refusal, refusal_in
 from kvtier_s3.signing import Credentials
-from kvtier_sdk import ConfigError, TierAuthError
+from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
 # The most that one request of S3 deletes.
 _DELETE_BATCH = 1000
@@ -99,6 +101,8 @@ class Bucket:
 
     Args:
         config: the options.
+        clock: time.
+        logger: for messages to operators.
     """
 
     #: Known once the bucket is open.
@@ -106,11 +110,11 @@ class Bucket:
     #: File with the certificates to trust, if options or environment name one.
     ca_file: str | None
 
-    def __init__(self, config: S3TierConfig) -> None:
+    def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
         self._config = config
         self._opened = AsyncExitStack()
         self._client: Any = None
-        self._credentials: Any = None
+        self._credentials = CurrentCredentials(config, clock, logger)
         self.faults = Faults(config.bucket, config.endpoint or "AWS", config.region or "")
 
     async def open(self) -> None:
@@ -126,20 +130,9 @@ class Bucket:
             session = AioSession(profile=config.profile)
             data_path = session.get_config_variable("data_path")
             session.register_component("data_loader", _models(data_path))
-            if config.access_key_id is not None and config.secret_access_key is not None:
-                token = config.session_token
-                session.set_credentials(
-                    config.access_key_id,
-                    config.secret_access_key.get_secret_value(),
-                    None if token is None else token.get_secret_value(),
-                )
+            await self._credentials.open()
+            session.register_component("credential_provider", self._credentials)
             self.ca_file = config.tls_ca or session.get_config_variable("ca_bundle")
-            self._credentials = await session.get_credentials()
-            if self._credentials is None:
-                raise TierAuthError(
-                    "no credentials: give options 'access_key_id' and 'secret_access_key', or set "
-                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill ~/.aws/credentials"
-                )
             region = config.region or session.get_config_variable("region") or _DEFAULT_REGION
             try:
                 self._client = await self._opened.enter_async_context(
@@ -190,6 +183,31 @@ class Bucket:
                 raise TierAuthError(f"the {name} that was found {NOT_IN_HEADER}")
         return Credentials(found.access_key, found.secret_key, found.token)
 
+    def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
+        """Translate a refusal; the credentials may be at fault.
+
+        Args:
+            refusal: the refusal.
+            of_object: true for a request about one object.
+
+        Returns:
+            The error.
+        """
+        error = self.faults.error(refusal, of_object=of_object)
+        if isinstance(error, TierAuthError):
+            self._credentials.suspect()
+        return error
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Translate the exceptions of a request; the credentials may be at fault."""
+        try:
+            with self.faults.translated():
+                yield
+        except TierAuthError:
+            self._credentials.suspect()
+            raise
+
     async def listing(self, start: str) -> AsyncIterator[StoredObject]:
         """List the objects whose names begin with a text, page by page.
 
@@ -203,7 +221,7 @@ class Bucket:
             TierError: the bucket could not be listed.
         """
         await self.credentials()  # here an error is known to be theirs
-        with self.faults.translated():
+        with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, Prefix=start
             )
@@ -211,6 +229,27 @@ class Bucket:
                 for found in page.get("Contents", ()):
                     modified_s = found["LastModified"].timestamp()
                     yield StoredObject(modified_s, found["Key"], found["Size"])
+
+    async def directories(self, start: str) -> AsyncIterator[str]:
+        """List the beginnings of names up to the first slash after a text, each once.
+
+        Args:
+            start: the text.
+
+        Yields:
+            Each beginning, with the slash.
+
+        Raises:
+            TierError: the bucket could not be listed.
+        """
+        await self.credentials()  # as in listing
+        with self.faults.translated():
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._config.bucket, Prefix=start, Delimiter="/"
+            )
+            async for page in pages:
+                for found in page.get("CommonPrefixes", ()):
+                    yield found["Prefix"]
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; one that is not there is no error.
@@ -224,12 +263,12 @@ class Bucket:
         await self.credentials()  # as in listing
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
-            with self.faults.translated():
+            with self._asking():
                 response = await self._client.delete_objects(
                     Bucket=self._config.bucket, Delete={"Objects": objects, "Quiet": True}
                 )
             errors = [
-                self.faults.error(refusal_in({**response, "Error": error}))
+                self.refused(refusal_in({**response, "Error": error}), of_object=True)
                 for error in response.get("Errors", ())
                 if error.get("Code") not in NO_OBJECT
             ]

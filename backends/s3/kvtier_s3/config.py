@@ -84,7 +84,7 @@ class S3TierConfig(BoundedTierConfig):
         prefix: the beginning of the names of all objects, without slashes at its ends.
         endpoint: URL of a service that is not AWS's own.
         region: the bucket's region; ``us-east-1`` by default.
-        access_key_id: of explicit credentials.
+        access_key_id: of explicit credentials; kept like a secret, since it changes with it.
         secret_access_key: of explicit credentials.
         session_token: of explicit credentials that are temporary.
         profile: the profile of ``~/.aws`` to use.
@@ -111,7 +111,7 @@ class S3TierConfig(BoundedTierConfig):
     prefix: Annotated[str, BeforeValidator(_prefix)] = "kvtier"
     endpoint: Annotated[str | None, BeforeValidator(_endpoint)] = None
     region: str | None = None
-    access_key_id: str | None = None
+    access_key_id: SecretStr | None = None
     secret_access_key: SecretStr | None = None
     session_token: SecretStr | None = None
     profile: str | None = None

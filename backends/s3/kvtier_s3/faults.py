@@ -28,6 +28,10 @@ class SettingError(TierError):
     """The server shows that a setting is wrong. Opening the tier raises :class:`ConfigError`."""
 
 
+class ObjectDeniedError(ChunkError, TierAuthError):
+    """The server denies access to an object: to this one, or to each that is asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A refusal by the server.
@@ -253,11 +257,12 @@ class Faults:
         self._server = server
         self._region = region
 
-    def error(self, refusal: Refusal) -> TierError:
+    def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
         """Translate a refusal.
 
         Args:
             refusal: the refusal.
+            of_object: true for a request about one object.
 
         Returns:
             The error.
@@ -269,6 +274,8 @@ class Faults:
             kind = TierUnavailableError if refusal.status >= 500 else TierError
         if refusal.status == 501:
             kind = TierError
+        if word == "AccessDenied" and of_object:
+            kind = ObjectDeniedError
         return kind(self._message(refusal))
 
     def _message(self, refusal: Refusal) -> str:
@@ -308,8 +315,13 @@ class Faults:
             case "RequestTimeTooSkewed":
                 time = f", where it is {refusal.date}" if refusal.date else ""
                 return f"this machine's clock is wrong, seen from the server{time}; set it"
+            case "InvalidAccessKeyId":
+                return "there is no such access key id; check option 'access_key_id'"
             case "SignatureDoesNotMatch":
-                return "the secret access key does not fit the access key id"
+                return (
+                    "the secret access key does not fit the access key id; "
+                    "check option 'secret_access_key'"
+                )
             case "ExpiredToken":
                 return "the temporary credentials have expired"
             case "XAmzContentSHA256Mismatch":

@@ -26,7 +26,7 @@ class Names:
     def __init__(self, prefix: str, namespace: Namespace) -> None:
         #: The beginning of the names of all objects of the namespace, and of no others.
         self.start = f"{prefix}/{namespace.fingerprint}/".removeprefix("/")
-        self.manifest = f"{self.start}manifest.json"
+        self.manifest = self.manifest_in(self.start)
         #: The beginning of the names of all objects below the prefix.
         self.root = f"{prefix}/".removeprefix("/")
         #: The beginning of the names by which processes say that they live.
@@ -35,6 +35,11 @@ class Names:
             rf"{re.escape(self.root)}[0-9a-f]{{{len(namespace.fingerprint)}}}"
             rf"/[0-9a-f]{{2}}/[0-9a-f]*{re.escape(_SUFFIX)}"
         )
+
+    @staticmethod
+    def manifest_in(directory: str) -> str:
+        """The manifest of the namespace whose objects' names begin with this."""
+        return f"{directory}manifest.json"
 
     def of(self, key: OffloadKey) -> str:
         """The object of a chunk."""

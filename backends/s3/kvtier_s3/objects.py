@@ -74,7 +74,7 @@ class Objects:
         query = f"list-type=2&max-keys=1&prefix={quote(start, safe='')}"
         response = await self._ask("GET", self._path.removesuffix("/") or "/", {}, query=query)
         if response.status != 200:
-            raise self._refused(response)
+            raise self._bucket.refused(refusal_of(response))
 
     async def has(self, name: str) -> bool:
         """Look an object up.
@@ -185,7 +185,7 @@ class Objects:
             return await request(connection, [head, *buffers], target, has_body=method != "HEAD")
 
     def _refused(self, response: Response) -> TierError:
-        return self._bucket.faults.error(refusal_of(response))
+        return self._bucket.refused(refusal_of(response), of_object=True)
 
 
 def _sha256(buffers: Buffers) -> str:

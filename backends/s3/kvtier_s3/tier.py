@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import ClassVar
 
@@ -15,20 +15,27 @@ from kvtier_s3.objects import Objects
 from kvtier_s3.sweeper import Sweeper
 from kvtier_sdk import (
     Capability,
+    ChunkError,
+    ChunkNotFoundError,
     ChunkTierManager,
     ConfigError,
+    CorruptChunkError,
     Entry,
     Locality,
     Medium,
     OffloadKey,
     RequestContext,
+    StoredNamespace,
     TierAuthError,
     TierCapacityError,
     TierContext,
     TierTimeoutError,
     TierUnavailableError,
     Transfer,
+    check_any_answered,
 )
+
+_MOST_MANIFEST_BYTES = 1 << 20
 
 
 class S3Tier(ChunkTierManager):
@@ -41,7 +48,7 @@ class S3Tier(ChunkTierManager):
     config_model = S3TierConfig
     medium = Medium.STORAGE
     locality = Locality.REMOTE
-    capabilities = Capability.DELETE | Capability.SCAN
+    capabilities = Capability.DELETE | Capability.SCAN | Capability.NAMESPACES
     contract_version: ClassVar[int] = 1
     config: S3TierConfig
 
@@ -56,8 +63,10 @@ class S3Tier(ChunkTierManager):
         self._opened = AsyncExitStack()
 
     async def open(self) -> None:
-        self.config.check_capacity(self.context.object_bytes)
-        self._bucket = Bucket(self.config)
+        is_engines = not self.context.maintenance
+        if is_engines:
+            self.config.check_capacity(self.context.object_bytes)
+        self._bucket = Bucket(self.config, self.context.clock, self.context.logger)
         self._opened.push_async_callback(self._bucket.close)
         try:
             await self._bucket.open()
@@ -65,10 +74,12 @@ class S3Tier(ChunkTierManager):
             self._objects = Objects(self._bucket, self.config, context.clock, context.logger)
             self._opened.callback(self._objects.close)
             await self._check()
-            await self._write_manifest()
+            if is_engines:
+                await self._write_manifest()
         except SettingError as error:
             raise ConfigError(str(error)) from None
-        if self.config.capacity_bytes is not None or self.config.ttl_s is not None:
+        is_bounded = self.config.capacity_bytes is not None or self.config.ttl_s is not None
+        if is_engines and is_bounded:
             sweeper = Sweeper(self.config, context, self._bucket, self._objects, self._names)
             self._opened.push_async_callback(sweeper.close)
             sweeper.start()
@@ -77,8 +88,17 @@ class S3Tier(ChunkTierManager):
         await self._opened.aclose()
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        calls = [partial(self.contains_chunk, key) for key in keys]
-        return await self.context.clock.gather_bounded(calls, limit=self.config.lookup_connections)
+        calls = [partial(self._contains, key) for key in keys]
+        limit = self.config.lookup_connections
+        found = await self.context.clock.gather_bounded(calls, limit=limit)
+        check_any_answered(found)
+        return [one is True for one in found]
+
+    async def _contains(self, key: OffloadKey) -> bool | ChunkError:
+        try:
+            return await self.contains_chunk(key)
+        except ChunkError as error:
+            return error
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         return await self._objects.has(self._names.of(key))
@@ -98,7 +118,23 @@ class S3Tier(ChunkTierManager):
         async for found in self._bucket.listing(self._names.start):
             key = self._names.key_in(found.name)
             if key is not None:
-                yield Entry(key, found.size_bytes)
+                yield Entry(key, found.size_bytes, found.modified_s)
+
+    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        async for directory in self._bucket.directories(self._names.root):
+            fingerprint = directory.removeprefix(self._names.root).removesuffix("/")
+            if StoredNamespace.is_fingerprint(fingerprint):
+                yield StoredNamespace.read(fingerprint, await self._manifest_in(directory))
+
+    async def _manifest_in(self, directory: str) -> bytes | None:
+        name = self._names.manifest_in(directory)
+        async for found in self._bucket.listing(name):
+            if found.name == name and found.size_bytes <= _MOST_MANIFEST_BYTES:
+                text = bytearray(found.size_bytes)
+                with suppress(ChunkNotFoundError, CorruptChunkError):  # written over meanwhile
+                    await self._objects.read(name, [memoryview(text)])
+                    return bytes(text)
+        return None
 
     async def _check(self) -> None:
         try:

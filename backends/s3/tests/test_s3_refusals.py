@@ -58,14 +58,15 @@ async def test_no_credentials(bench):
         await bench.open(f"s3://kv?endpoint={bench.server.endpoint}")
 
 
-async def test_credentials_that_lose_their_rights(bench, scripted, make_reply):
+async def test_credentials_that_lose_their_rights_to_objects(bench, scripted, make_reply):
     tier = await bench.open(scripted.url(), connections=1)
     refusal = make_reply(403, says("AccessDenied", "Access Denied"))
     scripted.answers = [refusal, refusal, make_reply(403)]
     (loaded,) = await tier.load([bench.empty(KEYS[0])])
     (stored,) = await bench.put(tier, KEYS[0])
     for verdict in (loaded, stored):
-        assert type(verdict) is TierAuthError
+        assert isinstance(verdict, TierAuthError)
+        assert isinstance(verdict, ChunkError)
         assert str(verdict) == "the server answered 403 AccessDenied: Access Denied"
     with pytest.raises(TierAuthError):
         await bench.has(tier, KEYS[0])
@@ -322,6 +323,16 @@ async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
 
 def listed(size: str) -> str:
     return f"<ListBucketResult><Contents><Key>x</Key>{size}</Contents></ListBucketResult>"
+
+
+async def test_an_object_that_is_denied_is_one_object(bench, scripted, make_reply):
+    tier = await bench.open(scripted.url(), lookup_connections=1)
+    scripted.answers = [make_reply(200), make_reply(403), make_reply(404)]
+    assert await tier.lookup(KEYS[:3], bench.request) == [True, False, False]
+    scripted.answers = [make_reply(403, says("AccessDenied"))]
+    with pytest.raises(TierAuthError) as caught:
+        await anext(tier.scan())
+    assert not isinstance(caught.value, ChunkError)
 
 
 @pytest.mark.parametrize(

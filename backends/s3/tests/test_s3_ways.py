@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,14 @@ from support.papers import make_papers
 from support.s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 from kvtier_s3.bucket import Bucket
-from kvtier_sdk import ConfigError, TierAuthError, TierError, TierSpec, TierUnavailableError
+from kvtier_sdk import (
+    ConfigError,
+    SystemClock,
+    TierAuthError,
+    TierError,
+    TierSpec,
+    TierUnavailableError,
+)
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 
@@ -74,7 +82,7 @@ async def test_credentials_endpoint_and_region_of_a_profile(bench, scripted, tmp
 async def test_an_access_point():
     arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint/kv"
     options = TierSpec.from_url("s3:", bucket=arn, access_key_id="a", secret_access_key="s").config
-    bucket = Bucket(options)
+    bucket = Bucket(options, SystemClock(), logging.getLogger("test"))
     await bucket.open()
     await bucket.close()
     assert bucket.place.host == "kv-123456789012.s3-accesspoint.eu-west-1.amazonaws.com"
@@ -210,7 +218,8 @@ async def test_requests_for_credentials_go_through_a_proxy(monkeypatch, tmp_path
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/kv")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://sts.invalid")
-    bucket = Bucket(TierSpec.from_url("s3://kv?endpoint=http://127.0.0.1:1").config)
+    options = TierSpec.from_url("s3://kv?endpoint=http://127.0.0.1:1").config
+    bucket = Bucket(options, SystemClock(), logging.getLogger("test"))
     with pytest.raises(TierError, match="makes no sense"):  # what is scripted is no answer of STS
         await bucket.open()
     await bucket.close()

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import logging
 import platform
-from collections.abc import Iterable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm import envs
@@ -17,6 +18,11 @@ from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+from kvtier_sdk.types import OffloadKey
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import ReqContext
 
 #: Releases that this package was tested with.
 TRIED = ("0.32", "0.33")
@@ -56,6 +62,53 @@ def register_tier(tier_type: str, module: str, class_name: str) -> None:
     # Registering a name twice is an error, and the factory has no public test for a name.
     if tier_type not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier(tier_type, module, class_name)
+
+
+def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
+    """Return all chunks of a request in prefix order, each with the number of tokens up to its end.
+
+    The chunks of generated tokens are among them. Empty where this release does not tell.
+    """
+    # vLLM has a public method for the position of one chunk only.
+    found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
+    return found
+
+
+def check_engine_configs(check: Callable[[Any], None]) -> None:
+    """Have each engine's configuration checked as soon as vLLM has made it, before any worker.
+
+    vLLM reads the options of its connector in the workers only, after it has loaded the model.
+
+    Args:
+        check: takes vLLM's ``VllmConfig``; what it raises ends the start.
+    """
+    module = sys.modules.get("vllm.engine.arg_utils")
+    # A process that has not imported it makes no engine's configuration.
+    if module is None or hasattr(module.EngineArgs.create_engine_config, "__wrapped__"):
+        return
+    make = module.EngineArgs.create_engine_config
+
+    @functools.wraps(make)
+    def make_and_check(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        check(made)
+        return made
+
+    module.EngineArgs.create_engine_config = make_and_check
+
+
+def runs_here(vllm_config: Any) -> bool:
+    """Return true if the engine of this configuration will run on this machine.
+
+    A front end may have all of its engines elsewhere.
+    """
+    parallel = vllm_config.parallel_config
+    return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
+
+
+def is_command() -> bool:
+    """Return true if this program is vLLM's command line, not one that uses vLLM as a library."""
+    return "vllm.entrypoints.cli.main" in sys.modules
 
 
 def computation() -> Any:

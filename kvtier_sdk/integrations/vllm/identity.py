@@ -10,6 +10,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.model_revision import model_facts
+from kvtier_sdk.integrations.vllm.options import IdentityOptions
 from kvtier_sdk.namespace import Namespace
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ class Identity:
         config: vLLM's description of the engine.
         chunk_bytes: payload of a slot.
         slot_layout: the worker that fills the slots.
-        revision: the model's revision, if the operator names it.
+        declared: the facts that the operator declares.
 
     Raises:
-        ConfigError: the operator does not name it, and it cannot be determined.
+        ConfigError: the operator does not name the model's revision, and it cannot be determined.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class Identity:
         *,
         chunk_bytes: int,
         slot_layout: str,
-        revision: str | None = None,
+        declared: IdentityOptions,
     ) -> None:
         self._facts = {
+            "engine": f"vllm {declared.kv_release or compat.release()}",
             **_engine_facts(config),
-            **model_facts(config.model.name, Path(HF_HUB_CACHE), revision),
+            **model_facts(config.model.name, Path(HF_HUB_CACHE), declared.model_revision),
             "chunk_bytes": chunk_bytes,
             "slot_layout": slot_layout,
         }
@@ -88,7 +90,6 @@ class Identity:
 def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
     parallel = config.parallel
     return {
-        "engine": f"vllm {compat.release()}",
         **compat.device_facts(
             config.model.dtype, [group.tokens_per_block for group in config.groups]
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -51,9 +52,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvtier.vllm")
 
-#: Opens a manager for a namespace, with tiers.
+#: Opens a manager for a namespace, with tiers; the flag is false if the engine does not wait for
+#: them.
 MakeManager: TypeAlias = Callable[
-    [Namespace, Sequence[TierSpec]], AbstractContextManager[TieringManager]
+    [Namespace, Sequence[TierSpec], bool], AbstractContextManager[TieringManager]
 ]
 
 _RESULTS = {
@@ -85,7 +87,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     """Translates between vLLM's offloading connector and a :class:`TieringManager`.
 
     Args:
-        make_manager: opens a manager for a namespace, with tiers.
+        make_manager: opens a manager for a namespace, with tiers, and waits for them or not.
         tiers: the tiers, in order.
         identity: the engine's namespace.
         steps_in_flight: how many steps vLLM may have scheduled and not yet finished.
@@ -122,13 +124,14 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._reset_steps = 0
         self._on_shutdown = on_shutdown
         self._stack = ExitStack()
-        self._manager = self._stack.enter_context(make_manager(identity.namespace, tiers))
+        self._manager = self._stack.enter_context(make_manager(identity.namespace, tiers, True))
+        # Closes tiers that were opened under the expected namespace, where it was another one.
+        self._closing: threading.Thread | None = None
 
     # --- a request ----------------------------------------------------------------------------
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        if self._identity.settle():
-            self._reopen()
+        self._settle()
         request = request_context(req_context)
         tiers = self._tiers_allowed(req_context)
         try:
@@ -146,7 +149,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._steps_to_tell = _STEPS_TO_TELL
-        self._manager.on_request_finished(_of(req_context).context)
+        self._manager.on_request_finished(_of(req_context).context, compat.end_tokens(req_context))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
         return _RESULTS[self._manager.lookup(key, _of(req_context).context)]
@@ -200,6 +203,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
                 self._usage_due_s = -math.inf
 
     def has_pending_work(self) -> bool:
+        # vLLM's loop asks before it takes the first request: time to open tiers again.
+        self._settle()
         if self._reset_steps > 0 or self._manager.has_pending_work():
             self._steps_to_tell = _STEPS_TO_TELL
         # vLLM asks for metrics in a step. Without one more, the idle engine's would be of a moment
@@ -245,6 +250,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         self._stack.close()
+        if self._closing is not None:
+            self._closing.join()
         self._on_shutdown()
 
     # --- inside -------------------------------------------------------------------------------
@@ -262,19 +269,20 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             )
         ]
 
-    def _reopen(self) -> None:
-        """Open the tiers under the namespace that is certain now; nothing was stored yet."""
-        self._stack.close()
-        namespace = self._identity.namespace
-        try:
-            # The engine is serving by now: a tier that is out of reach is opened later.
-            tiers = [tier.needed(False) for tier in self._tiers]
-            manager = self._stack.enter_context(self._make_manager(namespace, tiers))
-        except KVTierError as error:
-            # They could be opened a moment ago.
-            _log.error("there are no tiers below the host pool: %s", error)
-            manager = self._stack.enter_context(self._make_manager(namespace, ()))
-        self._manager = manager
+    def _settle(self) -> None:
+        """Open the tiers again if the namespace is certain now, and not the one expected.
+
+        No request waits, neither for a tier that is out of reach nor for one that does not close.
+        """
+        if not self._identity.settle():
+            return
+        _log.info("the seed of the hashes is known now: the tiers are opened under it")
+        self._closing = threading.Thread(target=self._stack.close, name="kvtier-close", daemon=True)
+        self._closing.start()
+        self._stack = ExitStack()
+        self._manager = self._stack.enter_context(
+            self._make_manager(self._identity.namespace, self._tiers, False)
+        )
 
 
 def _of(req_context: ReqContext) -> _Request:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import read_tiers
@@ -26,17 +27,35 @@ _TIERS = "secondary_tiers"
 EXTRA_CONFIG = Place("kv_connector_extra_config")
 
 
-class GuestOptions(StrictModel):
+class IdentityOptions(StrictModel):
+    """Facts of the namespace that an operator declares.
+
+    Attributes:
+        model_revision: tells this model from others of its name.
+        kv_release: the release of vLLM whose chunks are shared, such as ``"0.32"``, if it is not
+            the running one.
+    """
+
+    model_revision: str | None = None
+    kv_release: str | None = None
+
+    @field_validator("kv_release")
+    @classmethod
+    def _check_release(cls, release: str | None) -> str | None:
+        if release is not None and not re.fullmatch(r"[0-9]+\.[0-9]+", release):
+            raise ValueError("should be vLLM's major and minor number, for example '0.32'")
+        return release
+
+
+class GuestOptions(IdentityOptions):
     """Options of one of our tiers under vLLM's manager, beside its backend's and every tier's.
 
     Attributes:
         verify: false switches digests off; for measurements and tests only.
-        model_revision: tells this model from others of its name.
         shutdown_timeout_s: time to drain the tier, and again to close it.
     """
 
     verify: Flag = True
-    model_revision: str | None = None
     shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
 
 
@@ -96,17 +115,15 @@ def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Any]]:
     }
 
 
-class EngineOptions(StrictModel):
+class EngineOptions(IdentityOptions):
     """Options of our own manager under vLLM, beside those of a :class:`TieringConfig`.
 
     Attributes:
         copies: what copies between the device and the host pool: ``kvtier``, ``vllm``, or
             ``auto``, which is vLLM except on a CPU, where it cannot.
-        model_revision: tells this model from others of its name.
     """
 
     copies: Literal["auto", "kvtier", "vllm"] = "auto"
-    model_revision: str | None = None
 
 
 class SpecOptions(EngineOptions, TieringConfig):

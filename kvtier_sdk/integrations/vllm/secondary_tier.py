@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,8 @@ from vllm.v1.kv_offload.tiering.base import JobResult as EngineResult
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
-from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.integrations.vllm import compat
+from kvtier_sdk.integrations.vllm.engine_log import join_engine_log
 from kvtier_sdk.integrations.vllm.identity import THEIR_SLOTS, Identity
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
 from kvtier_sdk.integrations.vllm.metrics import StatsFeed, metric_definitions
@@ -33,6 +32,8 @@ from kvtier_sdk.integrations.vllm.translate import (
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
+from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
@@ -101,11 +102,11 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         **options: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        join_engine_log()
         compat.warn_if_untried()
         entry = SecondaryTierEntry.of_tier(offloading_spec, options)
         self._spec = entry.tier
         self._options = entry.options
-        self._log = logging.getLogger(f"kvtier.tier.{self._spec.name}")
         # What vLLM's manager goes by: its own metrics, filters and figures of hits.
         tier_class = self._spec.tier_class
         self.tier_type = self._spec.name
@@ -115,19 +116,22 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._whole_requests = self._spec.runner.offload_policy == "request"
         self._wants_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
         self._clock: Clock = SystemClock()
+        self._log = TierLog(self._spec.name, self._clock)
         self._feed = StatsFeed()
         self._requests: dict[str, _Request] = {}
         self._touched: dict[OffloadKey, None] = {}
         self._finished: list[EngineResult] = []
+        # Closes the tier that was opened under the expected namespace, where it was another one.
+        self._closing: threading.Thread | None = None
         self._slots = EngineSlots(primary_kv_view)
         try:
             self._identity = Identity(
                 offloading_spec.config,
                 chunk_bytes=self._slots.chunk_bytes,
                 slot_layout=getattr(offloading_spec, "slot_layout", THEIR_SLOTS),
-                revision=entry.options.model_revision,
+                declared=entry.options,
             )
-            self._tier = self._make_client(self._spec)
+            self._tier = self._make_client()
             self._tier.open()
         except BaseException:
             self._slots.close()
@@ -142,8 +146,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     # --- a request ----------------------------------------------------------------------------
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        if self._identity.settle():
-            self._reopen()
+        self._settle()
         self._requests[req_context.req_id] = _Request(request_context(req_context))
         return RequestOffloadingContext(
             policy=OffloadPolicy.REQUEST_LEVEL
@@ -158,6 +161,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         request = self._request(req_context)
         if key not in request.answers:
             if not self._tier.takes_reads:
+                self._tier.drop_lookups(1)
                 return _MISS
             request.answers[key] = None
             request.new.append(key)
@@ -183,6 +187,11 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             self._tier.touch(list(self._touched))
             self._touched = {}
         self._tier.flush()
+
+    def has_pending_work(self) -> bool:
+        # vLLM's loop asks before it takes the first request: time to open the tier again.
+        self._settle()
+        return False
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -223,6 +232,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     def shutdown(self) -> None:
         self._tier.close(self._options.shutdown_timeout_s)
+        if self._closing is not None:
+            self._closing.join()
         self._slots.close()
 
     # --- the tier's reports -------------------------------------------------------------------
@@ -257,14 +268,17 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _make_client(self, spec: TierSpec) -> TierClient:
+    def _make_client(self, *, engine_waits: bool = True) -> TierClient:
         runner = make_runner(
-            spec,
+            self._spec,
             self._slots,
             namespace=self._identity.namespace,
             clock=self._clock,
             verify=self._options.verify,
+            engine_waits=engine_waits,
         )
+        spec = self._spec
+        log_start(self._slots, "vLLM", [(spec, runner)], self._identity.namespace)
         return TierClient(
             spec,
             runner,
@@ -274,16 +288,23 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             events=self._wants_events,
         )
 
-    def _reopen(self) -> None:
-        """Open the tier under the namespace that is certain now; no chunk was asked of it yet."""
-        self._tier.close(self._options.shutdown_timeout_s)
-        # The engine is serving by now: a tier that is out of reach is opened later.
-        self._tier = self._make_client(self._spec.needed(False))
-        try:
-            self._tier.open()
-        except KVTierError as error:
-            # It could be opened a moment ago. A runner that did not start refuses all jobs.
-            self._log.error("the tier stays off: %s", error)
+    def _settle(self) -> None:
+        """Open the tier again if the namespace is certain now, and not the one expected.
+
+        No request waits, neither for a tier that is out of reach nor for one that does not close.
+        """
+        if not self._identity.settle():
+            return
+        self._log.info("the seed of the hashes is known now: the tier is opened under it")
+        self._closing = threading.Thread(
+            target=self._tier.close,
+            args=(self._options.shutdown_timeout_s,),
+            name=f"kvtier-{self._spec.name}-close",
+            daemon=True,
+        )
+        self._closing.start()
+        self._tier = self._make_client(engine_waits=False)
+        self._tier.open()
 
     def _request(self, req_context: ReqContext) -> _Request:
         request = self._requests.get(req_context.req_id)

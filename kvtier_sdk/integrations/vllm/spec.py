@@ -10,10 +10,12 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingSpec
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
+from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.copies import worker_over_pool
+from kvtier_sdk.integrations.vllm.engine_log import join_engine_log
 from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, THEIR_SLOTS, Identity
 from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier_sdk.integrations.vllm.mapping import EngineSlots
@@ -26,6 +28,7 @@ from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.tiering import TieringManager, open_manager
+from kvtier_sdk.tiering.services import OperatorServices
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import (
@@ -56,6 +59,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
+        join_engine_log()
         compat.warn_if_untried()
         self._options = validate_options(SpecOptions, config.extra_config, EXTRA_CONFIG)
         self.replicated_layout = config.replicated_layout
@@ -113,7 +117,8 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         if not slots:
             raise ConfigError(
                 f"kv_connector_extra_config: option 'cpu_bytes_to_use' is "
-                f"{format_bytes(size_bytes)}, and one chunk takes {format_bytes(one.row_bytes)}"
+                f"{format_bytes(size_bytes)}, and one chunk takes {format_bytes(one.row_bytes)}; "
+                "raise it to at least that"
             )
         return PoolLayout(slots, one.part_bytes, one.workers, one.replicated)
 
@@ -130,28 +135,47 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             # Each replica of a data-parallel engine has a port of its own.
             port = config.metrics_port + self.config.parallel.data_parallel_index
             config = config.model_copy(update={"metrics_port": port})
+        clock = SystemClock()
+        services = OperatorServices(config, clock)
         identity = Identity(
             self.config,
             chunk_bytes=pool.chunk_bytes,
             slot_layout=THEIR_SLOTS if self._theirs else OUR_SLOTS,
-            revision=self._options.model_revision,
+            declared=self._options,
         )
 
         def make(
-            namespace: Namespace, tiers: Sequence[TierSpec]
+            namespace: Namespace, tiers: Sequence[TierSpec], engine_waits: bool
         ) -> AbstractContextManager[TieringManager]:
             events = self.kv_events_config.enable_kv_cache_events
             used = config.model_copy(update={"tiers": tuple(tiers)})
-            return open_manager(pool, used, namespace, events=events)
+            return open_manager(
+                pool,
+                used,
+                namespace,
+                clock=clock,
+                events=events,
+                engine_waits=engine_waits,
+                services=services,
+            )
 
-        return KVTierOffloadingManager(
-            make,
-            tiers,
-            identity,
-            on_shutdown=pool.close,
-            # With asynchronous scheduling, one more than the pipeline is deep.
-            steps_in_flight=self.config.parallel.pp_size + 1,
-        )
+        def close() -> None:
+            services.close()
+            pool.close()
+
+        try:
+            return KVTierOffloadingManager(
+                make,
+                tiers,
+                identity,
+                on_shutdown=close,
+                # With asynchronous scheduling, one more than the pipeline is deep.
+                steps_in_flight=self.config.parallel.pp_size + 1,
+                clock=clock,
+            )
+        except BaseException:
+            services.close()
+            raise
 
     def _scheduler_pool(self) -> HostPool | EngineSlots:
         joined: HostPool | JoinedRegion = (

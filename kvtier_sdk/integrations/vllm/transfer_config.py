@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Literal, Self, get_args
@@ -23,11 +23,13 @@ from kvtier_sdk.options.place import Place, nearest
 from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.tiering import TieringConfig
 
-_CONNECTOR = "OffloadingConnector"
-#: The spec whose manager is ours, and those whose manager is vLLM's.
+#: The connector that has specs and tiers of others.
+CONNECTOR = "OffloadingConnector"
 _HOST_SPEC = "KVTierOffloadingSpec"
 _CPU_SPEC = "KVTierCPUTieringSpec"
-_GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
+#: The specs that are ours, and those whose manager is vLLM's.
+OUR_SPECS = (_HOST_SPEC, _CPU_SPEC)
+GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
 
 _Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 
@@ -57,6 +59,50 @@ def is_transfer_config(options: Mapping[str, Any]) -> bool:
     return "kv_connector" in options or EXTRA_CONFIG.where in options
 
 
+def make_transfer_config(
+    tiers: Sequence[str], pool: str, *, our_manager: bool, model_revision: str | None = None
+) -> dict[str, Any]:
+    """Make the argument of ``vllm serve --kv-transfer-config``.
+
+    Args:
+        tiers: URLs, in the order in which the tiers are searched.
+        pool: size of the host pool, such as ``"32GiB"``.
+        our_manager: true for our manager, false for vLLM's own with our tiers.
+        model_revision: tells this model from others of its name.
+
+    Returns:
+        The options, which :func:`read_transfer_config` checks.
+
+    Raises:
+        ConfigError: ``pool`` is no size.
+    """
+    revision = {} if model_revision is None else {"model_revision": model_revision}
+    extra: dict[str, Any]
+    if our_manager:
+        extra = {
+            "spec_name": _HOST_SPEC,
+            "spec_module_path": __package__,
+            "cpu_bytes_to_use": pool,
+            "secondary_tiers": list(tiers),
+            **revision,
+        }
+    else:
+        try:
+            pool_bytes = parse_bytes(pool)  # vLLM takes bytes only
+        except ValueError as error:
+            raise ConfigError(f"{EXTRA_CONFIG.at('cpu_bytes_to_use')}: {error}") from None
+        extra = {
+            "spec_name": GUEST_SPECS[0],
+            "cpu_bytes_to_use": pool_bytes,
+            "secondary_tiers": [{"type": TIER_TYPE, "url": url, **revision} for url in tiers],
+        }
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_role": "kv_both",
+        EXTRA_CONFIG.where: extra,
+    }
+
+
 def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringConfig:
     """Read the argument of ``vllm serve --kv-transfer-config``.
 
@@ -74,25 +120,25 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
     """
     place = Place(where)
     connector = options.get("kv_connector")
-    if connector != _CONNECTOR:
+    if connector != CONNECTOR:
         raise ConfigError(
-            f"{place.at('kv_connector')} is {connector!r}; kvtier is used through {_CONNECTOR!r}"
+            f"{place.at('kv_connector')} is {connector!r}; kvtier is used through {CONNECTOR!r}"
         )
     validate_options(_TransferConfig, options, place)
     inside = place.at(EXTRA_CONFIG.where)
     extra = inside.table(options.get(EXTRA_CONFIG.where, {}))
     spec = extra.get("spec_name")
     try:
-        if spec in (_HOST_SPEC, _CPU_SPEC):
+        if spec in OUR_SPECS:
             _check_module(extra.get("spec_module_path"), EXTRA_CONFIG.at("spec_module_path"), spec)
         if spec == _HOST_SPEC:
             return SpecOptions.from_dict(extra, where=EXTRA_CONFIG.where).config
-        if spec in _GUEST_SPECS:
+        if spec in GUEST_SPECS:
             return _read_guests(extra)
     except ConfigError as error:
         lines = str(error).splitlines()
-        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from error
-    known = nearest(str(spec), [_HOST_SPEC, *_GUEST_SPECS], "allowed")
+        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from None
+    known = nearest(str(spec), [_HOST_SPEC, *GUEST_SPECS], "allowed")
     raise ConfigError(f"{inside.at('spec_name')} is {spec!r}; {known}")
 
 

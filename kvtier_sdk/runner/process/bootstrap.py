@@ -1,7 +1,9 @@
 """The message from which a tier's process builds the tier, and the errors that it sends back.
 
 It is plain data. It goes through the socket between the two processes because it holds secrets: a
-command line can be read by everybody on the machine, an environment by every child of the tier.
+command line can be read by everybody on the machine, an environment by every child of the tier. So
+the variables of the environment that are secrets go with it, too. A file with a secret is named
+only: the process reads it itself, and again when the store refuses.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from kvtier_sdk.errors import BackendLoadError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place
+from kvtier_sdk.options.secret_options import read_secrets
+from kvtier_sdk.options.secret_sources import VariableSecret
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.pool import PoolLayout
 from kvtier_sdk.runner.process.codec import PROTOCOL_VERSION
@@ -63,6 +67,11 @@ def write_bootstrap(
         "backend": spec.backend,
         "tier_class": _path_of(spec.tier_class),
         **_options_of(spec),
+        "variables": {
+            secret.variable: secret.get_secret_value()
+            for _, secret in spec.config
+            if isinstance(secret, VariableSecret)
+        },
         "facts": dict(namespace.facts),
         "fingerprint": namespace.fingerprint,
         "layout": asdict(layout),
@@ -89,7 +98,9 @@ def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, P
     if namespace.fingerprint != bootstrap["fingerprint"]:
         raise ConfigError(f"{place} the namespace's facts are no plain JSON values")
     tier_class = _load_class(name, bootstrap["tier_class"])
-    config = validate_options(tier_class.config_model, bootstrap["config"], place)
+    model = tier_class.config_model
+    options = read_secrets(model, bootstrap["config"], place, bootstrap["variables"])
+    config = validate_options(model, options, place)
     runner = validate_options(RunnerOptions, bootstrap["runner"], place)
     spec = TierSpec(name, bootstrap["backend"], tier_class, config, runner)
     if any(bootstrap[part] != options for part, options in _options_of(spec).items()):

@@ -38,6 +38,7 @@ from kvtier_sdk.runner.process.codec import (
     read_plain,
     write_reports,
 )
+from kvtier_sdk.runner.process.title import set_process_title
 
 _STDERR = 2
 _READ_BYTES = 1 << 16
@@ -134,6 +135,9 @@ class Child:
             self._opening = self._spawn(self._open(self._tier_loop), "open")
 
     def _build(self, bootstrap: Mapping[str, Any]) -> TierLoop:
+        name = bootstrap["name"]
+        title = f"kvtier tier {name!r} ({bootstrap['backend']})"
+        set_process_title(title, short=f"kvtier:{name}")
         sender = _LogSender(self._log.logger.name, self._send)
         logging.getLogger().addHandler(sender)
         self._log.logger.setLevel(bootstrap["log_level"])

@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.errors import TierUnavailableError
+from kvtier_sdk.options.secret_sources import environment_without_secrets
 from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import read_error
@@ -80,13 +81,14 @@ class ChildProcess:
         """Id of the process, once it was started."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
+    async def start(self, bootstrap: Callable[[], Mapping[str, Any]], pool_fd: int) -> None:
         """Start the process, have it open the tier, and wait until it takes jobs.
 
         If this raises or is cancelled, :meth:`end` it.
 
         Args:
-            bootstrap: what it builds the tier from.
+            bootstrap: returns what it builds the tier from, with secrets, which must not be in a
+                frame of a traceback.
             pool_fd: the pool's descriptor, which the process inherits under the same number.
 
         Raises:
@@ -106,7 +108,7 @@ class ChildProcess:
         assert self._stderr is not None
         self._event_loop.add_reader(self._control, self._read_control)
         self._event_loop.add_reader(self._stderr, self._read_stderr, self._stderr)
-        self._control.write(plain_message(Kind.BOOTSTRAP, bootstrap))
+        self._control.write(plain_message(Kind.BOOTSTRAP, bootstrap()))
         if self._control.has_unsent:
             self._event_loop.add_writer(self._control, self._write_control)
         await self._opened
@@ -241,6 +243,7 @@ class ChildProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, self._name, *map(str, fds), *path],
             pass_fds=[*fds, pool_fd],
+            env=environment_without_secrets(),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             # A terminal's Ctrl-C is the engine's.

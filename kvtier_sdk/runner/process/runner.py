@@ -52,6 +52,7 @@ class ProcessRunner:
             process has too.
         notify: called in the supervisor thread when there is something to poll; must not block.
         verify: as for the tier loop.
+        engine_waits: false for an engine that serves already: :meth:`start` does not wait.
 
     Raises:
         ConfigError: the pool is of one process, or the tier cannot be built in another one.
@@ -66,6 +67,7 @@ class ProcessRunner:
         clock: Clock,
         notify: Callable[[], None] | None = None,
         verify: bool = True,
+        engine_waits: bool = True,
     ) -> None:
         fault = fault_of_process(spec, pool)
         if fault is not None:
@@ -97,6 +99,7 @@ class ProcessRunner:
             on_failure=self._failed,
             on_death=self._died,
             verify=verify,
+            engine_waits=engine_waits,
         )
         self._thread = LoopThread(spec.name, clock, self._log, self._supervisor.abandon)
 
@@ -106,8 +109,12 @@ class ProcessRunner:
         child = self._supervisor.child
         return None if child is None else child.pid
 
+    def begin(self) -> None:
+        """Start the supervisor thread, and begin to start the process."""
+        self._thread.start(self._supervisor.open)
+
     def start(self) -> bool:
-        """Start the process and open the tier in it.
+        """Begin, if that was not done, and wait until the tier is open in the process.
 
         Returns:
             True if the tier is open; false if it is not required, and is opened in the background.
@@ -118,8 +125,9 @@ class ProcessRunner:
             TierError: the store refuses the credentials, or cannot be reached and is required;
                 likewise.
         """
+        self.begin()
         try:
-            is_open = self._thread.start(self._supervisor.open)
+            is_open = self._thread.wait_opened()
         except BaseException:
             self.close(timeout_s=5.0)
             raise

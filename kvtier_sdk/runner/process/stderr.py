@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import deque
@@ -71,6 +72,10 @@ class StderrLog:
 
     def _take(self, lines: list[bytes]) -> None:
         texts = [line[:_MAX_LINE_BYTES].decode(errors="replace").rstrip() for line in lines]
+        for file in self._secrets.files if any(texts) else ():
+            # The process may have read it again, and this one not.
+            with contextlib.suppress(OSError, ValueError):
+                file.read_again()
         texts = [self._secrets.mask(text) for text in texts if text]
         for text in texts:
             self._in_stack = self._in_stack or text.startswith(_STACK_STARTS)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.units import format_seconds
+from kvtier_sdk.runner.backoff import Backoff
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
 from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
 
-#: The pause before a process is restarted; it doubles up to the longest.
+#: The pause before a process is restarted; it doubles up to the longest. After a life as long as
+#: that, pauses are short again.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 #: How much longer than the tier's deadline to open a process may take to say a word. One that is
@@ -26,25 +29,6 @@ _MAX_PAUSE_S = 30.0
 _START_S = 30.0
 #: How long an opening that is cancelled may take to end.
 _CANCEL_S = 5.0
-
-
-class RestartPauses:
-    """The pauses before a process is restarted. Pure state."""
-
-    def __init__(self) -> None:
-        self._next_s = _FIRST_PAUSE_S
-
-    def after(self, lived_s: float) -> float:
-        """Return the next pause, in seconds.
-
-        Args:
-            lived_s: how long the tier was open in the last process; after a long life the pauses
-                are short again.
-        """
-        if lived_s >= _MAX_PAUSE_S:
-            self._next_s = _FIRST_PAUSE_S
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, _MAX_PAUSE_S)
-        return pause_s
 
 
 class Supervisor:
@@ -65,6 +49,7 @@ class Supervisor:
         on_failure: called with the reason where a process could not be started.
         on_death: called with a process that is gone, and what it died of.
         verify: as for the tier loop.
+        engine_waits: false for an engine that serves already: :meth:`open` does not wait.
     """
 
     def __init__(
@@ -79,6 +64,7 @@ class Supervisor:
         on_failure: Callable[[str], None],
         on_death: Callable[[ChildProcess, str], None],
         verify: bool,
+        engine_waits: bool,
     ) -> None:
         self.child: ChildProcess | None = None
         self.first: ChildProcess | None = None
@@ -91,6 +77,7 @@ class Supervisor:
         self._on_failure = on_failure
         self._on_death = on_death
         self._verify = verify
+        self._engine_waits = engine_waits
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -110,7 +97,7 @@ class Supervisor:
         starting: asyncio.Task[ChildProcess] | None
         starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
         try:
-            async with self._clock.timeout(options.open_deadline_s):
+            async with self._clock.timeout(options.open_deadline_s if self._engine_waits else 0):
                 await asyncio.wait([starting])
         except TimeoutError:
             if options.required:
@@ -183,7 +170,8 @@ class Supervisor:
             child.data.close()
 
     async def _start_with(self, pool_fd: int) -> ChildProcess:
-        bootstrap: dict[str, Any] = write_bootstrap(
+        bootstrap = partial(
+            write_bootstrap,
             self._spec,
             namespace=self._namespace,
             layout=self._pool.layout,
@@ -202,7 +190,7 @@ class Supervisor:
 
     async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
         """Wait for the process's end, again and again, and start the next one."""
-        pauses = RestartPauses()
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         if starting is not None:
             try:
                 await self._started(starting, is_restart=False)
@@ -210,26 +198,30 @@ class Supervisor:
                 await self._break_off(starting)
                 raise
         if self.child is None:
-            await self._restart(pauses, 0.0, is_restart=False)
+            await self._restart(backoff, is_restart=False)
         while self.child is not None:
             opened_s = self._clock.now_s()
             reason = f"the tier's process died: {await self.child.ended}"
             child, self.child = self.child, None
+            died_s = self._clock.now_s()
             if not self._closing:
-                self._log.error("%s", reason)
+                self._log.warning("%s", reason)
             self._on_death(child, reason)
             child.let_go()
             if self._closing:
                 return
-            await self._restart(pauses, self._clock.now_s() - opened_s, is_restart=True)
+            if died_s - opened_s >= _MAX_PAUSE_S:
+                backoff.reset()
+            await self._restart(backoff, is_restart=True)
+            away = format_seconds(self._clock.now_s() - died_s)
+            self._log.warning("the tier's process was restarted, %s after the last one died", away)
 
-    async def _restart(self, pauses: RestartPauses, lived_s: float, *, is_restart: bool) -> None:
+    async def _restart(self, backoff: Backoff, *, is_restart: bool) -> None:
         while self.child is None:
-            pause_s = pauses.after(lived_s)
+            pause_s = backoff.next_s()
             self._log.info("the tier's process is restarted in %g s", pause_s)
             await self._clock.sleep(pause_s)
             await self._started(self._start(), is_restart=is_restart)
-            lived_s = 0.0
 
     async def _started(self, starting: Awaitable[ChildProcess], *, is_restart: bool) -> None:
         try:
@@ -237,7 +229,8 @@ class Supervisor:
         except Exception as error:
             self._note_failure(error)
             return
-        self._log.warning("the tier's process was %s", "restarted" if is_restart else "started")
+        if not is_restart:
+            self._log.warning("the tier's process was started")
         self._on_start(self.child, is_restart)
 
     def _note_failure(self, error: Exception) -> None:

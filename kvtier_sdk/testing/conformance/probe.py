@@ -19,6 +19,7 @@ from kvtier_sdk.errors import (
     TierCapacityError,
     TierError,
 )
+from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.runner.answers import NonsenseError, found_in, verdicts_in
 from kvtier_sdk.runner.jobs import batches_of
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
@@ -167,6 +168,19 @@ class Probe:
             return [entry async for entry in self.tier.scan()]
 
         return await self.bounded(listed(), "scan")
+
+    async def namespaces(self) -> list[StoredNamespace]:
+        """Call the tier's ``namespaces`` and return all of them.
+
+        Raises:
+            Breach: it comes too late.
+            TierError: the tier raised it.
+        """
+
+        async def listed() -> list[StoredNamespace]:
+            return [namespace async for namespace in self.tier.namespaces()]
+
+        return await self.bounded(listed(), "namespaces")
 
     def empty(self, key: OffloadKey, *, shift_bytes: int = 0, replace: bool = False) -> LentBuffers:
         """Make buffers to load into.

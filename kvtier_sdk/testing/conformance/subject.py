@@ -155,6 +155,7 @@ class TierSubject:
         namespace: Namespace | None = None,
         chunk_bytes: int | None = None,
         report_removed: Callable[[Iterable[OffloadKey]], None] | None = None,
+        maintenance: bool = False,
     ) -> TierContext:
         """Make the context of a tier.
 
@@ -163,6 +164,7 @@ class TierSubject:
             namespace: the namespace of its chunks; the subject's by default.
             chunk_bytes: length of a payload; the subject's by default.
             report_removed: takes the keys that the tier reports as removed.
+            maintenance: true to open it as a tool does.
 
         Returns:
             The context.
@@ -181,6 +183,7 @@ class TierSubject:
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
             report_removed=report_removed or (lambda keys: None),
             regions=(self.memory.region,),
+            maintenance=maintenance,
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:

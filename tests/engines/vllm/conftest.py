@@ -85,6 +85,19 @@ def offloading_way(request: pytest.FixtureRequest) -> Way:
     return chosen
 
 
+@pytest.fixture
+def another_hash(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make vLLM hash with another algorithm than its default."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+
+    name = "sha256_cbor"
+    seed = kv_cache_utils.get_none_hash_seed()
+    value = kv_cache_utils.BlockHash(get_hash_fn_by_name(name)(seed))
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", value, raising=False)
+    return name
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for the test's module."""

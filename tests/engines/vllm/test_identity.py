@@ -19,12 +19,18 @@ with warnings.catch_warnings():
     from vllm.v1.kv_offload.config import OffloadingConfig
 
     from kvtier_sdk import ConfigError
-    from kvtier_sdk.integrations.vllm import plugin
+    from kvtier_sdk.integrations.vllm import compat, plugin
     from kvtier_sdk.integrations.vllm.identity import OUR_SLOTS, Identity
+    from kvtier_sdk.integrations.vllm.options import IdentityOptions
 
 
-def facts_of(config: OffloadingConfig, revision: str | None = None) -> dict[str, Any]:
-    identity = Identity(config, chunk_bytes=CHUNK_BYTES, slot_layout=OUR_SLOTS, revision=revision)
+def facts_of(config: OffloadingConfig, **declared: str) -> dict[str, Any]:
+    identity = Identity(
+        config,
+        chunk_bytes=CHUNK_BYTES,
+        slot_layout=OUR_SLOTS,
+        declared=IdentityOptions(**declared),
+    )
     return dict(identity.namespace.facts)
 
 
@@ -33,6 +39,13 @@ def config_of(dtype: str) -> OffloadingConfig:
     config = make_config([])
     group = replace(config.groups[0], tokens_per_block=128)
     return replace(config, groups=(group,), model=replace(config.model, dtype=dtype))
+
+
+def test_a_release_shares_with_another_if_the_operator_says_so() -> None:
+    config = config_of("float32")
+    own = facts_of(config)
+    assert own["engine"] == f"vllm {compat.release()}"
+    assert facts_of(config, kv_release="0.31") == {**own, "engine": "vllm 0.31"}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +99,7 @@ def test_a_model_of_the_hub_that_cannot_be_told_from_others_needs_a_revision() -
     config = replace(config, model=replace(config.model, name="none/such"))
     with pytest.raises(ConfigError, match="option 'model_revision' is missing"):
         facts_of(config)
-    assert facts_of(config, revision="v2")["model_revision"] == "v2"
+    assert facts_of(config, model_revision="v2")["model_revision"] == "v2"
 
 
 #: By the side that copies: vLLM's spec with our tiers, our spec for CPUs, and our manager.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.stores import Folder, RedisStore, S3Store, ServedStore, Store
+from support.stores import Folder, Mooncake, RedisStore, S3Store, ServedStore, Store
 from support.vllm_engine import (
     BLOCK_TOKENS,
     CHUNK_BYTES,
@@ -42,8 +42,8 @@ class Case(NamedTuple):
 CASES = [
     Case(way, kind, runner)
     for way in (OUR_TIERS, OUR_MANAGER)
-    for kind in (Folder, RedisStore, S3Store)
-    for runner in ("thread", "process")
+    for kind in (Folder, RedisStore, S3Store, Mooncake)
+    for runner in kind.runners
 ]
 
 

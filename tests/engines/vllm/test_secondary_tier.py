@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.redis_server import free_port
+from support.redis_server import Server, free_port
 from support.stores import RedisStore
 
 with warnings.catch_warnings():
@@ -254,3 +254,20 @@ def test_an_engine_starts_without_a_store_that_is_down(make_tier: MakeTier, runn
     assert look_up(tier, request(tier, "early"), KEYS[:1]) == [MISS]
     tier.submit_store(TransferJob(1, KEYS[:1], np.array([3], np.int32), False, request(tier, "r")))
     assert [(job.job_id, job.success) for job in tier.get_finished_jobs()] == [(1, False)]
+
+
+def test_the_first_request_waits_neither_for_the_closing_nor_for_the_opening_of_a_tier(
+    make_tier: MakeTier, another_hash: str, tmp_path: Path
+) -> None:
+    server = Server(tmp_path).start()
+    tier = make_tier(url=f"{server.url}?connect_timeout=1h&open_deadline=1h&required=true")
+    try:
+        server.pause()
+        assert not tier.has_pending_work()
+        assert look_up(tier, request(tier, "early"), KEYS[:1]) == [MISS]
+        server.resume()
+        while not tier.stats.is_open:
+            assert list(tier.get_finished_jobs()) == []
+        assert move(tier, request(tier, "stores"), KEYS[:1], [3], load=False).success
+    finally:
+        server.kill()

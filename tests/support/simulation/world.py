@@ -115,6 +115,9 @@ class World:
         self.weathers: list[Weather] = []
         self.ledgers: list[Ledger] = []
         self.runners: list[WatchedRunner] = []
+        # An operator who takes tiers out and puts them back, in some of the simulations.
+        self._operator = random.Random(f"operator {seed}")
+        self._moves_rate = self._operator.choice([0.0, 0.0, 0.05])
         # By tier: the step until which its loop is stalled.
         self._stalled_until: list[int] = []
         self.tiers: list[SimulatedTier] = []
@@ -369,11 +372,18 @@ class World:
                 weather.begin_outage()
             if self.rng.random() < plan.removals:
                 tier.lose()
+            if self._operator.random() < self._moves_rate:
+                client = self.manager.clients[index]
+                client.is_drained = not client.is_drained
+                self.journal.note(plan.name, "is out" if client.is_drained else "is back")
+                weather.seen["taken out"] += client.is_drained
 
     def _come_to_rest(self) -> None:
         """End all faults and all requests, and check that everything is released."""
         for weather in self.weathers:
             weather.clear_up()
+        for client in self.manager.clients:
+            client.is_drained = False
         if self.plan.ends == "aborted":
             self.engine.abort_all()
         self._play_until_idle()

@@ -23,6 +23,7 @@ from kvtier_sdk.errors import (
     TierError,
     TierUnavailableError,
 )
+from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import (
     Entry,
@@ -703,6 +704,37 @@ class ScansWithoutHeader(BrokenTier):
     async def scan(self) -> AsyncIterator[Entry]:
         async for entry in super().scan():
             yield Entry(entry.key, entry.object_bytes - self.context.header_bytes)
+
+
+class ListsItsOwnNamespace(BrokenTier):
+    """Lists the one namespace that it knows anyway."""
+
+    fails = "check_namespaces_are_listed"
+
+    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        async for namespace in super().namespaces():
+            if namespace == self.context.namespace:
+                yield namespace
+
+
+class MakesWhatItLooksInto(BrokenTier):
+    """Writes its manifest whoever opens it."""
+
+    fails = "check_maintenance_makes_no_namespace"
+
+    async def open(self) -> None:
+        await super().open()
+        self.write_manifest()
+
+
+class UsesWhatItExamines(BrokenTier):
+    """Takes a tool's load for an engine's."""
+
+    fails = "check_maintenance_records_no_use"
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await super().load_chunk(transfer)
+        self.use(transfer.key)
 
 
 class CountsNothing(BrokenTier):

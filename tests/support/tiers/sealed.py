@@ -25,7 +25,9 @@ from kvtier_sdk.chunk_header import ChunkHeader, header_bytes
 from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.sealing import ChunkSealer
+from kvtier_sdk.runner.secret_renewal import SecretRenewal
 
 #: More than the kit ever has under way.
 _MAX_CHUNKS = 1024
@@ -60,7 +62,9 @@ class SealedTier(SecondaryTierManager):
         )
         self._inner = MemoryTier(config, inner)
         self._header = ChunkHeader(context.namespace.fingerprint, slot_bytes, sealed=True)
-        caller = TierCaller(self._inner, Secrets())
+        secrets = Secrets()
+        renewal = SecretRenewal(secrets, TierLog(context.name, context.clock))
+        caller = TierCaller(self._inner, secrets, renewal)
         self._sealer = ChunkSealer(caller, codec, inner, self._header, scratch)
 
     async def open(self) -> None:

@@ -20,6 +20,7 @@ from kvtier_sdk.errors import (
     TierCapacityError,
     TierUnavailableError,
 )
+from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.tier import (
     RunnerOptions,
     TierConfig,
@@ -43,6 +44,8 @@ class Shelf:
         hangs: True while the shelf answers nothing.
         torn: the objects of which a part is lost, each kept in two parts.
         marks: what instances of a tier tell each other.
+        manifests: of each namespace, by its fingerprint.
+        used_s: the time of each object's last use.
     """
 
     objects: dict[ShelfName, bytes] = field(default_factory=dict)
@@ -51,6 +54,8 @@ class Shelf:
     hangs: bool = False
     torn: set[ShelfName] = field(default_factory=set)
     marks: set[str] = field(default_factory=set)
+    manifests: dict[str, bytes] = field(default_factory=dict)
+    used_s: dict[ShelfName, float] = field(default_factory=dict)
 
     @classmethod
     def named(cls, name: str) -> Shelf:
@@ -98,7 +103,13 @@ class ShelfTier(ChunkTierManager):
     """Chunks on a :class:`Shelf`. The tier keeps the whole contract."""
 
     config_model = ShelfTierConfig
-    capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    capabilities = (
+        Capability.DELETE
+        | Capability.TOUCH
+        | Capability.SCAN
+        | Capability.USAGE
+        | Capability.NAMESPACES
+    )
     contract_version: ClassVar[int] = 1
     config: ShelfTierConfig
 
@@ -106,6 +117,8 @@ class ShelfTier(ChunkTierManager):
         if self.config.nonsense:
             raise ConfigError("option 'nonsense' cannot work")
         await self.reach()
+        if not self.context.maintenance:
+            self.write_manifest()
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         await self.reach()
@@ -119,6 +132,8 @@ class ShelfTier(ChunkTierManager):
     async def load_chunk(self, transfer: Transfer) -> None:
         await self.reach()
         fill(transfer, self.take(transfer.key))
+        if not self.context.maintenance:
+            self.use(transfer.key)
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         await self.reach()
@@ -133,12 +148,30 @@ class ShelfTier(ChunkTierManager):
         for name, stored in list(self.shelf.objects.items()):
             key = self.shelf.keys.get(name)
             if key is not None and self.name_of(key) == name:
-                yield Entry(key, len(stored))
+                yield Entry(key, len(stored), self.shelf.used_s[name])
+
+    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        await self.reach()
+        for fingerprint, manifest in list(self.shelf.manifests.items()):
+            yield StoredNamespace.read(fingerprint, manifest)
 
     async def usage(self) -> Usage:
         await self.reach()
         objects = self.shelf.objects
         return Usage(len(objects), sum(map(len, objects.values())), None)
+
+    def write_manifest(self) -> None:
+        """Put the namespace's manifest on the shelf."""
+        namespace = self.context.namespace
+        self.shelf.manifests[namespace.fingerprint] = namespace.manifest_json().encode()
+
+    def use(self, key: OffloadKey) -> None:
+        """Record that a chunk is used now.
+
+        Args:
+            key: the chunk.
+        """
+        self.shelf.used_s[self.name_of(key)] = self.context.clock.wall_s()
 
     @property
     def shelf(self) -> Shelf:
@@ -170,6 +203,7 @@ class ShelfTier(ChunkTierManager):
         objects[name] = stored
         self.shelf.torn.discard(name)
         self.shelf.keys[name] = key
+        self.use(key)
 
     def take(self, key: OffloadKey) -> bytes:
         """Return an object on the shelf.

@@ -8,8 +8,9 @@ import pytest
 
 from kvtier_sdk import BackendError, ConfigError, TieringConfig, TierSpec
 
-TOP = "chunk_bytes, metrics_host, metrics_port, namespace, policy, pool_bytes, recompute, "
-TOP += "shutdown_timeout, slots, store_reserve, tiers, verify"
+TOP = "admin_socket, chunk_bytes, metrics_host, metrics_port, namespace, policy, pool_bytes, "
+TOP += "recompute, shutdown_timeout, slots, store_reserve, tiers, trace_dir, trace_file_size, "
+TOP += "trace_files, verify"
 MEMORY = "admission, backend, bandwidth, breaker_failures, breaker_window, capacity, codec, "
 MEMORY += "concurrency, latency, load_deadline, lookup_deadline, max_batch, "
 MEMORY += "max_probe_interval, max_queue, name, "

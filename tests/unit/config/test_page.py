@@ -29,6 +29,7 @@ DOCUMENTED = {
     "file": (PAGE, load_backend("file").config_model),
     "redis": (PAGE, load_backend("redis").config_model),
     "s3": (PAGE, load_backend("s3").config_model),
+    "mooncake": (PAGE, load_backend("mooncake").config_model),
     "GuestOptions": (VLLM_PAGE, GuestOptions),
     "EngineOptions": (VLLM_PAGE, EngineOptions),
 }

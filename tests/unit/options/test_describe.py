@@ -89,9 +89,14 @@ def test_the_meaning_is_the_nearest_docstrings() -> None:
         "far": "said by the base in two lines",
         "size": "how `large`",
         "told": "told by the field",
+        "password_file": "file that holds `password`, in its place",
+        "hidden_file": "file that holds `hidden`, in its place",
     }
 
 
 def test_every_option_is_described_in_order() -> None:
-    assert [option.name for option in describe_options(Options)] == Options.option_names()
+    names = [option.name for option in describe_options(Options)]
+    assert [name for name in names if not name.endswith("_file")] == Options.option_names()
+    assert names[names.index("password") + 1] == "password_file"
+    assert (INFO["password_file"].kind, INFO["password_file"].secret) == ("text", False)
     assert all(isinstance(option, OptionInfo) for option in INFO.values())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import SecretBytes, SecretStr
 
 from kvtier_sdk import TierAuthError, TierConfig, TierError, TierURL
-from kvtier_sdk.options.masked_errors import masked_error
+from kvtier_sdk.options.masked_errors import masked_error, without_frames
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import Secrets
 
@@ -194,3 +194,21 @@ def test_a_url_shows_no_secret_when_it_is_written_out() -> None:
     assert (url.password, url.options["auth_token"]) == ("hunter2", "hunter3")
     assert "hunter" not in repr(url)
     assert "'ttl': '1h'" in repr(url)
+
+
+def test_a_traceback_stays_as_text() -> None:
+    def send(password: str) -> None:
+        try:
+            raise TierAuthError("refused")
+        except TierAuthError as error:
+            raise TierError("not sent") from error
+
+    with pytest.raises(TierError, match="not sent") as refused:
+        send(SECRET)
+    for _ in range(2):
+        told = without_frames(refused.value)
+        shown = traceback.TracebackException.from_exception(told, capture_locals=True)
+        text = "".join(shown.format())
+        assert "in send" in text
+        assert SECRET not in text
+        assert len(told.__notes__) == 1

@@ -110,7 +110,7 @@ def test_huge_pages_of_shared_memory_are_counted_where_they_are_offered() -> Non
 
 def test_more_than_the_machine_has_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"needs 1 PiB, and .* are free in .*: use fewer slots, or "
+        ConfigError, match=r"needs 1 PiB, and .* are free in .*: make the pool smaller, or "
     ):
         HostPool(1 << 30, 1 << 20)
     with pytest.raises(ConfigError, match="needs 1 PiB"):
@@ -124,7 +124,7 @@ def test_the_tightest_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as failure:
         HostPool(3, MIB)
     assert str(failure.value) == (
-        "the host pool needs 3 MiB, and 1 MiB are free in there: use fewer slots, or do that"
+        "the host pool needs 3 MiB, and 1 MiB are free in there: make the pool smaller, or do that"
     )
 
 

@@ -36,7 +36,7 @@ def test_what_comes_often_is_said_at_once_and_then_counted(
     assert lines(caplog) == ["disk load: 100 % late"], "another topic, and no format"
     clock.advance(QUIET_S)
     log.often(logging.WARNING, "late", "disk store: again")
-    assert lines(caplog) == ["disk store: again (1000 of this kind since the last)"]
+    assert lines(caplog) == ["disk store: again (1000 of this kind in 60 s)"]
     log.often(logging.WARNING, "late", "disk store: the last")
     assert lines(caplog) == []
     log.catch_up()
@@ -77,3 +77,30 @@ def test_a_tier_that_is_gone_hides_nothing_any_more(
     del secrets
     log.warning("hunter2")
     assert lines(caplog) == ["gone: hunter2"]
+
+
+def test_on_a_loop_the_number_is_said_at_the_end_of_the_minute(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = TierLog("disk", clock)
+
+    async def run() -> None:
+        for number in range(35):
+            log.often(logging.WARNING, "late", f"disk lookup: late {number}")
+        await clock.sleep(QUIET_S - 1)
+        assert lines(caplog) == ["disk lookup: late 0"]
+        await clock.sleep(1)
+        assert lines(caplog) == ["disk lookup: late 34 (34 of this kind in 60 s)"]
+        await clock.sleep(2 * QUIET_S)
+        assert lines(caplog) == [], "nothing was late since"
+        log.often(logging.WARNING, "late", "disk lookup: late again")
+        assert lines(caplog) == ["disk lookup: late again"]
+        log.often(logging.WARNING, "late", "disk lookup: the last")
+        log.catch_up()
+        assert lines(caplog) == ["disk lookup: the last"]
+        await clock.sleep(2 * QUIET_S)
+        assert lines(caplog) == []
+
+    event_loop = clock.new_event_loop()
+    event_loop.run_until_complete(run())
+    event_loop.close()

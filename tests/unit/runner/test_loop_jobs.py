@@ -222,3 +222,22 @@ def test_a_call_that_hangs_does_not_keep_a_tier_from_being_closed(make: Make) ->
     rig.run(rig.loop.close())
     assert rig.tier.closed_in_mid_call
     assert rig.clock.now_s() < 5.0
+
+
+def test_lookups_that_time_out_are_told_once_a_minute_with_their_number(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make(breaker_window=1000)
+    rig.tier.always["lookup"] = Act(after_s=0.2)
+    for _ in range(100):
+        rig.ask(LOOKUP, within_s=0.05, run_s=1.0)
+    rig.run_for(60.0)
+    late = "tier lookup: 1 chunk was not done within 50 ms ('lookup_deadline')"
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    first, *later = [record.getMessage() for record in caplog.records]
+    assert first == late
+    counts = [
+        line.removeprefix(f"{late} (").removesuffix(" of this kind in 60 s)") for line in later
+    ]
+    assert len(counts) == 2
+    assert sum(map(int, counts)) == 99

@@ -150,7 +150,7 @@ def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
     assert_used(rig)
     assert rig.client.stats.open_failures == 2
     assert rig.past() == ["open", "closed", "open", "closed", "open", "opened"]
-    assert "held open: connection refused; it is tried again" in caplog.text
+    assert "held open: connection refused; the engine goes on, and tries again" in caplog.text
     assert "held: the tier is open now" in caplog.text
 
 
@@ -190,6 +190,35 @@ def test_after_the_start_nothing_ends_the_attempts(make_rig: MakeRig) -> None:
         "held open: ConfigError: tier 'held': option 'bucket' names none",
         "held open: ZeroDivisionError: a bug",
     ]
+
+
+@pytest.mark.parametrize("trouble", ["hang", "block"])
+def test_an_engine_that_serves_waits_for_no_opening(make_rig: MakeRig, trouble: str) -> None:
+    rig = make_rig(on_open=trouble, deadline_s=3600.0, required=True, engine_waits=False)
+    rig.client.open()
+    assert_refused(rig)
+    rig.wait_past("open")
+    if trouble == "block":
+        rig.unblock()
+        rig.wait_open()
+        assert_used(rig)
+
+
+def test_a_tier_that_opens_in_the_background_is_used(make_rig: MakeRig) -> None:
+    rig = make_rig(engine_waits=False)
+    rig.client.open()
+    assert_refused(rig)
+    rig.wait_open()
+    assert_used(rig)
+
+
+def test_no_error_ends_the_attempts_of_an_engine_that_serves(make_rig: MakeRig) -> None:
+    rig = make_rig(on_open="expire_once", engine_waits=False)
+    rig.client.open()
+    rig.wait_open()
+    assert_used(rig)
+    assert rig.client.stats.open_failures == 1
+    assert rig.client.stats.errors == ["held open: the key of Ada expired 3 days ago"]
 
 
 def test_the_log_says_that_an_opening_goes_on(

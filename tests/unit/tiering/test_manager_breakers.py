@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
 
 @pytest.mark.parametrize("with_traffic", [True, False])
 def test_ten_seconds_down_then_up_again_without_traffic(
-    make_weak: Make, with_traffic: bool
+    make_weak: Make, with_traffic: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make_weak(retries=0)
     stored_below(engine, KEYS[0])
@@ -126,6 +127,8 @@ def test_ten_seconds_down_then_up_again_without_traffic(
     assert closed_s - up_s <= pause_s
     assert tier.called()[calls:] == ["lookup", "load"], "the probe's, and nobody else's"
     assert settle(engine, KEYS[0], A)[0] == "HIT"
+    skipped = "meanwhile [0-9,]+ chunks were not looked up in it"
+    assert bool(re.search(skipped, caplog.text)) is with_traffic
 
 
 def test_while_it_is_open_a_lookup_is_a_miss_at_once_and_counted_apart(make_weak: Make) -> None:
@@ -144,7 +147,9 @@ def test_while_it_is_open_a_lookup_is_a_miss_at_once_and_counted_apart(make_weak
     assert len(engine.tiers[0].calls) == calls
 
 
-def test_a_full_disk_stops_stores_and_not_loads(make_weak: Make) -> None:
+def test_a_full_disk_stops_stores_and_not_loads(
+    make_weak: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = make_weak(slots=8)
     stored_below(engine, *KEYS[:4])
     tier = engine.tiers[0]
@@ -166,6 +171,12 @@ def test_a_full_disk_stops_stores_and_not_loads(make_weak: Make) -> None:
     assert engine.store(A, KEYS[60])
     engine.steps(0.05)
     assert KEYS[60] in tier._objects
+    # The end is as loud as the beginning, and says what it has cost.
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.partition(",")[0] for line in told[-2:]] == [
+        "tier0: writes are taken again",
+        "tier0: meanwhile 15 chunks were not stored in it",
+    ]
     # The canary came and went unseen.
     assert engine.manager.stats[1].evicted_chunks == 0
 

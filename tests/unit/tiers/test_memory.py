@@ -176,8 +176,8 @@ async def test_a_capacity_below_one_chunk_fails_at_open(make_context: ContextFac
         await make_tier(make_context(), capacity=OBJECT_BYTES - 1).open()
 
 
-def test_it_can_all_that_a_tier_may() -> None:
-    assert MemoryTier.capabilities == ~Capability.NONE
+def test_it_can_all_that_a_tier_may_in_a_place_of_its_own() -> None:
+    assert MemoryTier.capabilities == ~Capability.NAMESPACES
 
 
 def test_each_call_takes_the_latency(make_context: ContextFactory) -> None:

@@ -71,7 +71,8 @@ def test_secrets_are_neither_in_the_command_line_nor_in_the_environment(
         shown = (place / part).read_bytes()
         assert shown
         assert secret.encode() not in shown
-    assert b"kvtier_sdk.runner.process.child" in (place / "cmdline").read_bytes()
+    assert (place / "cmdline").read_bytes().rstrip(b"\0") == b"kvtier tier 'held' (memory)"
+    assert (place / "comm").read_text() == "kvtier:held\n"
 
 
 def test_secrets_arrive(make_rig: Callable[..., Rig]) -> None:

@@ -1,0 +1,115 @@
+"""The chunks under a root for a tool, which may work beside the engines that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+from kvtier_file.errors import tier_error
+from kvtier_file.namespace import SHARDS, NamespaceDirectory
+from kvtier_file.store import ChunkStore, Verdicts, entry_of
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    ConfigError,
+    Entry,
+    OffloadKey,
+    TierError,
+    Transfer,
+    Usage,
+)
+
+
+class Maintenance(ChunkStore):
+    """Reads what is on disk, and changes nothing but what it is told to delete.
+
+    It joins the processes that share the root only to delete: the others must learn what is gone.
+    """
+
+    def open(self) -> None:
+        """Open the root, which must be there.
+
+        Raises:
+            ConfigError: there is no such directory, or it is not usable with these options.
+            TierError: the file system fails.
+        """
+        self._is_open = True
+        try:
+            self._root.open(create=False)
+        except FileNotFoundError:
+            raise ConfigError(f"there is no directory '{self._config.root}'") from None
+        except OSError as error:
+            raise tier_error(error, self._config.root, "readable") from error
+
+    def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        """Return which chunks are on disk. Raises as :meth:`ChunkStore.contains`."""
+        faults: Verdicts = {}
+        hits = []
+        expired_ns = self._expired_ns()
+        with self._existing("readable") as directory:
+            for key in keys:
+                found = None
+                with self._fault(key, faults, "readable"):
+                    found = None if directory is None else directory.find(key)
+                hits.append(self._is_loadable(found, expired_ns))
+        if faults and len(faults) == len(keys):
+            raise faults[keys[0]]
+        return hits
+
+    def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
+        """Read a batch, each transfer with a verdict of its own, and record no use.
+
+        Raises:
+            TierError: the namespace's directory cannot be opened.
+        """
+        verdicts: Verdicts = {}
+        expired_ns = self._expired_ns()
+        with self._existing("readable") as directory:
+            for transfer in batch:
+                key = transfer.key
+                with (
+                    self._verdict(key, verdicts, "readable"),
+                    self._fault(key, verdicts, "readable"),
+                ):
+                    if directory is None:
+                        raise ChunkNotFoundError("no such chunk")
+                    directory.read(key, transfer.buffers, None, expired_ns=expired_ns)
+        return [verdicts.get(transfer.key) for transfer in batch]
+
+    def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Remove chunks, as :meth:`ChunkStore.delete`; a missing namespace is not made."""
+        with self._existing("readable") as directory:
+            if directory is not None:
+                super().delete(keys)
+
+    def list_shard(self, shard: str) -> list[Entry]:
+        """Return the chunks of one shard, also those that no engine can load.
+
+        Raises:
+            TierError: the file system fails.
+        """
+        with self._existing("readable") as directory:
+            return [entry_of(stored) for stored in directory.list_shard(shard)] if directory else []
+
+    def usage(self) -> Usage:
+        """Return the usage of all namespaces under the root, as it is on disk.
+
+        Raises:
+            TierError: the file system fails.
+        """
+        with self._translating("readable"), self._call():
+            lengths = [
+                stored.size_bytes
+                for directory in self._root.namespaces()
+                for shard in SHARDS
+                for stored in directory.list_shard(shard)
+            ]
+        return Usage(len(lengths), sum(lengths), self._config.capacity_bytes)
+
+    @contextmanager
+    def _existing(self, ability: str) -> Iterator[NamespaceDirectory | None]:
+        """Open the namespace's directory for a block; ``None`` if it is not there."""
+        with self._translating(ability), self._call(), ExitStack() as opened:
+            directory = None
+            with suppress(FileNotFoundError):
+                directory = opened.enter_context(self._root.namespace(create=False))
+            yield directory

@@ -1,0 +1,99 @@
+"""The client library: imported late, told its limits, and connected."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+from kvtier_mooncake.config import MooncakeTierConfig
+from kvtier_sdk import ConfigError, Region, TierError, TierUnavailableError
+
+# Of the client's own; only objects that the store has moved to a disk pass through it.
+_BUFFER_BYTES = 16 * 2**20
+
+
+def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
+    """Import the library and make a client, without connecting it.
+
+    Args:
+        config: the options.
+
+    Returns:
+        The client, and how it is to replicate objects.
+
+    Raises:
+        ConfigError: the library cannot be imported here.
+    """
+    timeout_ms = str(round(config.timeout_s * 1000))
+    os.environ["MC_RPC_TIMEOUT_MS"] = os.environ["MC_RPC_CONNECT_TIMEOUT_MS"] = timeout_ms
+    # The core tries again, with pauses.
+    os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "1")
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    try:
+        from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "the Mooncake client is not installed: pip install mooncake-transfer-engine, or on a "
+            "machine without CUDA mooncake-transfer-engine-non-cuda"
+        ) from None
+    except ImportError as error:
+        raise ConfigError(
+            f"the Mooncake client cannot be loaded: {error}; as root, "
+            "apt-get install libibverbs1 libnuma1 libcurl4"
+        ) from None
+    replication = ReplicateConfig()
+    replication.replica_num = config.replicas
+    return MooncakeDistributedStore(), replication
+
+
+def reach_master(config: MooncakeTierConfig) -> str:
+    """Connect to the master and leave it. In vain, the client itself would try for seconds.
+
+    Args:
+        config: the options.
+
+    Returns:
+        This machine's address on the way to it.
+
+    Raises:
+        TierUnavailableError: it cannot be reached.
+    """
+    try:
+        with socket.create_connection((config.host, config.port), config.timeout_s) as connection:
+            address: str = connection.getsockname()[0]
+    except OSError as error:
+        raise TierUnavailableError(f"the master {config.master}: {error}") from None
+    return address
+
+
+def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) -> None:
+    """Connect a client to its master, and register memory with it where it needs that.
+
+    Args:
+        client: the client.
+        config: the options.
+        regions: the memory that objects are sent from and received into.
+
+    Raises:
+        TierError: the master cannot be reached, or the client refuses a setting.
+    """
+    own_address = reach_master(config)
+    status = client.setup(
+        config.address or own_address,
+        config.metadata_server,
+        config.lend_bytes,
+        _BUFFER_BYTES,
+        config.protocol,
+        config.devices or "",
+        config.master,
+    )
+    if status:
+        raise TierUnavailableError(
+            f"the client cannot be set up (status {status}); its log has why"
+        )
+    # TCP needs no registration, and would let whoever connects to this process read and write it.
+    for region in regions if config.protocol == "rdma" else ():
+        if client.register_buffer(*region):
+            raise TierError("the client cannot register the host pool; see 'ulimit -l'")

@@ -1,0 +1,85 @@
+"""Options of the Mooncake tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from kvtier_sdk import Bytes, ConfigError, Count, Seconds, TierConfig, TierURL
+
+_NODES_KEEP_THE_LIMIT = (
+    "the nodes' memory is the limit; once it is nearly full, the master evicts what was used least"
+)
+_LEAST_LENT_BYTES = 16 * 2**20
+
+
+class MooncakeTierConfig(TierConfig):
+    """Options of the Mooncake tier.
+
+    Attributes:
+        host: the master.
+        port: its RPC port.
+        metadata_server: where machines learn how to reach each other: ``P2PHANDSHAKE`` (from each
+            other), or the URL of a metadata server.
+        protocol: how bytes travel.
+        devices: network devices for ``rdma``, separated by commas; the client's choice if absent.
+        address: this machine's name or address for the nodes; the one from which the master is
+            reached if absent.
+        replicas: the number of nodes on which each chunk is kept.
+        lend_bytes: memory of this machine that the tier lends to the store, as a node does, for
+            as long as it is open.
+        timeout_s: the limit for an answer of the master.
+    """
+
+    host: str = "127.0.0.1"
+    port: Count = Field(50051, ge=1, le=65535)
+    metadata_server: str = "P2PHANDSHAKE"
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    devices: str | None = None
+    address: str | None = None
+    replicas: Count = Field(1, ge=1, le=64)
+    lend_bytes: Bytes = Field(0, alias="lend")
+    timeout_s: Seconds = Field(2.0, alias="timeout", ge=0.1)
+
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("capacity", "min_free", "ttl"), _NODES_KEEP_THE_LIMIT
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.devices is not None and self.protocol != "rdma":
+            raise ValueError("option 'devices' is given without 'protocol=rdma'")
+        if 0 < self.lend_bytes < _LEAST_LENT_BYTES:
+            raise ValueError("option 'lend' is below 16MiB, the least that the store takes")
+        return self
+
+    @property
+    def master(self) -> str:
+        """Host and port of the master, as the client takes them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @classmethod
+    def options_from_url(cls, url: TierURL) -> dict[str, Any]:
+        """Read ``mooncake://master:50051?protocol=rdma``.
+
+        Args:
+            url: the parts.
+
+        Returns:
+            Options, not yet validated.
+
+        Raises:
+            ConfigError: a part has no meaning, or is given twice.
+        """
+        if url.path.strip("/") or url.username or url.password:
+            raise ConfigError(
+                f"{url.scheme}: takes the master alone; write 'mooncake://kv-1:50051'"
+            )
+        return url.options_beside({"host": url.host, "port": url.port})
+
+    def location(self) -> str:
+        """The master."""
+        return f"mooncake://{self.master}"

@@ -1,0 +1,43 @@
+"""The client's negative statuses, as errors."""
+
+from __future__ import annotations
+
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    CorruptChunkError,
+    TierCapacityError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
+
+NOT_FOUND = -704
+#: What a load gives for an object that is too long, and for one that is too short.
+TOO_LONG = -600
+TRANSFER_FAILED = -800
+MASTER_LOST = -900
+
+_ERRORS: dict[int, tuple[type[TierError], str]] = {
+    -200: (TierCapacityError, "no node has room for it, or there is none"),
+    -703: (ChunkNotFoundError, "its store has not ended"),
+    NOT_FOUND: (ChunkNotFoundError, "no such chunk"),
+    -707: (TierTimeoutError, "it was not read before its lease expired"),
+    TRANSFER_FAILED: (TierUnavailableError, "its node cannot be reached"),
+    -801: (CorruptChunkError, "the store found it damaged"),
+    MASTER_LOST: (TierUnavailableError, "the master cannot be reached"),
+    -901: (TierTimeoutError, "the master did not answer in time"),
+    -1010: (TierUnavailableError, "the master is not ready"),
+}
+
+
+def error_of(status: int) -> TierError:
+    """Return the error that a negative status stands for.
+
+    Args:
+        status: of one object, or of a call.
+
+    Returns:
+        The error, whose message has the number.
+    """
+    kind, text = _ERRORS.get(status, (TierError, "the client failed"))
+    return kind(f"{text} (status {status})")

@@ -1,0 +1,126 @@
+"""Nodes and masters that die, hang or start late: misses, and a tier that is used again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.live import Live, live
+from support.mooncake_store import MooncakeStore
+
+from kvtier_sdk import ResetScope, TierStats, make_offload_key
+
+KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(8)]
+_ATTEMPTS = 300
+
+
+@pytest.fixture
+def store(client: None, tmp_path: Path) -> Iterator[MooncakeStore]:
+    """A store of the test's own, which soon gives up nodes that are silent."""
+    store = MooncakeStore(tmp_path, "-client_ttl=1")
+    yield store
+    store.kill()
+
+
+def url(store: MooncakeStore, **options: object) -> str:
+    given = {"timeout": "500ms", "probe_interval": "100ms", "max_probe_interval": "100ms"} | options
+    return f"{store.url}?{'&'.join(f'{name}={value}' for name, value in given.items())}"
+
+
+def tier(engine: Live) -> TierStats:
+    return engine.manager.stats[1]
+
+
+def cold(engine: Live) -> None:
+    """Empty the host pool, so that chunks come from the tier."""
+    engine.rest()
+    engine.manager.reset_cache(ResetScope.PRIMARY)
+    engine.manager.on_reset_flushed()
+
+
+def found(engine: Live, name: str) -> list[str]:
+    """Ask for all chunks, and compare the bytes of those that are found."""
+    cold(engine)
+    request = engine.begin(name)
+    results = engine.settle(request, *KEYS)
+    engine.load(request, *(key for key, one in zip(KEYS, results, strict=True) if one == "HIT"))
+    engine.manager.on_request_finished(request)
+    return results
+
+
+def store_and_find(engine: Live) -> None:
+    """Store all chunks until all are found again: the tier is in use."""
+    for attempt in range(_ATTEMPTS):
+        request = engine.begin(f"attempt {attempt}")
+        cold(engine)
+        engine.store(request, *KEYS)
+        engine.manager.on_request_finished(request)
+        if found(engine, f"look {attempt}") == ["HIT"] * len(KEYS):
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError(f"the tier is not used again: {tier(engine)}")
+
+
+def kill_master(store: MooncakeStore) -> Callable[[], None]:
+    store.kill_master()
+    return store.start_master
+
+
+def freeze_master(store: MooncakeStore) -> Callable[[], None]:
+    store.freeze()
+    return store.unfreeze
+
+
+def kill_node(store: MooncakeStore) -> Callable[[], None]:
+    store.nodes.pop().kill()
+    return lambda: store.add_node() and None
+
+
+@pytest.mark.parametrize("begin", [kill_master, freeze_master, kill_node])
+def test_a_fault_costs_hits_and_nothing_else(store: MooncakeStore, begin) -> None:
+    store.start()
+    with live([url(store)]) as engine:
+        store_and_find(engine)
+        end = begin(store)
+        # An engine's requests go on while the fault lasts.
+        assert found(engine, "during") == ["MISS"] * len(KEYS)
+        assert tier(engine).failures
+        end()
+        store_and_find(engine)
+        assert set(engine.manager.left_over().values()) == {0}
+
+
+def test_a_store_that_starts_after_the_engine_is_used(store: MooncakeStore) -> None:
+    with live([url(store)]) as engine:
+        assert tier(engine).is_open == 0
+        assert found(engine, "before") == ["MISS"] * len(KEYS)
+        store.start()
+        store_and_find(engine)
+        assert tier(engine).open_failures > 0
+
+
+def test_chunks_on_two_nodes_survive_one(store: MooncakeStore) -> None:
+    store.start(nodes=2)
+    with live([url(store, replicas=2)]) as engine:
+        store_and_find(engine)
+        store.nodes.pop().kill()
+        # Until the master gives up the node, loads are sent there too.
+        store.wait_until(lambda: "MISS" not in found(engine, "after"), "all chunks are found")
+
+
+def test_two_engines_share_a_store(store: MooncakeStore) -> None:
+    store.start()
+    with live([url(store)]) as first, live([url(store)]) as second:
+        first.store(first.begin("first"), *KEYS[:4])
+        second.store(second.begin("second"), *KEYS[4:])
+        assert found(first, "all") == found(second, "all") == ["HIT"] * len(KEYS)
+        assert tier(first).loaded_chunks == tier(second).loaded_chunks == len(KEYS)
+
+
+def test_memory_that_the_tier_lends_is_used(store: MooncakeStore) -> None:
+    store.start_master()
+    with live([url(store, lend="16MiB")]) as lender, live([url(store)]) as other:
+        store_and_find(lender)
+        assert found(other, "borrowed") == ["HIT"] * len(KEYS)

@@ -1,0 +1,92 @@
+"""The credentials of now: those of the options, or those that all AWS tools find."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from aiobotocore.credentials import AioCredentials
+from aiobotocore.session import AioSession
+from botocore.credentials import ReadOnlyCredentials
+
+from kvtier_s3.config import S3TierConfig
+from kvtier_sdk import Clock, TierAuthError
+
+#: How often credentials are looked for again, while the server refuses.
+_FIND_PAUSE_S = 0.5
+
+
+class CurrentCredentials(AioCredentials):  # type: ignore[misc]
+    """Credentials that are found again when the server has refused them.
+
+    botocore signs with them, and so do chunks: a change holds for all requests at once. Those of
+    the options are the options' own, whose files the runner reads again.
+
+    Args:
+        config: the options.
+        clock: time.
+        logger: for messages to operators.
+    """
+
+    def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
+        super().__init__("", "")
+        self._config = config
+        self._clock = clock
+        self._logger = logger
+        self._found: Any = None
+        self._is_suspect = False
+        self._find_at_s = 0.0
+
+    async def open(self) -> None:
+        """Find them.
+
+        Raises:
+            TierAuthError: there are none.
+        """
+        if self._config.access_key_id is None:
+            self._found = await self._find()
+            if self._found is None:
+                raise TierAuthError(
+                    "no credentials: give options 'access_key_id' and 'secret_access_key', or set "
+                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill ~/.aws/credentials"
+                )
+
+    async def load_credentials(self) -> CurrentCredentials:
+        """Return them; botocore calls this when it makes a client."""
+        return self
+
+    def suspect(self) -> None:
+        """Report that the server has refused: they may have been changed."""
+        self._is_suspect = True
+
+    async def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        config = self._config
+        if config.access_key_id is not None and config.secret_access_key is not None:
+            token = config.session_token
+            return ReadOnlyCredentials(
+                config.access_key_id.get_secret_value(),
+                config.secret_access_key.get_secret_value(),
+                None if token is None else token.get_secret_value(),
+            )
+        if self._is_suspect and self._clock.now_s() >= self._find_at_s:
+            self._is_suspect = False
+            self._find_at_s = self._clock.now_s() + _FIND_PAUSE_S
+            await self._find_again()
+        return await self._found.get_frozen_credentials()
+
+    async def _find(self) -> Any:
+        """Ask the chain; it remembers what it finds, and so does a session."""
+        return await AioSession(profile=self._config.profile).get_credentials()
+
+    async def _find_again(self) -> None:
+        try:
+            before = await self._found.get_frozen_credentials()
+            found = await self._find()
+            is_other = found is not None and await found.get_frozen_credentials() != before
+        except Exception as error:
+            # A file may be half written, or a service away. The server says what is wrong.
+            self._logger.debug("no credentials were found: %s", type(error).__name__)
+            return
+        if is_other:
+            self._found = found
+            self._logger.warning("the server refused; other credentials were found")

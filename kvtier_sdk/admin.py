@@ -1,0 +1,171 @@
+"""The admin socket of an engine: one JSON request, one JSON answer, over a Unix socket.
+
+The socket knows no manager. What is asked and answered is in ``tiering.control``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from kvtier_sdk.errors import ConfigError
+
+#: How long one client may take, since the others wait for it.
+_CLIENT_TIMEOUT_S = 2.0
+_MOST_REQUEST_BYTES = 64 * 1024
+
+_log = logging.getLogger("kvtier.admin")
+
+
+class AdminSocket:
+    """Serves a Unix socket on a thread of its own, one client after the other.
+
+    The socket has mode 0600: only the engine's user and root can connect. A socket that a dead
+    process has left is replaced.
+
+    Attributes:
+        path: of the socket.
+
+    Args:
+        path: of the socket; in a directory it is named ``kvtier-PID.sock``, so that several
+            engines may have the same setting.
+        answer: takes a request and returns the answer, both plain data; called on the socket's
+            thread, and must not wait.
+
+    Raises:
+        ConfigError: the socket cannot be made, or a living process serves it.
+    """
+
+    def __init__(
+        self, path: Path, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    ) -> None:
+        self.path = path / f"kvtier-{os.getpid()}.sock" if path.is_dir() else path
+        self._answer = answer
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._bind()
+        except OSError as error:
+            self._socket.close()
+            reason = error.strerror or str(error)
+            raise ConfigError(f"option 'admin_socket': {self.path}: {reason}") from None
+        except ConfigError:
+            self._socket.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="kvtier-admin", daemon=True)
+        self._thread.start()
+        _log.info("admin socket: %s", self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the socket and end the thread; a second call does nothing."""
+        with contextlib.suppress(OSError):
+            if os.stat(self.path).st_ino == self._inode:
+                self.path.unlink()
+        with contextlib.suppress(OSError):
+            # Wakes the thread, which a close alone does not.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_CLIENT_TIMEOUT_S)
+        self._socket.close()
+
+    def _bind(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                raise ConfigError(
+                    f"option 'admin_socket': {self.path} is there, and no socket; name another path"
+                )
+            if _is_served(self.path):
+                raise ConfigError(
+                    f"option 'admin_socket': a living process serves {self.path}; where several "
+                    "engines have the same setting, name a directory"
+                )
+            self.path.unlink()
+        self._socket.bind(str(self.path))
+        # It is not connectable before it listens.
+        self.path.chmod(0o600)
+        self._inode = os.stat(self.path).st_ino
+        self._socket.listen()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with client, contextlib.suppress(OSError):
+                client.settimeout(_CLIENT_TIMEOUT_S)
+                client.sendall(self._reply(_receive_line(client)))
+
+    def _reply(self, line: bytes) -> bytes:
+        answer: Mapping[str, Any]
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                raise ValueError("should be an object")
+        except (ValueError, RecursionError) as error:
+            answer = {"error": f"the request is not JSON: {error}"}
+        else:
+            try:
+                answer = self._answer(request)
+            except Exception as error:
+                _log.exception("the admin socket cannot answer")
+                answer = {"error": f"{type(error).__name__}: {error}"}
+        return json.dumps(answer).encode() + b"\n"
+
+
+def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
+    """Send an engine a request, and wait for its answer.
+
+    Args:
+        path: of the engine's admin socket.
+        request: plain data.
+        timeout_s: how long to wait.
+
+    Returns:
+        The answer; one with ``error`` says why there is none.
+
+    Raises:
+        OSError: no engine serves the socket, or none answers in time.
+    """
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(timeout_s)
+        client.connect(str(path))
+        client.sendall(json.dumps(request).encode() + b"\n")
+        with client.makefile("rb") as lines:
+            line = lines.readline()
+    if not line:
+        raise ConnectionResetError("the engine has closed the connection")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_CLIENT_TIMEOUT_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+    return True
+
+
+def _receive_line(client: socket.socket) -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n") and len(line) <= _MOST_REQUEST_BYTES:
+        data = client.recv(4096)
+        if not data:
+            break
+        line += data
+    return bytes(line)

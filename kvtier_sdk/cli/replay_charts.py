@@ -1,0 +1,303 @@
+"""The charts of a replay's page: what they show, and the text of each value."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from kvtier_sdk.cli.sweep_view import suggestion
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.replay import PoolSweep, ReplayReport, SweepPoint
+
+#: Most columns of a chart, however long the trace.
+_MOST_COLUMNS = 100
+_MOST_DEPTHS = 40
+_TIER_COLORS = ("tier1", "tier2", "tier3")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line, or one part of each column.
+
+    Attributes:
+        name: in the legend and the table.
+        color: the name of a colour of the page.
+        values: from the left.
+        dashed: true for a line that may lie on another.
+    """
+
+    name: str
+    color: str
+    values: Sequence[float]
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart, which is also a table.
+
+    Attributes:
+        kind: ``columns``, stacked, or ``curve``.
+        title: what it shows.
+        note: how to read it.
+        unit: of the horizontal axis.
+        heads: what each value is of; the table's first column.
+        labels: the same for the axis, short.
+        series: the values.
+        text: writes a value.
+        top: end of the vertical axis; the series' own where it is 0.
+        marks: named places on the horizontal axis, in columns from the left.
+    """
+
+    kind: str
+    title: str
+    note: str
+    unit: str
+    heads: Sequence[str]
+    labels: Sequence[str]
+    series: Sequence[Series]
+    text: Callable[[float], str]
+    top: float = 0.0
+    marks: Sequence[tuple[float, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where chunks came from: the host pool, a tier, or the engine, which computed them.
+
+    Attributes:
+        name: the tier's, or ``computed``.
+        color: the name of a colour of the page.
+        chunks: of all requests.
+    """
+
+    name: str
+    color: str
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long requests of one kind waited.
+
+    Attributes:
+        name: of the kind.
+        color: the name of a colour of the page.
+        waits_s: seconds of each request, the shortest first.
+    """
+
+    name: str
+    color: str
+    waits_s: list[float]
+
+
+def sources(report: ReplayReport) -> list[Source]:
+    """Return the origins of all chunks: host pool, tiers in order, computed."""
+    names = ["host pool", *(tier.name for tier in report.tiers[1:])]
+    colors = ["host"]
+    colors += [_TIER_COLORS[at % len(_TIER_COLORS)] for at in range(len(report.tiers) - 1)]
+    found = [
+        Source(name, color, sum(hits))
+        for name, color, hits in zip(names, colors, report.history.hits, strict=True)
+    ]
+    return [*found, Source("computed", "computed", report.chunks - report.hit_chunks)]
+
+
+def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
+    """Return the charts of a page, in their order."""
+    return [
+        _over_time(report),
+        _by_depth(report),
+        _by_request(report),
+        _waits(report),
+        _what_if(report, sweep),
+    ]
+
+
+def percent(share: float) -> str:
+    """Write a share for people: ``0.3256`` is ``"32.6%"``."""
+    return f"{share:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration for people: ``0.0015`` is ``"1.5 ms"``."""
+    for unit, factor in (("s", 1), ("ms", 10**3)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 10**6:.3g} us"
+
+
+def waits(report: ReplayReport) -> list[Waits]:
+    """Return the waits of requests, by the last tier that they got a chunk from."""
+    *found, computed = sources(report)
+    kinds = [Waits("nothing found", computed.color, []), Waits("host pool only", "host", [])]
+    kinds += [Waits(f"from {of.name} too", of.color, []) for of in found[1:]]
+    history = report.history
+    for wait_s, *hits in zip(history.wait_s, *history.hits, strict=True):
+        last = max((at for at, chunks in enumerate(hits, 1) if chunks), default=0)
+        kinds[last].waits_s.append(wait_s)
+    for kind in kinds:
+        kind.waits_s.sort()
+    return [kind for kind in kinds if kind.waits_s]
+
+
+def ticks(top: float) -> tuple[float, list[float]]:
+    """Return the end of an axis that is to reach ``top``, and up to six round values on it."""
+    if not top:
+        return 1.0, [0.0, 1.0]
+    decade = 10.0 ** math.floor(math.log10(top))
+    step = next(of * decade for of in (0.2, 0.5, 1.0, 2.0) if top <= 5 * of * decade)
+    count = math.ceil(top / step - 1e-9)
+    return count * step, [at * step for at in range(count + 1)]
+
+
+def _over_time(report: ReplayReport) -> Chart:
+    history = report.history
+    edges = _edges(len(history.chunks), _MOST_COLUMNS)
+    chunks = _sums(history.chunks, edges)
+    return Chart(
+        kind="columns",
+        title="Hit rate over time",
+        note="Chunks found, as a share of those that the requests of a column name.",
+        unit="requests, in order of arrival",
+        heads=[_span("request", *edge) for edge in edges],
+        labels=[f"{start + 1:,}" for start, _ in edges],
+        series=_shares(report, (_sums(hits, edges) for hits in history.hits), chunks),
+        text=percent,
+        top=1.0,
+    )
+
+
+def _by_depth(report: ReplayReport) -> Chart:
+    history = report.history
+    longest = max(history.chunks, default=0)
+    ends = [0] * (longest + 1)
+    for chunks in history.chunks:
+        ends[chunks] += 1
+    named = [len(history.chunks) - shorter for shorter in accumulate(ends[:-1])]
+    edges = _edges(longest, _MOST_DEPTHS)
+    return Chart(
+        kind="columns",
+        title="Hit rate by depth in the prompt",
+        note="Chunks found, as a share of those that lie as far from the start of a prompt.",
+        unit="chunks from the start of the prompt",
+        heads=[_span("chunk", *edge) for edge in edges],
+        labels=[f"{start + 1:,}" for start, _ in edges],
+        series=_shares(
+            report, (_sums(hits, edges) for hits in history.hits_at), _sums(named, edges)
+        ),
+        text=percent,
+        top=1.0,
+    )
+
+
+def _by_request(report: ReplayReport) -> Chart:
+    history = report.history
+    every = -(-len(history.chunks) // _MOST_COLUMNS)
+    shown = range(0, len(history.chunks), every)
+    hits = [[of[at] for at in shown] for of in history.hits]
+    computed = [
+        history.chunks[at] - sum(of) for at, of in zip(shown, zip(*hits, strict=True), strict=True)
+    ]
+    named = zip(sources(report), (*hits, computed), strict=True)
+    which = "Every request." if every == 1 else f"One request of {every}."
+    return Chart(
+        kind="columns",
+        title="Where a request's chunks came from",
+        note=f"{which} A column is as high as its prompt is long.",
+        unit="request",
+        heads=[f"request {at + 1:,}" for at in shown],
+        labels=[f"{at + 1:,}" for at in shown],
+        series=[Series(of.name, of.color, values) for of, values in named],
+        text=_count,
+    )
+
+
+def _waits(report: ReplayReport) -> Chart:
+    kinds = waits(report)
+    edges = _decades(min(of.waits_s[0] for of in kinds), max(of.waits_s[-1] for of in kinds))
+    bounds = list(pairwise(edges))
+    series = []
+    for of in kinds:
+        below = [0, *(bisect_left(of.waits_s, edge) for edge in edges[1:])]
+        series.append(Series(of.name, of.color, [end - start for start, end in pairwise(below)]))
+    return Chart(
+        kind="columns",
+        title="How long requests waited",
+        note="From a request's first lookup until all that it found was in host memory.",
+        unit="wait",
+        heads=[f"{duration(start)} to {duration(end)}" for start, end in bounds],
+        labels=[duration(start) for start, _ in bounds],
+        series=series,
+        text=_count,
+    )
+
+
+def _what_if(report: ReplayReport, sweep: PoolSweep) -> Chart:
+    def place(point: SweepPoint) -> float:
+        doublings = math.log2(point.slots / sweep.points[0].slots)
+        return min(max(0.0, doublings), len(sweep.points) - 1.0)
+
+    sizes = [format_bytes(point.slots * report.chunk_bytes) for point in sweep.points]
+    alone = [sweep.rate(point.hit_chunks) for point in sweep.points]
+    both = [sweep.rate(sweep.pool.hit_chunks + sweep.tier_chunks(point)) for point in sweep.points]
+    return Chart(
+        kind="curve",
+        title="What if it were larger, or smaller?",
+        note=f"Hit rate by the size of a host pool alone, or of one tier behind the pool that was "
+        f"played. {suggestion(sweep, report.chunk_bytes)}",
+        unit="size of the pool, or of the tier",
+        heads=sizes,
+        labels=sizes,
+        series=[
+            Series(f"pool alone, {sweep.policy}", "host", alone),
+            Series("played pool with a tier", "tier1", both, dashed=True),
+        ],
+        text=percent,
+        marks=[(place(sweep.pool), "played"), (place(sweep.suggested), "suggested")],
+    )
+
+
+def _shares(
+    report: ReplayReport, hits: Iterable[Sequence[int]], chunks: Sequence[int]
+) -> list[Series]:
+    """The part of each source, the computed chunks left out."""
+    return [
+        Series(
+            of.name,
+            of.color,
+            [part / max(1, all_) for part, all_ in zip(found, chunks, strict=True)],
+        )
+        for of, found in zip(sources(report)[:-1], hits, strict=True)
+    ]
+
+
+def _edges(count: int, most: int) -> list[tuple[int, int]]:
+    """Cut a range into equal parts, at most so many."""
+    width = max(1, -(-count // most))
+    return [(start, min(start + width, count)) for start in range(0, count, width)]
+
+
+def _span(word: str, start: int, end: int) -> str:
+    one = end - start == 1
+    return f"{word} {end:,}" if one else f"{word}s {start + 1:,} to {end:,}"
+
+
+def _sums(values: Sequence[int], edges: Iterable[tuple[int, int]]) -> list[int]:
+    return [sum(values[start:end]) for start, end in edges]
+
+
+def _decades(least: float, most: float) -> list[float]:
+    """Return 1, 2 and 5 of each decade, from below ``least`` to above ``most``."""
+    # A virtual clock may not have moved at all.
+    least, most = max(least, 1e-6), max(most, 1e-6)
+    first, last = (math.floor(math.log10(of)) for of in (least, most))
+    edges = [step * 10.0**decade for decade in range(first, last + 2) for step in (1, 2, 5)]
+    return edges[max(0, bisect_right(edges, least) - 1) : bisect_right(edges, most) + 1]
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"

@@ -1,0 +1,239 @@
+"""A replay as one page of HTML that loads nothing: figures, charts and their tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from kvtier_sdk.cli.replay_charts import (
+    Chart,
+    charts,
+    duration,
+    percent,
+    sources,
+    ticks,
+    waits,
+)
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.replay import PoolSweep, ReplayReport
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a page tells of a replay besides its figures.
+
+    Attributes:
+        workload: its name.
+        concurrency: requests that overlapped.
+        chunk_tokens: tokens that a chunk stands for, where that is known.
+        options: the configuration as text, without secrets.
+    """
+
+    workload: str
+    concurrency: int
+    chunk_tokens: int | None
+    options: str
+
+
+def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
+    """Write the page.
+
+    Args:
+        report: the replay's figures.
+        sweep: hit rate against the size of the host pool.
+        played: the rest.
+
+    Returns:
+        One HTML document with its style, script and data.
+    """
+    drawn = charts(report, sweep)
+    # "</script>" in a text would end the script that holds the data.
+    data = json.dumps([_data(chart) for chart in drawn]).replace("<", "\\u003c")
+    words = {
+        "TITLE": escape(f"kvtier replay: {played.workload}"),
+        "BODY": _body(report, sweep, played, drawn),
+        "CHARTS": data,
+    }
+    page = (files("kvtier_sdk.cli") / "replay_page.html").read_text(encoding="utf-8")
+    return re.sub("@([A-Z]+)@", lambda found: words[found[1]], page)
+
+
+def _data(chart: Chart) -> dict[str, Any]:
+    """What the page's script draws."""
+    values = [of.values for of in chart.series]
+    heights = map(max if chart.kind == "curve" else sum, zip(*values, strict=True))
+    top, steps = ticks(chart.top or max(heights, default=0))
+    return {
+        "kind": chart.kind,
+        "title": chart.title,
+        "unit": chart.unit,
+        "heads": chart.heads,
+        "labels": chart.labels,
+        "top": top,
+        "ticks": [(step, chart.text(step).replace(".0%", "%")) for step in steps],
+        "series": [
+            {"color": of.color, "values": of.values, "dashed": of.dashed} for of in chart.series
+        ],
+        "tips": [
+            [f"{of.name}: {chart.text(of.values[at])}" for of in chart.series]
+            for at in range(len(chart.heads))
+        ],
+        "marks": chart.marks,
+    }
+
+
+def _body(report: ReplayReport, sweep: PoolSweep, played: Played, drawn: Sequence[Chart]) -> str:
+    figures = "".join(_figure(chart, number) for number, chart in enumerate(drawn))
+    return (
+        f"<header><h1>Replay of {escape(played.workload)}</h1>"
+        f'<p class="dim">{escape(_setup(report, sweep, played))}</p></header>'
+        f"{_complaints(report)}{_tiles(report, played)}{_origins(report)}"
+        f'<main class="charts">{figures}</main>'
+        f'<div class="charts"><section><h2>Tiers</h2>{_tier_table(report)}</section>'
+        f"<section><h2>Waits</h2>{_wait_table(report)}</section></div>"
+        "<section><details><summary>The configuration that was played</summary>"
+        f"<pre>{escape(played.options)}</pre></details></section>"
+    )
+
+
+def _setup(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
+    pool = format_bytes(sweep.pool.slots * report.chunk_bytes)
+    behind = ", ".join(tier.name for tier in report.tiers[1:])
+    at_once = "one request at a time"
+    if played.concurrency > 1:
+        at_once = f"{played.concurrency:,} requests at a time"
+    return (
+        f"{report.requests:,} requests of {report.chunks:,} chunks of "
+        f"{format_bytes(report.chunk_bytes)}, {at_once}. Host pool: {pool}, {sweep.policy}. "
+        f"Tiers: {behind or 'none'}."
+    )
+
+
+def _complaints(report: ReplayReport) -> str:
+    """What went wrong, a line each."""
+    lines = [f"{report.wrong_bytes:,} bytes came back wrong"] if report.wrong_bytes else []
+    lines += [f"failed: {count:,} chunks, {reason}" for reason, count in report.failures.items()]
+    lines += [f"dropped: {report.dropped:,} chunks"] if report.dropped else []
+    lines += [f"{tier.name}: {error}" for tier in report.tiers for error in tier.errors]
+    return "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
+
+
+def _tiles(report: ReplayReport, played: Played) -> str:
+    host, *behind = report.tiers
+    saved = ("chunks not computed", f"{report.hit_chunks:,}", f"of {report.chunks:,}")
+    if played.chunk_tokens is not None:
+        tokens, whole = (
+            number * played.chunk_tokens for number in (report.hit_chunks, report.chunks)
+        )
+        saved = ("tokens not computed", f"{tokens:,}", f"of {whole:,}")
+    tiles = [
+        ("hit rate", percent(report.hit_rate), f"{report.hit_chunks:,} chunks"),
+        saved,
+        ("between device and host pool", *_moved([host])),
+        ("between host pool and tiers", *_moved(behind)),
+        (
+            "compared with what was stored",
+            format_bytes(report.compared_bytes),
+            f"{report.wrong_bytes:,} bytes wrong" if report.wrong_bytes else "all equal",
+        ),
+    ]
+    return '<div class="tiles">{}</div>'.format(
+        "".join(
+            f'<div class="tile"><span>{name}</span><b>{value}</b><span>{note}</span></div>'
+            for name, value, note in tiles
+        )
+    )
+
+
+def _moved(tiers: Sequence[TierStats]) -> tuple[str, str]:
+    stored = sum(tier.stored_bytes for tier in tiers)
+    loaded = sum(tier.loaded_bytes for tier in tiers)
+    parts = f"{format_bytes(stored)} stored, {format_bytes(loaded)} loaded"
+    return format_bytes(stored + loaded), parts
+
+
+def _origins(report: ReplayReport) -> str:
+    """One bar: where all chunks came from."""
+    origins = sources(report)
+    parts = "".join(
+        f'<div style="flex:{of.chunks} 0 0;background:var(--{of.color})"></div>'
+        for of in origins
+        if of.chunks
+    )
+    legend = _legend(
+        (of.color, f"{of.name} {percent(of.chunks / max(1, report.chunks))}, {of.chunks:,} chunks")
+        for of in origins
+    )
+    return (
+        "<section><h2>Where the chunks came from</h2>"
+        f'<div class="share">{parts}</div>{legend}</section>'
+    )
+
+
+def _figure(chart: Chart, number: int) -> str:
+    columns = [chart.unit, *(of.name for of in chart.series)]
+    rows = [
+        [head, *(chart.text(of.values[at]) for of in chart.series)]
+        for at, head in enumerate(chart.heads)
+    ]
+    return (
+        f'<figure class="{chart.kind}"><h2>{escape(chart.title)}</h2>'
+        f"{_legend((of.color, of.name) for of in chart.series)}"
+        f'<div class="chart" data-chart="{number}"></div>'
+        f"<figcaption>{escape(chart.note)}</figcaption>"
+        f"<details><summary>As a table</summary>{_table(columns, rows)}</details></figure>"
+    )
+
+
+def _wait_table(report: ReplayReport) -> str:
+    columns = ["requests", "number", "p50", "p90", "p99", "longest"]
+    rows = []
+    for of in waits(report):
+        ordered = of.waits_s
+        marks = [
+            ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 90, 99)
+        ]
+        rows.append([of.name, f"{len(ordered):,}", *map(duration, [*marks, ordered[-1]])])
+    return _table(columns, rows)
+
+
+def _tier_table(report: ReplayReport) -> str:
+    columns = ["tier", "hit chunks", "hit rate", "stored", "loaded", "evicted chunks"]
+    rows = [
+        [
+            of.name,
+            f"{tier.hit_chunks:,}",
+            percent(tier.hit_chunks / max(1, report.chunks)),
+            format_bytes(tier.stored_bytes),
+            format_bytes(tier.loaded_bytes),
+            f"{tier.evicted_chunks:,}",
+        ]
+        for of, tier in zip(sources(report), report.tiers, strict=False)
+    ]
+    return _table(columns, rows)
+
+
+def _legend(entries: Iterable[tuple[str, str]]) -> str:
+    items = "".join(
+        f'<li><i style="background:var(--{color})"></i>{escape(text)}</li>'
+        for color, text in entries
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in columns)
+    lines = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td>{escape(of)}</td>" for of in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div class="wide">{table}</div>'

@@ -1,0 +1,108 @@
+"""The tiers that a command is about: a URL, a configuration, or vLLM's JSON."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
+from kvtier_sdk.options.files import read_options
+from kvtier_sdk.options.place import nearest
+from kvtier_sdk.options.secrets import url_without_password
+from kvtier_sdk.tiering import TieringConfig
+
+#: The metavar of an argument that takes one, and what it can be.
+TARGET = "TIERS"
+TARGET_HELP = (
+    "A tier's URL ('file:///data/kv', 'redis://cache:6379/0'); a configuration in TOML, JSON or "
+    "YAML; or a JSON file with the value of vLLM's --kv-transfer-config. 'kv.toml#NAME' is one "
+    "tier of it."
+)
+
+_URL = re.compile(r"[A-Za-z][\w+.-]*:")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an argument names.
+
+    Attributes:
+        name: the argument, without passwords.
+        kind: of the argument. A URL says nothing of a host pool: its configuration has neither
+            ``slots`` nor ``pool_bytes``.
+        config: the tiers, and the rest of the configuration.
+    """
+
+    name: str
+    kind: Literal["url", "configuration", "vllm"]
+    config: TieringConfig
+
+    @property
+    def tiers(self) -> tuple[TierSpec, ...]:
+        """The tiers, in the order in which they are asked."""
+        return self.config.tiers
+
+    @property
+    def only_tier(self) -> TierSpec:
+        """The tier, for a command that works on one.
+
+        Raises:
+            ConfigError: there are several, or there is none.
+        """
+        if len(self.tiers) == 1:
+            return self.tiers[0]
+        if not self.tiers:
+            raise ConfigError(f"{self.name}: it has no tier")
+        names = ", ".join(repr(spec.name) for spec in self.tiers)
+        raise ConfigError(
+            f"{self.name}: it has {len(self.tiers)} tiers, {names}; name one, as in "
+            f"'{self.name}#{self.tiers[0].name}'"
+        )
+
+
+def read_target(text: str) -> Target:
+    """Read an argument that names tiers.
+
+    Args:
+        text: a URL, or the path of a file, with ``#NAME`` at its end for one of its tiers.
+
+    Returns:
+        The validated tiers.
+
+    Raises:
+        ConfigError: the file or an option is wrong, or there is no tier of that name.
+        BackendError: the URL's backend cannot be found or loaded.
+    """
+    if is_url(text):
+        spec = TierSpec.from_url(text)
+        config = TieringConfig.model_construct(tiers=(spec,))
+        return Target(url_without_password(text), "url", config)
+    path, tier = text, ""
+    if "#" in text and not os.path.exists(text):
+        path, _, tier = text.rpartition("#")
+    options = read_options(Path(path))
+    of_vllm = is_transfer_config(options)
+    read = read_transfer_config if of_vllm else TieringConfig.from_dict
+    config = read(options, where=path)
+    if tier:
+        config = config.model_copy(update={"tiers": (_named(config, tier, path),)})
+    return Target(text, "vllm" if of_vllm else "configuration", config)
+
+
+def is_url(text: str) -> bool:
+    """Tell a tier's URL from the path of a file."""
+    # Of a long URL, a Path would raise.
+    return _URL.match(text) is not None and not os.path.exists(text)
+
+
+def _named(config: TieringConfig, name: str, path: str) -> TierSpec:
+    for spec in config.tiers:
+        if spec.name == name:
+            return spec
+    known = nearest(name, (spec.name for spec in config.tiers), "its tiers")
+    raise ConfigError(f"{path}: no tier is named {name!r}; {known}")

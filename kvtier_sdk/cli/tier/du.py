@@ -1,0 +1,129 @@
+"""``kvtier tier du``: how full tiers are, and of what."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
+from kvtier_sdk.cli.tier.contents import Contents, count
+from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.tier.selection import (
+    JsonOption,
+    Selection,
+    TimeoutOption,
+    read_timeout,
+)
+from kvtier_sdk.cli.tier.view import print_columns, share
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.options.tier import BoundedTierConfig
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.tiering.maintenance import open_for_maintenance
+from kvtier_sdk.types import Capability, Usage
+
+_TITLES = ("MODEL", "NAMESPACES", "CHUNKS", "BYTES", "SHARE")
+_NUMBERS = frozenset({1, 2, 3, 4})
+
+
+def du_command(
+    tiers: Annotated[str, typer.Argument(metavar=TARGET, help=TARGET_HELP)],
+    timeout: TimeoutOption = "60s",
+    as_json: JsonOption = False,
+) -> None:
+    """Show how full tiers are, and which models take the room.
+
+    Nothing is changed, and engines that use the tiers are not disturbed. For example
+
+        kvtier tier du kv.toml
+
+    The exit status is 1 if a tier could not be read.
+    """
+    target, timeout_s = read_target(tiers), read_timeout(timeout)
+    faults = Faults(target)
+    shown: list[dict[str, Any]] = []
+    for spec in target.tiers:
+        with faults.of(spec):
+            found = [count(spec, one, timeout_s) for one in Selection().of(spec, timeout_s)]
+            use = _Use(found, _usage(spec, found, timeout_s))
+            shown.append(use.as_json(spec))
+            if not as_json:
+                use.show(spec)
+        if not as_json:
+            faults.show(spec)
+    if as_json:
+        faulty = [{"name": name, "fault": fault} for name, fault in faults.by_tier.items()]
+        print(json.dumps({"ok": not faults.by_tier, "tiers": shown + faulty}))
+    faults.end()
+
+
+def _usage(spec: TierSpec, found: list[Contents], timeout_s: float) -> Usage | None:
+    """The store's own count, where that says more than the chunks: of all that shares it."""
+    if Capability.USAGE not in spec.tier_class.capabilities or not found:
+        return None
+    with open_for_maintenance(spec, found[0].namespace, timeout_s=timeout_s) as tier:
+        return tier.usage()
+
+
+class _Use:
+    """The use of one tier."""
+
+    def __init__(self, found: list[Contents], usage: Usage | None) -> None:
+        self._found = found
+        self._usage = usage
+        self._chunks = sum(contents.chunks for contents in found)
+        self._bytes = sum(contents.used_bytes for contents in found)
+        self._models: dict[str, list[Contents]] = {}
+        for contents in found:
+            model = str(contents.namespace.facts.get("model", "-"))
+            self._models.setdefault(model, []).append(contents)
+
+    def as_json(self, spec: TierSpec) -> dict[str, Any]:
+        return {
+            "name": spec.name,
+            "backend": spec.backend,
+            "chunks": self._chunks,
+            "bytes": self._bytes,
+            "capacity_bytes": self._capacity_bytes(spec),
+            "store_bytes": None if self._usage is None else self._usage.used_bytes,
+            "models": [
+                {
+                    "model": model,
+                    "namespaces": len(found),
+                    "chunks": sum(contents.chunks for contents in found),
+                    "bytes": sum(contents.used_bytes for contents in found),
+                }
+                for model, found in self._models.items()
+            ],
+            "fault": None,
+        }
+
+    def show(self, spec: TierSpec) -> None:
+        used = f"{self._chunks:,} chunks, {format_bytes(self._bytes)}"
+        capacity_bytes = self._capacity_bytes(spec)
+        if self._usage is not None and self._usage.used_bytes != self._bytes:
+            used += f"; the store holds {format_bytes(self._usage.used_bytes)} in all"
+        if capacity_bytes is not None:
+            full = self._usage.used_bytes if self._usage is not None else self._bytes
+            used += f", {share(full, capacity_bytes)} of {format_bytes(capacity_bytes)}"
+        print(f"tier {spec.name!r}: {used}")
+        rows = [
+            (
+                model["model"],
+                f"{model['namespaces']:,}",
+                f"{model['chunks']:,}",
+                format_bytes(model["bytes"]),
+                share(model["bytes"], self._bytes),
+            )
+            for model in self.as_json(spec)["models"]
+        ]
+        if rows:
+            print_columns([_TITLES, *rows], _NUMBERS)
+
+    def _capacity_bytes(self, spec: TierSpec) -> int | None:
+        if self._usage is not None:
+            return self._usage.capacity_bytes
+        if isinstance(spec.config, BoundedTierConfig):
+            return spec.config.capacity_bytes
+        return None

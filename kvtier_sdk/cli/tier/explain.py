@@ -1,0 +1,341 @@
+"""``kvtier tier explain``: why chunks are found, or are not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby, takewhile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
+from kvtier_sdk.cli.tier.contents import Contents, count
+from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.tier.selection import (
+    JsonOption,
+    NamespaceOption,
+    Selection,
+    TimeoutOption,
+    in_tier,
+    named,
+    read_timeout,
+    stored_namespaces,
+)
+from kvtier_sdk.cli.tier.verify import check_readable
+from kvtier_sdk.cli.tier.view import print_columns
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.integrations.vllm.block_hashes import chunk_keys
+from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.runner.jobs import Verdict
+from kvtier_sdk.tiering.maintenance import open_for_maintenance
+from kvtier_sdk.types import Capability, OffloadKey
+
+_STATES = {
+    Verdict.OK: "present",
+    Verdict.NOT_FOUND: "absent",
+    Verdict.CORRUPT: "damaged",
+    Verdict.AUTH: "sealed otherwise",
+}
+_HINTS = {
+    "hash_seed": "the engines seed their prefix hashes differently: give them one PYTHONHASHSEED",
+    "engine": "the engines are of different releases",
+}
+_MOST_SHOWN = 24
+_BETWEEN = re.compile(r"[,\s]+")
+
+
+def explain_command(
+    tiers: Annotated[str, typer.Argument(metavar=TARGET, help=TARGET_HELP)],
+    namespace: NamespaceOption = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="HEX", help="A chunk's key; repeat it for more."),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A prompt's token ids, in a file or as they are: '1,2,3' or a JSON list. Its "
+            "chunks' keys are computed as vLLM does, without vLLM, for a request without adapter, "
+            "salt, images and sounds.",
+        ),
+    ] = None,
+    timeout: TimeoutOption = "60s",
+    as_json: JsonOption = False,
+) -> None:
+    """Explain why chunks are found or not: tier by tier present, absent or damaged.
+
+    For a namespace it shows the nearest other one in each tier, and in which facts the two differ.
+    Nothing is changed. For example
+
+        kvtier tier explain kv.toml --namespace 3f9a --tokens prompt.json
+
+    The exit status is 1 if a tier could not be read.
+    """
+    target, timeout_s = read_target(tiers), read_timeout(timeout)
+    faults = Faults(target)
+    held: dict[str, list[StoredNamespace]] = {}
+    for spec in target.tiers:
+        if Capability.NAMESPACES in spec.tier_class.capabilities:
+            with faults.of(spec):
+                held[spec.name] = stored_namespaces(spec, timeout_s)
+    meant = _meant(Selection.read(namespace), [one for found in held.values() for one in found])
+    groups = [[_read_key(text) for text in keys]] if keys else []
+    if tokens is not None:
+        groups += chunk_keys(_read_tokens(tokens), meant.facts)
+    answers = []
+    for spec in target.tiers:
+        if spec.name not in faults.by_tier:
+            with faults.of(spec):
+                answers.append(_ask(spec, meant, held.get(spec.name), groups, timeout_s))
+    if as_json:
+        print(json.dumps(_as_json(meant, answers, groups, faults)))
+    else:
+        _show(meant, answers, groups, _tokens_per_chunk(meant, of_prompt=tokens is not None))
+        for spec in target.tiers:
+            faults.show(spec)
+    faults.end()
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What one tier says.
+
+    Attributes:
+        spec: the tier.
+        contents: of the namespace; ``None`` if it is not there, or the tier cannot list it.
+        is_there: whether the namespace is there; ``None`` if the tier cannot say.
+        nearest: the other namespace that is most like it, with its chunks.
+        differences: fact to (in the namespace, in the nearest).
+        states: of each chunk, by group.
+    """
+
+    spec: TierSpec
+    contents: Contents | None = None
+    is_there: bool | None = None
+    nearest: Contents | None = None
+    differences: dict[str, tuple[object, object]] = field(default_factory=dict)
+    states: list[list[str]] = field(default_factory=list)
+
+
+def _meant(selection: Selection, held: Sequence[StoredNamespace]) -> Namespace:
+    """The one namespace that is meant.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    if selection.given is not None:
+        return selection.given
+    found = {one.fingerprint: one for one in held if one.fingerprint.startswith(selection.digits)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        what = f"that begins with {selection.digits!r}" if selection.digits else "in these tiers"
+        raise ConfigError(
+            f"there is no namespace {what}; 'kvtier tier ls --all' lists them, and --namespace "
+            "FACTS.json gives one by hand"
+        )
+    names = ", ".join(named(one) for one in found.values())
+    raise ConfigError(f"{len(found)} namespaces are there; name one with --namespace: {names}")
+
+
+def _ask(
+    spec: TierSpec,
+    meant: Namespace,
+    held: Sequence[StoredNamespace] | None,
+    groups: Sequence[Sequence[OffloadKey]],
+    timeout_s: float,
+) -> _Answer:
+    answer = _Answer(spec)
+    here = in_tier(spec, meant) if not isinstance(meant, StoredNamespace) else meant
+    if held is not None:
+        answer.is_there = here in held
+        others = [one for one in held if one != here and one.facts]
+        if answer.is_there:
+            answer.contents = count(spec, here, timeout_s)
+        if others:
+            nearest = min(others, key=partial(_distance, here))
+            answer.nearest = count(spec, nearest, timeout_s)
+            answer.differences = dict(_leaves(here.differences(nearest.facts)))
+    if groups:
+        check_readable(spec, here)
+        with open_for_maintenance(spec, here, timeout_s=timeout_s) as tier:
+            at_once = tier.examined_at_once
+            for keys in groups:
+                verdicts = [
+                    verdict
+                    for start in range(0, len(keys), at_once)
+                    for verdict in tier.examine(keys[start : start + at_once])
+                ]
+                answer.states.append([_STATES.get(one, "unreadable") for one in verdicts])
+    return answer
+
+
+def _distance(namespace: Namespace, other: StoredNamespace) -> tuple[bool, int]:
+    differences = namespace.differences(other.facts)
+    # Another model's chunks could never be used; with another seed, they may be the same.
+    return "model" in differences, len(differences)
+
+
+def _leaves(
+    differences: Mapping[str, tuple[object, object]],
+) -> Iterator[tuple[str, tuple[object, object]]]:
+    """Follow differences into tables and lists, to the values that differ."""
+    for name, (ours, theirs) in differences.items():
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            names = sorted(ours.keys() | theirs.keys())
+            inner = {f"{name}.{key}": (ours.get(key), theirs.get(key)) for key in names}
+        elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+            pairs = enumerate(zip(ours, theirs, strict=True))
+            inner = {f"{name}[{index}]": pair for index, pair in pairs}
+        else:
+            yield name, (ours, theirs)
+            continue
+        yield from _leaves({key: pair for key, pair in inner.items() if pair[0] != pair[1]})
+
+
+def _show(
+    meant: Namespace,
+    answers: Sequence[_Answer],
+    groups: Sequence[Sequence[OffloadKey]],
+    tokens_per_chunk: list[int],
+) -> None:
+    print(f"namespace {named(meant)}")
+    for answer in answers:
+        print(f"tier {answer.spec.name!r}: {_presence(answer)}")
+        # Of chunks that are there, no other namespace says anything.
+        is_asked_for = not groups or not (answer.contents and answer.contents.chunks)
+        if answer.nearest is not None and is_asked_for:
+            other = answer.nearest
+            print(f"  nearest other: {named(other.namespace)}, {other.chunks:,} chunks; it has")
+            for name, pair in answer.differences.items():
+                ours, theirs = _brief(*pair)
+                print(f"    {name} {theirs} instead of {ours}")
+                if name in _HINTS:
+                    print(f"      {_HINTS[name]}")
+    for index, keys in enumerate(groups):
+        states = [answer.states[index] for answer in answers]
+        per_chunk = tokens_per_chunk[index] if index < len(tokens_per_chunk) else None
+        _show_chunks(index, keys, states, answers, per_chunk)
+
+
+def _presence(answer: _Answer) -> str:
+    if answer.is_there is None:
+        return "it cannot list its namespaces"
+    if answer.contents is None:
+        return "the namespace is not there"
+    return f"{answer.contents.chunks:,} chunks, {format_bytes(answer.contents.used_bytes)}"
+
+
+def _show_chunks(
+    group: int,
+    keys: Sequence[OffloadKey],
+    states: Sequence[Sequence[str]],
+    answers: Sequence[_Answer],
+    tokens_per_chunk: int | None,
+) -> None:
+    by_chunk = list(zip(*states, strict=True))
+    found = 0
+    while found < len(keys) and "present" in by_chunk[found]:
+        found += 1
+    if tokens_per_chunk is not None:
+        print(
+            f"\nprompt, group {group}: {len(keys):,} chunks of {tokens_per_chunk} tokens; "
+            f"an engine gets the first {found:,} ({found * tokens_per_chunk:,} tokens)"
+        )
+        if not keys:
+            return
+        rows = [("CHUNKS", "TOKENS", *(answer.spec.name.upper() for answer in answers))]
+        for state, run in groupby(range(len(keys)), by_chunk.__getitem__):
+            first, *rest = run
+            last = rest[-1] if rest else first
+            chunks = f"{first}-{last}" if rest else f"{first}"
+            tokens = f"{first * tokens_per_chunk}-{(last + 1) * tokens_per_chunk - 1}"
+            rows.append((chunks, tokens, *state))
+    else:
+        print()
+        rows = [("KEY", *(answer.spec.name.upper() for answer in answers))]
+        rows += [(key.hex(), *state) for key, state in zip(keys, by_chunk, strict=True)]
+    print_columns(rows)
+
+
+def _as_json(
+    meant: Namespace,
+    answers: Sequence[_Answer],
+    groups: Sequence[Sequence[OffloadKey]],
+    faults: Faults,
+) -> dict[str, Any]:
+    return {
+        "ok": not faults.by_tier,
+        "namespace": {"fingerprint": meant.fingerprint, "facts": meant.manifest},
+        "keys": [[key.hex() for key in keys] for keys in groups],
+        "tiers": [
+            {
+                "name": answer.spec.name,
+                "backend": answer.spec.backend,
+                "is_there": answer.is_there,
+                "contents": answer.contents and answer.contents.as_json(),
+                "nearest": answer.nearest and answer.nearest.as_json(),
+                "differences": {
+                    name: {"ours": ours, "theirs": theirs}
+                    for name, (ours, theirs) in answer.differences.items()
+                },
+                "states": answer.states,
+            }
+            for answer in answers
+        ],
+        "faults": faults.by_tier,
+    }
+
+
+def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
+    """Tokens of a chunk in each group of a prompt; keys alone say nothing of tokens."""
+    if not of_prompt:
+        return []
+    facts: Mapping[str, Any] = meant.facts
+    return [group["tokens_per_block"] * facts["blocks_per_chunk"] for group in facts["groups"]]
+
+
+def _brief(ours: object, theirs: object) -> tuple[str, str]:
+    """Write two values down to where they differ, and a little further."""
+    texts = json.dumps(ours), json.dumps(theirs)
+    pairs = zip(*texts, strict=False)
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    start = max(0, alike - _MOST_SHOWN // 2)
+    brief = [
+        ("..." if start else "")
+        + text[start:][:_MOST_SHOWN]
+        + ("..." if len(text) > start + _MOST_SHOWN else "")
+        for text in texts
+    ]
+    return brief[0], brief[1]
+
+
+def _read_key(text: str) -> OffloadKey:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ConfigError(f"--key {text!r}: a key is written in hexadecimal digits") from None
+
+
+def _read_tokens(text: str) -> list[int]:
+    path = Path(text)
+    try:
+        if not re.fullmatch(r"[\[\]\d,\s]+", text):
+            text = path.read_text()
+        text = text.strip()
+        listed = text if text.startswith("[") else f"[{','.join(re.split(_BETWEEN, text))}]"
+        tokens = json.loads(listed)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it holds no list of numbers"
+        raise ConfigError(f"--tokens {path}: {reason}") from None
+    if any(type(token) is not int for token in tokens):
+        raise ConfigError("--tokens: token ids are whole numbers")
+    return list(tokens)

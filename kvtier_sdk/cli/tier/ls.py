@@ -1,0 +1,102 @@
+"""``kvtier tier ls``: the namespaces in tiers."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
+from kvtier_sdk.cli.tier.contents import Contents, count
+from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.tier.selection import (
+    SHOWN_DIGITS,
+    JsonOption,
+    ModelOption,
+    NamespaceOption,
+    Selection,
+    TimeoutOption,
+    read_timeout,
+)
+from kvtier_sdk.cli.tier.view import ago, print_columns
+from kvtier_sdk.options.units import format_bytes
+
+_TITLES = ("NAMESPACE", "MODEL", "REVISION", "CHUNKS", "BYTES", "OLDEST USE", "LAST USE")
+_NUMBERS = frozenset({3, 4, 5, 6})
+
+
+def ls_command(
+    tiers: Annotated[str, typer.Argument(metavar=TARGET, help=TARGET_HELP)],
+    namespace: NamespaceOption = None,
+    model: ModelOption = None,
+    show_empty: Annotated[
+        bool, typer.Option("--all", help="Show namespaces without chunks too.")
+    ] = False,
+    timeout: TimeoutOption = "60s",
+    as_json: JsonOption = False,
+) -> None:
+    """List what is in tiers: each namespace with its model, chunks, bytes and ages.
+
+    Nothing is changed, and engines that use the tiers are not disturbed. For example
+
+        kvtier tier ls file:///data/kv
+
+    A bucket records no use: there the ages are those of the stores. The exit status is 1 if a tier
+    could not be read.
+    """
+    target, timeout_s = read_target(tiers), read_timeout(timeout)
+    selection = Selection.read(namespace, model)
+    now_s = SystemClock().wall_s()
+    faults = Faults(target)
+    listed: list[dict[str, Any]] = []
+    for spec in target.tiers:
+        found: list[Contents] = []
+        with faults.of(spec):
+            found.extend(count(spec, one, timeout_s) for one in selection.of(spec, timeout_s))
+        listed.append(
+            {
+                "name": spec.name,
+                "backend": spec.backend,
+                "namespaces": [contents.as_json() for contents in found],
+                "fault": faults.by_tier.get(spec.name),
+                "note": faults.notes.get(spec.name),
+            }
+        )
+        if not as_json:
+            if len(target.tiers) > 1:
+                print(f"tier {spec.name!r}")
+            if found or spec.name not in faults.by_tier | faults.notes:
+                _show(found, now_s, show_empty=show_empty)
+            faults.show(spec)
+    if as_json:
+        print(json.dumps({"ok": not faults.by_tier, "tiers": listed}))
+    faults.end()
+
+
+def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
+    shown = [contents for contents in found if contents.chunks or show_empty]
+    rows = [
+        (
+            contents.namespace.fingerprint[:SHOWN_DIGITS],
+            str(contents.namespace.facts.get("model", "-")),
+            _revision(contents.namespace.facts.get("model_revision")),
+            f"{contents.chunks:,}",
+            format_bytes(contents.used_bytes),
+            ago(contents.oldest_s, now_s),
+            ago(contents.last_used_s, now_s),
+        )
+        for contents in shown
+    ]
+    if rows:
+        print_columns([_TITLES, *rows], _NUMBERS)
+    if hidden := len(found) - len(shown):
+        print(f"{hidden} without chunks (--all shows them)")
+    elif not found:
+        print("no namespace")
+
+
+def _revision(value: object) -> str:
+    # Of a commit, as much as its hub shows.
+    return "-" if value is None else str(value)[:SHOWN_DIGITS]

@@ -1,0 +1,57 @@
+"""A limit of bytes per second, for commands that read and write many chunks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+
+from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.units import parse_bytes
+
+RateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rate",
+        metavar="SIZE",
+        show_default="no limit",
+        help="At most so many bytes a second, such as 100MiB, to leave the store to its engines.",
+    ),
+]
+
+
+class Pace:
+    """Waits, so that no more than so many bytes are moved a second.
+
+    Args:
+        rate: the option ``--rate``.
+        clock: time.
+
+    Raises:
+        ConfigError: the option is no size, or 0.
+    """
+
+    def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
+        try:
+            self._rate_bytes = None if rate is None else parse_bytes(rate)
+        except ValueError as error:
+            raise ConfigError(f"--rate: {error}") from None
+        if self._rate_bytes == 0:
+            raise ConfigError("--rate should be more than 0")
+        self._clock = clock or SystemClock()
+        self._due_s = self._clock.now_s()
+        self._never = threading.Event()
+
+    def part_bytes(self, most_bytes: int) -> int:
+        """Return how much to move before the next wait: a second's worth, or less."""
+        return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
+
+    def wait(self, size_bytes: int) -> None:
+        """Wait for as long as so many bytes take, less the time since the last call."""
+        if self._rate_bytes is None:
+            return
+        now_s = self._clock.now_s()
+        self._due_s = max(self._due_s, now_s - 1.0) + size_bytes / self._rate_bytes
+        self._never.wait(max(0.0, self._due_s - now_s))

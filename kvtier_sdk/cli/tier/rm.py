@@ -1,0 +1,163 @@
+"""``kvtier tier rm``: deletes chunks by namespace, model and age."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
+from kvtier_sdk.cli.tier.contents import Contents, need
+from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.tier.selection import (
+    JsonOption,
+    ModelOption,
+    NamespaceOption,
+    Selection,
+    TimeoutOption,
+    named,
+    read_duration,
+    read_timeout,
+)
+from kvtier_sdk.cli.tier.view import progress
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.tiering.maintenance import open_for_maintenance
+from kvtier_sdk.types import Capability, OffloadKey
+
+
+def rm_command(
+    tiers: Annotated[str, typer.Argument(metavar=TARGET, help=TARGET_HELP)],
+    namespace: NamespaceOption = None,
+    model: ModelOption = None,
+    unused_for: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Only chunks that were not used for so long: '30d'. In a bucket, that were stored "
+            "so long ago.",
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every chunk of every namespace.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    timeout: TimeoutOption = "60s",
+    as_json: JsonOption = False,
+) -> None:
+    """Delete chunks from tiers, by namespace, model and age. It says what goes, and asks.
+
+    Engines that use the tiers recompute what is gone. For example
+
+        kvtier tier rm kv.toml --model llama-2 --unused-for 30d
+
+    The exit status is 1 if a tier could not be read, or if not all was deleted.
+    """
+    target, timeout_s = read_target(tiers), read_timeout(timeout)
+    selection = Selection.read(namespace, model)
+    unused_s = None if unused_for is None else read_duration("--unused-for", unused_for)
+    if selection.is_everything and unused_s is None and not everything:
+        raise ConfigError(
+            "nothing says which chunks: give --namespace, --model or --unused-for, or --all for "
+            "every chunk"
+        )
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask on; give --yes")
+    before_s = None if unused_s is None else SystemClock().wall_s() - unused_s
+    faults = Faults(target)
+    found: list[_Victims] = []
+    for spec in target.tiers:
+        with faults.of(spec):
+            for one in selection.of(spec, timeout_s):
+                victims = _find(spec, one, before_s, timeout_s)
+                if victims.keys:
+                    found.append(victims)
+    _tell(found, to_stderr=as_json)
+    if found and not yes:
+        typer.confirm("Delete them?", abort=True, err=as_json)
+    deleted = [_delete(victims, faults, timeout_s) for victims in found]
+    if as_json:
+        removed = [
+            victims.as_json() | {"deleted": gone}
+            for victims, gone in zip(found, deleted, strict=True)
+        ]
+        print(json.dumps({"ok": not faults.by_tier, "removed": removed, "faults": faults.by_tier}))
+    else:
+        print(f"{sum(deleted):,} chunks deleted")
+        for spec in target.tiers:
+            faults.show(spec)
+    faults.end()
+
+
+@dataclass(slots=True)
+class _Victims:
+    """The chunks of one namespace that are to go."""
+
+    spec: TierSpec
+    contents: Contents
+    keys: list[OffloadKey]
+    kept: int
+
+    def as_json(self) -> dict[str, Any]:
+        counted = self.contents.as_json()
+        del counted["facts"]
+        return {"tier": self.spec.name, **counted, "kept": self.kept}
+
+
+def _find(
+    spec: TierSpec, namespace: Namespace, before_s: float | None, timeout_s: float
+) -> _Victims:
+    victims = _Victims(spec, Contents(namespace), [], 0)
+    with open_for_maintenance(spec, namespace, timeout_s=timeout_s) as tier:
+        need(tier, Capability.SCAN, "list its chunks")
+        need(tier, Capability.DELETE, "delete chunks")
+        for entry in tier.entries():
+            # Where the store does not know a chunk's age, it stays.
+            if before_s is None or (entry.used_s is not None and entry.used_s < before_s):
+                victims.contents.add(entry.object_bytes, entry.used_s)
+                victims.keys.append(entry.key)
+            else:
+                victims.kept += 1
+    return victims
+
+
+def _tell(found: list[_Victims], *, to_stderr: bool) -> None:
+    for line in _lines(found):
+        print(line, file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+def _lines(found: list[_Victims]) -> Iterator[str]:
+    for victims in found:
+        contents = victims.contents
+        kept = f"; {victims.kept:,} stay" if victims.kept else ""
+        yield (
+            f"tier {victims.spec.name!r}, namespace {named(contents.namespace)}: "
+            f"{contents.chunks:,} chunks, {format_bytes(contents.used_bytes)}{kept}"
+        )
+    if not found:
+        yield "no chunk is meant"
+
+
+def _delete(victims: _Victims, faults: Faults, timeout_s: float) -> int:
+    deleted = 0
+    with (
+        faults.of(victims.spec),
+        open_for_maintenance(victims.spec, victims.contents.namespace, timeout_s=timeout_s) as tier,
+        progress("delete", len(victims.keys)) as step,
+    ):
+        for start in range(0, len(victims.keys), _AT_ONCE):
+            part = victims.keys[start : start + _AT_ONCE]
+            tier.delete(part)
+            deleted += len(part)
+            step(len(part))
+    return deleted
+
+
+_AT_ONCE = 1000

@@ -1,0 +1,156 @@
+"""The namespaces of a tier that a command is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtier_sdk.cli.tier.faults import CannotListError
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.options.files import read_options
+from kvtier_sdk.options.units import parse_seconds
+from kvtier_sdk.tiering.maintenance import open_for_maintenance
+from kvtier_sdk.types import Capability
+
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        metavar="NAMESPACE",
+        help="Only this namespace: the beginning of its fingerprint, or a JSON file with its facts "
+        "(a manifest.json).",
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="TEXT", help="Only namespaces with this in a model's name."),
+]
+TimeoutOption = Annotated[
+    str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each call of a tier.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
+]
+
+#: Opens a tier only to list its namespaces.
+_NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
+#: Digits of a fingerprint that are shown: enough to tell one from the others.
+SHOWN_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What an operator says of the namespaces that he means.
+
+    Attributes:
+        digits: the beginning of the fingerprint.
+        model: a part of the model's name.
+        given: a namespace whose facts he gives.
+    """
+
+    digits: str = ""
+    model: str = ""
+    given: Namespace | None = None
+
+    @classmethod
+    def read(cls, namespace: str | None, model: str | None = None) -> Selection:
+        """Read the options ``--namespace`` and ``--model``.
+
+        Raises:
+            ConfigError: ``namespace`` is neither a file with facts nor a part of a fingerprint.
+        """
+        if namespace is None:
+            return cls(model=model or "")
+        if Path(namespace).suffix:
+            return cls(model=model or "", given=_read_facts(Path(namespace)))
+        if not namespace or set(namespace) - set("0123456789abcdef"):
+            raise ConfigError(
+                f"--namespace {namespace!r}: neither the beginning of a fingerprint, as "
+                "'kvtier tier ls' shows it, nor a JSON file with a namespace's facts"
+            )
+        return cls(namespace, model or "")
+
+    @property
+    def is_everything(self) -> bool:
+        """True if no namespace is left out."""
+        return self == Selection()
+
+    def of(self, spec: TierSpec, timeout_s: float) -> list[Namespace]:
+        """Find the namespaces in a tier that are meant.
+
+        Raises:
+            CannotListError: the backend cannot list its namespaces, and none is given.
+            TierError: the tier cannot be read.
+        """
+        if Capability.NAMESPACES not in spec.tier_class.capabilities:
+            if self.given is None:
+                raise CannotListError(
+                    f"tier {spec.name!r}: backend {spec.backend!r} cannot list its namespaces; "
+                    "name one with --namespace FACTS.json"
+                )
+            return [in_tier(spec, self.given)]
+        found = [one for one in stored_namespaces(spec, timeout_s) if self._means(spec, one)]
+        # The facts that are given may say more than a manifest, in which secrets are hidden.
+        return [in_tier(spec, self.given)] if found and self.given is not None else [*found]
+
+    def _means(self, spec: TierSpec, found: StoredNamespace) -> bool:
+        if self.given is not None and in_tier(spec, self.given) != found:
+            return False
+        if self.model.lower() not in str(found.facts.get("model", "")).lower():
+            return False
+        return found.fingerprint.startswith(self.digits)
+
+
+def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
+    """List the namespaces in a tier whose backend can, by model.
+
+    Raises:
+        ConfigError: an option is wrong.
+        TierError: the tier cannot be read.
+    """
+    with open_for_maintenance(spec, _NO_NAMESPACE, timeout_s=timeout_s) as tier:
+        found = list(tier.namespaces())
+    return sorted(found, key=lambda one: (str(one.facts.get("model", "")), one.fingerprint))
+
+
+def in_tier(spec: TierSpec, namespace: Namespace) -> Namespace:
+    """Return a namespace as a tier has it: sealed, if the tier has a codec."""
+    if spec.runner.codec is None:
+        return namespace
+    return namespace.sealed_by(spec.runner.codec.partition(":")[0])
+
+
+def read_timeout(text: str) -> float:
+    """Read the option ``--timeout``."""
+    return read_duration("--timeout", text)
+
+
+def read_duration(flag: str, text: str) -> float:
+    """Read an option that is a duration, more than 0."""
+    try:
+        duration_s = parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    if not duration_s:
+        raise ConfigError(f"{flag} should be more than 0")
+    return duration_s
+
+
+def _read_facts(path: Path) -> Namespace:
+    options = read_options(path)
+    facts, fingerprint = options.get("facts"), options.get("fingerprint")
+    if isinstance(facts, dict) and isinstance(fingerprint, str):
+        return StoredNamespace(facts, fingerprint)
+    return Namespace(options)
+
+
+def named(namespace: Namespace) -> str:
+    """Name a namespace in a sentence: its fingerprint and its model."""
+    model = namespace.facts.get("model")
+    digits = namespace.fingerprint[:SHOWN_DIGITS]
+    return f"{digits} ({model})" if model else digits

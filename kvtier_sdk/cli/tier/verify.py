@@ -1,0 +1,182 @@
+"""``kvtier tier verify``: reads chunks and compares them with their headers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
+from kvtier_sdk.cli.tier.contents import need
+from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.tier.pace import Pace, RateOption
+from kvtier_sdk.cli.tier.selection import (
+    JsonOption,
+    ModelOption,
+    NamespaceOption,
+    Selection,
+    TimeoutOption,
+    named,
+    read_timeout,
+)
+from kvtier_sdk.cli.tier.view import progress
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.runner.jobs import Verdict
+from kvtier_sdk.tiering.maintenance import chunk_bytes_of, open_for_maintenance
+from kvtier_sdk.types import Capability, OffloadKey
+
+#: Keys that are shown; all of them are in the JSON.
+_MOST_SHOWN = 10
+_AT_ONCE_BYTES = 16 * 2**20
+
+
+def verify_command(
+    tiers: Annotated[str, typer.Argument(metavar=TARGET, help=TARGET_HELP)],
+    namespace: NamespaceOption = None,
+    model: ModelOption = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Delete the chunks that are damaged.")
+    ] = False,
+    rate: RateOption = None,
+    timeout: TimeoutOption = "60s",
+    as_json: JsonOption = False,
+) -> None:
+    """Read every chunk and compare it with its header, as an engine does before it uses one.
+
+    Nothing is changed without --repair. An engine never uses a damaged chunk: it counts it,
+    deletes it and recomputes it. For example
+
+        kvtier tier verify --rate 100MiB --repair kv.toml#cache
+
+    The exit status is 1 if chunks are damaged and stay, or if a tier could not be read.
+    """
+    target, timeout_s = read_target(tiers), read_timeout(timeout)
+    selection, pace = Selection.read(namespace, model), Pace(rate)
+    faults = Faults(target)
+    found: list[_Verified] = []
+    for spec in target.tiers:
+        with faults.of(spec):
+            for one in selection.of(spec, timeout_s):
+                verified = _Verified(spec, one)
+                found.append(verified)
+                _verify(verified, pace, timeout_s, repair=repair)
+                if not as_json and verified.verdicts:
+                    for line in verified.lines():
+                        print(line, flush=True)
+        if not as_json:
+            faults.show(spec)
+    stay = sum(len(verified.damaged) - verified.deleted for verified in found)
+    if as_json:
+        namespaces = [verified.as_json() for verified in found]
+        ok = not stay and not faults.by_tier
+        print(json.dumps({"ok": ok, "namespaces": namespaces, "faults": faults.by_tier}))
+    faults.end()
+    if stay:
+        raise typer.Exit(1)
+
+
+@dataclass(slots=True)
+class _Verified:
+    """What became of the chunks of one namespace.
+
+    Attributes:
+        spec: the tier.
+        namespace: the namespace.
+        verdicts: chunks by what was found.
+        damaged: those that are.
+        deleted: how many of them were deleted.
+    """
+
+    spec: TierSpec
+    namespace: Namespace
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    damaged: list[OffloadKey] = field(default_factory=list)
+    deleted: int = 0
+
+    def lines(self) -> Iterator[str]:
+        whole = self.verdicts[Verdict.OK]
+        said = [f"{whole:,} chunks whole", f"{len(self.damaged):,} damaged"]
+        if self.deleted:
+            said.append(f"{self.deleted:,} of them deleted")
+        if gone := self.verdicts[Verdict.NOT_FOUND]:
+            said.append(f"{gone:,} gone meanwhile")
+        if sealed := self.verdicts[Verdict.AUTH]:
+            said.append(f"{sealed:,} that cannot be opened with this tier's keys")
+        if unreadable := self._unreadable:
+            said.append(f"{unreadable:,} that cannot be read")
+        where = f"tier {self.spec.name!r}, namespace {named(self.namespace)}"
+        yield f"{where}: {', '.join(said)}"
+        for key in self.damaged[:_MOST_SHOWN]:
+            yield f"  damaged: {key.hex()}"
+        if len(self.damaged) > _MOST_SHOWN:
+            yield f"  and {len(self.damaged) - _MOST_SHOWN:,} more (--json lists all)"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tier": self.spec.name,
+            "fingerprint": self.namespace.fingerprint,
+            "whole": self.verdicts[Verdict.OK],
+            "gone": self.verdicts[Verdict.NOT_FOUND],
+            "not_opened": self.verdicts[Verdict.AUTH],
+            "unreadable": self._unreadable,
+            "damaged": [key.hex() for key in self.damaged],
+            "deleted": self.deleted,
+        }
+
+    @property
+    def _unreadable(self) -> int:
+        return self.verdicts[Verdict.FAILED] + self.verdicts[Verdict.CAPACITY]
+
+
+def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) -> None:
+    namespace = verified.namespace
+    with open_for_maintenance(verified.spec, namespace, timeout_s=timeout_s) as tier:
+        need(tier, Capability.SCAN, "list its chunks")
+        if repair:
+            need(tier, Capability.DELETE, "delete chunks")
+        keys = [entry.key for entry in tier.entries()]
+        chunk_bytes = check_readable(verified.spec, namespace) if keys else 1
+        at_once = max(1, pace.part_bytes(_AT_ONCE_BYTES) // chunk_bytes)
+        with progress(f"verify {named(namespace)}", len(keys)) as step:
+            for start in range(0, len(keys), at_once):
+                part = keys[start : start + at_once]
+                verdicts = tier.examine(part)
+                verified.verdicts.update(verdicts)
+                damaged = [
+                    key
+                    for key, verdict in zip(part, verdicts, strict=True)
+                    if verdict is Verdict.CORRUPT
+                ]
+                verified.damaged += damaged
+                if repair and damaged:
+                    tier.delete(damaged)
+                    verified.deleted += len(damaged)
+                step(len(part))
+                pace.wait(len(part) * chunk_bytes)
+
+
+def check_readable(spec: TierSpec, namespace: Namespace) -> int:
+    """Check that a namespace's chunks can be read through a tier; return their length.
+
+    Raises:
+        ConfigError: its manifest is gone, or it is sealed and the tier has no codec.
+    """
+    chunk_bytes = chunk_bytes_of(namespace)
+    if chunk_bytes is None:
+        raise ConfigError(
+            f"namespace {named(namespace)}: its manifest is gone, or does not say how long a chunk "
+            "is; give its facts with --namespace FACTS.json"
+        )
+    codec = namespace.facts.get("codec")
+    if codec is not None and spec.runner.codec is None:
+        raise ConfigError(
+            f"namespace {named(namespace)} is sealed: give tier {spec.name!r} its option 'codec', "
+            f"'{codec}:...'"
+        )
+    return chunk_bytes

@@ -1,0 +1,74 @@
+"""How the commands about tiers print: columns, ages, a progress bar, faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+#: Advances a bar by so many.
+Step = Callable[[int], None]
+
+_UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+
+
+def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
+    """Print rows, the first of them titles, in columns.
+
+    Args:
+        rows: all of one length.
+        right: columns of numbers, which end alike.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip(), flush=True)
+
+
+def ago(then_s: float | None, now_s: float) -> str:
+    """Write how long ago something was: ``3 d``."""
+    if then_s is None:
+        return "-"
+    past_s = max(0.0, now_s - then_s)
+    for unit, length_s in _UNITS:
+        if past_s >= length_s:
+            return f"{past_s / length_s:.0f} {unit}"
+    return "now"
+
+
+def share(part: float, whole: float) -> str:
+    """Write a share of a whole: ``12 %``."""
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+@contextmanager
+def progress(label: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Step]:
+    """Show a bar on a terminal for as long as the block runs; yields what advances it.
+
+    Args:
+        label: what is done.
+        total: how much there is to do; ``None`` if that is not known.
+        of_bytes: true to show a speed in bytes.
+    """
+    columns = [TextColumn(label), BarColumn()]
+    columns += [TransferSpeedColumn()] if of_bytes else [MofNCompleteColumn()]
+    console = Console(stderr=True)
+    # Into a file or a pipe a bar is noise.
+    hidden = not console.is_terminal
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=hidden, transient=True
+    ) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,174 @@
+"""``kvtier top``: a running engine's tiers, live."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvtier_sdk.cli.engine import Socket, ask_engine, seconds, wait
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.units import format_bytes
+
+_Status = Mapping[str, Any]
+
+_NUMBERS = ("hits/s", "share", "found", "load\nGB/s", "store\nGB/s", "queue", "failed", "dropped")
+#: Room for the table where no terminal sets a limit.
+_PIPE_WIDTH = 200
+#: Beyond that the engine sleeps, or is stuck.
+_LONG_STEP_S = 2.0
+
+
+def top_command(
+    socket: Socket,
+    interval: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time between two looks, and of the rates.")
+    ] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print each look as a line of JSON: counters, no rates."),
+    ] = False,
+) -> None:
+    """Show what a running engine's tiers do: hits, throughput, queues, breakers, drops, space.
+
+    On a terminal the table is redrawn until Ctrl-C; in a pipe one follows the other.
+    """
+    interval_s = seconds("--interval", interval)
+    if interval_s == 0:
+        raise ConfigError("--interval should be more than 0")
+    if as_json:
+        print(json.dumps(_look(socket)), flush=True)
+        while not once:
+            wait(interval_s)
+            print(json.dumps(_look(socket)), flush=True)
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    frames = _frames(socket, interval_s)
+    if once:
+        console.print(next(frames))
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for frame in frames:
+                live.update(frame, refresh=True)
+    else:
+        for frame in frames:
+            console.print(frame)
+
+
+def _frames(socket: Path, interval_s: float) -> Iterator[Group]:
+    before = _look(socket)
+    while True:
+        wait(interval_s)
+        now = _look(socket)
+        # An engine that was started again counts from 0.
+        if now["uptime_s"] > before["uptime_s"]:
+            yield _frame(before, now)
+        before = now
+
+
+def _look(socket: Path) -> _Status:
+    return ask_engine(socket, command="status")
+
+
+def _frame(before: _Status, now: _Status) -> Group:
+    """Show a status, with rates since an earlier one."""
+    duration_s = now["uptime_s"] - before["uptime_s"]
+    # Close together: 80 characters have to do.
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("tier")
+    table.add_column("state")
+    for title in (*_NUMBERS, "used"):
+        table.add_column(title, justify="right", no_wrap=True)
+    rows = [(before["host"], now["host"]), *zip(before["tiers"], now["tiers"], strict=True)]
+    hits = sum(tier["hit_chunks"] - old["hit_chunks"] for old, tier in rows)
+    for old, tier in rows:
+        table.add_row(*_row(old, tier, hits, duration_s), _used(tier, now["pool"]))
+    return Group(Text(_title(now)), table, *_errors(now))
+
+
+def _title(now: _Status) -> str:
+    pool, trace = now["pool"], now["trace"]
+    title = (
+        f"engine {now['pid']}, up {_duration(now['uptime_s'])}; host pool of {pool['slots']:,} "
+        f"slots: {pool['free']:,} free, {pool['pinned']:,} pinned"
+    )
+    if trace is not None:
+        title += f"; trace: {trace['written_requests']:,} requests"
+        if trace["dropped_requests"]:
+            title += f", {trace['dropped_requests']:,} missing"
+    if now["idle_s"] > _LONG_STEP_S:
+        title += f"; no step for {_duration(now['idle_s'])}"
+    return title
+
+
+def _row(old: _Status, tier: _Status, hits: int, duration_s: float) -> list[str]:
+    def gained(name: str) -> float:
+        return float(tier[name] - old[name])
+
+    asked = gained("found_chunks") + gained("absent_chunks")
+    return [
+        tier["name"],
+        _state(tier),
+        f"{gained('hit_chunks') / duration_s:,.0f}",
+        _share(gained("hit_chunks"), hits),
+        _share(gained("found_chunks"), asked),
+        f"{gained('loaded_bytes') / duration_s / 1e9:.2f}",
+        f"{gained('stored_bytes') / duration_s / 1e9:.2f}",
+        _queue(tier),
+        f"{sum(tier['failures'].values()):,}",
+        f"{sum(tier['dropped'].values()):,}",
+    ]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+def _state(tier: _Status) -> str:
+    if "is_drained" not in tier:
+        return "ok"
+    if tier["is_drained"]:
+        return "drained" if tier["is_idle"] else "draining"
+    if not tier["is_open"]:
+        return "not open"
+    suspended = [name for name in ("reads", "stores") if tier[f"{name}_open"]]
+    return f"no {' or '.join(suspended)}" if suspended else "ok"
+
+
+def _queue(tier: _Status) -> str:
+    if "load_queue_bytes" not in tier:
+        return "-"
+    return format_bytes(tier["load_queue_bytes"] + tier["store_queue_bytes"])
+
+
+def _used(tier: _Status, pool: _Status) -> str:
+    if "is_drained" not in tier:
+        return _share(pool["slots"] - pool["free"], pool["slots"])
+    used_bytes, capacity_bytes = tier.get("used_bytes"), tier.get("capacity_bytes")
+    if used_bytes is None:
+        return "-"
+    share = f", {used_bytes / capacity_bytes:.0%}" if capacity_bytes else ""
+    return f"{format_bytes(used_bytes)}{share}"
+
+
+def _errors(now: _Status) -> list[Text]:
+    return [Text(f"last error: {tier['errors'][-1]}") for tier in now["tiers"] if tier["errors"]]
+
+
+def _duration(duration_s: float) -> str:
+    minutes, s = divmod(int(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (s, "s")]
+    first = next((n for n, (count, _) in enumerate(parts) if count), 3)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2])

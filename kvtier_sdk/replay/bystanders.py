@@ -1,0 +1,72 @@
+"""Others whose chunks lie in the same store, and must survive a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import ConfigError, ReplayError
+from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.options.tier import BoundedTierConfig
+from kvtier_sdk.tiering.maintenance import MaintainedTier, open_for_maintenance
+from kvtier_sdk.types import Capability
+
+#: A replay may evict its own chunks. A check leaves no more than a manifest.
+_OURS = ("kvtier replay", "kvtier check")
+#: The tiers are listed, and not asked for a chunk.
+_NOBODYS = Namespace({})
+#: Facts that tell people whose a namespace is.
+_TELLING = ("engine", "model")
+
+
+def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
+    """Check that no tier with a limit holds chunks that a replay has not stored.
+
+    A tier that cannot list its namespaces is not checked.
+
+    Args:
+        tiers: the tiers.
+        clock: time and tasks.
+
+    Raises:
+        ReplayError: a tier does; the message says how to go on.
+        TierError: a tier cannot be reached.
+    """
+    for spec in tiers:
+        if Capability.NAMESPACES not in spec.tier_class.capabilities:
+            continue
+        is_ours = isinstance(spec.config, BoundedTierConfig)
+        if is_ours and not _limits(spec):
+            continue
+        # A place that is not there yet holds nothing. Other mistakes show when the tier is opened.
+        with suppress(ConfigError), open_for_maintenance(spec, _NOBODYS, clock=clock) as tier:
+            if is_ours:
+                options = " and ".join(f"'{name}'" for name in _limits(spec))
+                _check(tier, options, f"a root or prefix of its own, or leave out {options}")
+            elif tier.usage().capacity_bytes is not None:
+                _check(tier, "the server's memory limit", "a server of its own")
+
+
+def _limits(spec: TierSpec) -> list[str]:
+    """The options by which a tier of ours evicts, in all namespaces of its place."""
+    config = spec.config
+    assert isinstance(config, BoundedTierConfig)
+    given = {"capacity": config.capacity_bytes, "ttl": config.ttl_s}
+    return [name for name, value in given.items() if value is not None]
+
+
+def _check(tier: MaintainedTier, limit: str, advice: str) -> None:
+    for found in tier.namespaces():
+        if found.facts.get("engine") not in _OURS:
+            raise ReplayError(
+                f"tier {tier.spec.name!r}: {limit} would evict chunks that no replay has stored, "
+                f"of namespace {_title(found)}; give the replay {advice}; or let it evict them "
+                "with --evict-others"
+            )
+
+
+def _title(namespace: StoredNamespace) -> str:
+    known = [f"{name} {namespace.facts[name]}" for name in _TELLING if name in namespace.facts]
+    return f"{namespace.fingerprint[:12]} ({', '.join(known) or 'without a manifest'})"

@@ -1,0 +1,46 @@
+"""What each request of a replay found, and how long it waited for it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from kvtier_sdk.replay.workload import ReplayRequest
+
+
+class ReplayHistory:
+    """A few numbers for each request, in order of arrival, and for each depth of a prompt.
+
+    Attributes:
+        chunks: of each request.
+        hits: for the host pool and then each tier, the chunks that each request got from it.
+        wait_s: seconds that each request waited, from its first lookup until what it found was in
+            host memory.
+        hits_at: for the host pool and then each tier, the hits among the first chunks of all
+            requests, among the second, and so on.
+
+    Args:
+        workload: the requests.
+        sources: number of tiers, the host pool included.
+    """
+
+    __slots__ = ("chunks", "hits", "hits_at", "wait_s")
+
+    def __init__(self, workload: Sequence[ReplayRequest], sources: int) -> None:
+        self.chunks = array("q", (len(request.keys) for request in workload))
+        self.wait_s = array("d", bytes(8 * len(workload)))
+        self.hits = [array("q", bytes(8 * len(workload))) for _ in range(sources)]
+        longest = max(self.chunks, default=0)
+        self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
+
+    def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
+        """Take hits of a request.
+
+        Args:
+            number: the request's place in the order of arrival, from 0.
+            depth: place of the first of them in the prompt, from 0.
+            sources: for each, the index of the tier that it came from, or -1 for the host pool.
+        """
+        for at, source in enumerate(sources, depth):
+            self.hits[source + 1][number] += 1
+            self.hits_at[source + 1][at] += 1

@@ -1,0 +1,285 @@
+"""Hit rate against the size of the host pool and of a tier, counted without moving a byte."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+from zlib import crc32
+
+from kvtier_sdk.registry import load_policy
+from kvtier_sdk.replay.workload import ReplayRequest
+from kvtier_sdk.tiering.prefix_order import PrefixOrder
+from kvtier_sdk.tiering.slots import PrimaryTier, SlotState
+from kvtier_sdk.types import OffloadKey, RequestContext
+
+_LRU = "lru"
+_HASHES = 2**32
+# Chunks that a policy is played with; of a longer workload it gets a share of the keys.
+_MOST_PLAYED = 2**17
+# A doubling that gains a smaller share of all chunks is not worth its memory.
+_WORTHWHILE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """The hits of one size.
+
+    Attributes:
+        slots: chunks that fit.
+        hit_chunks: hits of a host pool of this size without tiers.
+        lru_hit_chunks: the same with ``lru``, which is always exact.
+    """
+
+    slots: int
+    hit_chunks: int
+    lru_hit_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSweep:
+    """Hit rate against size.
+
+    Attributes:
+        policy: the host pool's eviction policy.
+        requests: in the workload.
+        chunks: named by them.
+        distinct_chunks: of these, the different ones.
+        points: sizes, each twice the one before: from a pool that holds the longest request twice
+            to one that holds every chunk.
+        pool: the configured size.
+        share: of the keys, those that the policy was played with; 1.0 where the sweep is exact.
+        error: largest difference between the hit rates that two halves of this share show.
+    """
+
+    policy: str
+    requests: int
+    chunks: int
+    distinct_chunks: int
+    points: tuple[SweepPoint, ...]
+    pool: SweepPoint
+    share: float
+    error: float
+
+    @property
+    def suggested(self) -> SweepPoint:
+        """The smallest pool beyond which no doubling gains a whole point of hit rate."""
+        pairs = list(zip(self.points[:-1], self.points[1:], strict=True))
+        for smaller, larger in reversed(pairs):
+            if larger.hit_chunks - smaller.hit_chunks >= _WORTHWHILE * self.chunks:
+                return larger
+        return self.points[0]
+
+    def rate(self, chunks: int) -> float:
+        """Chunks as a share of all, 0.0 to 1.0."""
+        return chunks / self.chunks if self.chunks else 0.0
+
+    def tier_chunks(self, tier: SweepPoint) -> int:
+        """Count the chunks that a tier adds to the hits of the configured pool.
+
+        Args:
+            tier: its size. It evicts the least recently used chunk and is given each chunk when it
+                is stored (``through``), so that it holds the pool's chunks too.
+        """
+        return max(0, tier.lru_hit_chunks - self.pool.hit_chunks)
+
+    def as_json(self, chunk_bytes: int) -> dict[str, Any]:
+        """The sweep as plain values, in the names of a replay's report.
+
+        Args:
+            chunk_bytes: length of a chunk.
+        """
+
+        def point(of: SweepPoint) -> dict[str, Any]:
+            return {
+                "slots": of.slots,
+                "bytes": of.slots * chunk_bytes,
+                "hit_blocks": of.hit_chunks,
+                "hit_rate": self.rate(of.hit_chunks),
+                "tier_hit_blocks": self.tier_chunks(of),
+                "tier_hit_rate": self.rate(self.tier_chunks(of)),
+            }
+
+        return {
+            "policy": self.policy,
+            "requests": self.requests,
+            "blocks": self.chunks,
+            "distinct_blocks": self.distinct_chunks,
+            "block_bytes": chunk_bytes,
+            "share": self.share,
+            "error": self.error,
+            "pool": point(self.pool),
+            "points": [point(of) for of in self.points],
+            "suggested": point(self.suggested),
+        }
+
+
+def sweep_pool(
+    workload: Sequence[ReplayRequest], *, policy: str = _LRU, pool_slots: int
+) -> PoolSweep:
+    """Count the hits of host pools of all sizes, as a replay with one request at a time has them.
+
+    For ``lru`` one pass finds all sizes, and the counts are those of full replays without tiers.
+    Another policy is played once a size, and in a long workload with a share of the keys, which
+    makes its counts estimates.
+
+    Args:
+        workload: the requests, in order of arrival. A key has the same keys before it wherever it
+            is named, as chain hashes have.
+        policy: the eviction policy.
+        pool_slots: the size that is configured.
+
+    Returns:
+        The counts.
+
+    Raises:
+        BackendError: the policy cannot be found or loaded.
+    """
+    distinct = {key for request in workload for key in request.keys}
+    longest = max((len(request.keys) for request in workload), default=0)
+    sizes = _sizes(2 * longest, len(distinct))
+    needed = sorted(_slots_needed(workload))
+    exact = {slots: bisect_right(needed, slots) for slots in (*sizes, pool_slots)}
+    chunks = sum(len(request.keys) for request in workload)
+    hits, share, error = exact, 1.0, 0.0
+    if policy != _LRU and chunks <= _MOST_PLAYED:
+        hits = {slots: _play(workload, policy, slots) for slots in exact}
+    elif policy != _LRU:
+        # Two estimates, so that they show how far they can be trusted.
+        parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
+        one, other = (_play_share(workload, policy, exact, parts, part) for part in (0, 1))
+        hits = {slots: (one[slots] + other[slots]) // 2 for slots in exact}
+        share = 2 / parts
+        error = max(abs(one[slots] - other[slots]) for slots in exact) / chunks
+    points = {slots: SweepPoint(slots, hits[slots], exact[slots]) for slots in exact}
+    return PoolSweep(
+        policy=policy,
+        requests=len(workload),
+        chunks=chunks,
+        distinct_chunks=len(distinct),
+        points=tuple(points[slots] for slots in sizes),
+        pool=points[pool_slots],
+        share=share,
+        error=error,
+    )
+
+
+def _sizes(least: int, most: int) -> list[int]:
+    """The powers of two from the first that is at least ``least`` to the first that holds all."""
+    sizes = [1 << max(0, least - 1).bit_length()]
+    while sizes[-1] < most:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
+    """The slots that a pool with ``lru`` needs to hit a chunk; nothing for those it cannot hit.
+
+    A pool holds the most recently used chunks. A chunk is hit if the pool holds it and all chunks
+    before it in the request, so the deepest of them decides (Mattson et al., "Evaluation
+    techniques for storage hierarchies", 1970).
+    """
+    recency = _Recency(sum(len(request.keys) for request in workload))
+    for request in workload:
+        deepest = 0
+        for key in request.keys:
+            depth = recency.depth(key)
+            if depth is None:
+                break
+            deepest = max(deepest, depth)
+            yield deepest
+        # The start of a prefix is its most recent use.
+        for key in reversed(dict.fromkeys(request.keys)):
+            recency.use(key)
+
+
+class _Recency:
+    """The order of last uses. A Fenwick tree over all uses has a mark where one is a key's last.
+
+    Args:
+        uses: the most uses.
+    """
+
+    def __init__(self, uses: int) -> None:
+        self._marks = array("q", bytes(8 * (uses + 1)))
+        self._last: dict[OffloadKey, int] = {}
+        self._used = 0
+
+    def depth(self, key: OffloadKey) -> int | None:
+        """Number of keys used since the last use of a key, itself included."""
+        place = self._last.get(key)
+        if place is None:
+            return None
+        newer = len(self._last) + 1
+        while place:
+            newer -= self._marks[place]
+            place &= place - 1
+        return newer
+
+    def use(self, key: OffloadKey) -> None:
+        last = self._last.get(key)
+        if last is not None:
+            self._add(last, -1)
+        self._used += 1
+        self._last[key] = self._used
+        self._add(self._used, 1)
+
+    def _add(self, place: int, count: int) -> None:
+        marks = self._marks
+        while place < len(marks):
+            marks[place] += count
+            place += place & -place
+
+
+def _play_share(
+    workload: Sequence[ReplayRequest], policy: str, exact: Mapping[int, int], parts: int, part: int
+) -> dict[int, int]:
+    """Estimate a policy's hits by size from one part of the keys, in pools as much smaller.
+
+    A part is off mostly by the few keys that nearly every request names. ``lru`` is off by as much
+    in the same part, and its true hits are known.
+    """
+    first = part * _HASHES // parts
+    hashes = range(first, first + _HASHES // parts)
+    sample = [
+        ReplayRequest(of.request_id, tuple(key for key in of.keys if crc32(key) in hashes))
+        for of in workload
+    ]
+    hits = {}
+    for slots, true in exact.items():
+        fewer = max(1, slots // parts)
+        gain = _play(sample, policy, fewer) - _play(sample, _LRU, fewer)
+        hits[slots] = max(0, true + parts * gain)
+    return hits
+
+
+def _play(workload: Sequence[ReplayRequest], policy_name: str, slots: int) -> int:
+    """Count the hits of one size, in the slot table of a manager without tiers."""
+    policy = load_policy(policy_name)()
+    policy.open(slots)
+    primary = PrimaryTier(slots, 1, policy)
+    by_key = primary.by_key
+    hit_chunks = 0
+    for request in workload:
+        hits = list(takewhile(by_key.__contains__, request.keys))
+        hit_chunks += len(hits)
+        for key in hits:
+            by_key[key].hit_step = primary.step
+        new = [key for key in dict.fromkeys(request.keys) if key not in by_key]
+        taken, _ = primary.take(len(new))
+        primary.assign(new[: len(taken)], taken, SlotState.WRITING)
+        if policy.uses_prefix:
+            order = PrefixOrder()
+            places = {key: order.note(key) for key in request.keys}
+            for slot in taken:
+                slot.parent, slot.position = places[slot.key]
+        primary.publish(taken, RequestContext(request.request_id))
+        for slot in taken:
+            primary.unpin(slot)
+        primary.access(list(dict.fromkeys(hits)))
+        primary.step += 1
+    return hit_chunks

@@ -1,0 +1,114 @@
+"""What a running manager answers on its admin socket."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.options.place import nearest
+from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.trace import TraceRecorder
+
+_log = logging.getLogger("kvtier.admin")
+
+_COMMANDS = ("status", "drain", "resume")
+
+
+class ManagerControl:
+    """Status of a manager, and tiers taken out and put back, from another thread than the engine's.
+
+    It reads counters that the engine's thread writes, and sets ``is_drained`` of a tier's client:
+    it never waits for the engine, which may be idle.
+
+    Attributes:
+        manager: the manager.
+
+    Args:
+        manager: the manager.
+        clock: its clock.
+        recorder: its recorder, if any.
+    """
+
+    def __init__(
+        self, manager: TieringManager, clock: Clock, recorder: TraceRecorder | None
+    ) -> None:
+        self.manager = manager
+        self._clock = clock
+        self._recorder = recorder
+        self._started_s = clock.now_s()
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a request.
+
+        Args:
+            request: ``command`` is ``status``, ``drain`` or ``resume``; for the latter two ``tier``
+                is the name of a tier.
+
+        Returns:
+            Of ``status``, everything; of the others, the tier. ``error`` if there is no such
+            command or tier.
+        """
+        command = str(request.get("command"))
+        if command == "status":
+            return self._status()
+        if command not in _COMMANDS:
+            return {"error": f"no command {command!r}; {nearest(command, _COMMANDS, 'allowed')}"}
+        name = str(request.get("tier"))
+        clients = {client.spec.name: client for client in self.manager.clients}
+        if name not in clients:
+            return {"error": f"no tier {name!r}; {nearest(name, clients, 'there are')}"}
+        clients[name].is_drained = command == "drain"
+        done = "taken out" if command == "drain" else "put back"
+        _log.warning("%s: the tier is %s, on request", name, done)
+        return self._tier(clients[name])
+
+    def _status(self) -> dict[str, Any]:
+        manager, now_s = self.manager, self._clock.now_s()
+        trace = None
+        if self._recorder is not None:
+            trace = {
+                "file": str(self._recorder.path),
+                "written_requests": self._recorder.written,
+                "dropped_requests": self._recorder.dropped,
+            }
+        return {
+            "pid": os.getpid(),
+            "uptime_s": now_s - self._started_s,
+            # The counts of jobs are as old as that: the tiers' results are taken in steps.
+            "idle_s": max(0.0, now_s - manager.last_step_s),
+            "pool": asdict(manager.usage()),
+            "trace": trace,
+            "host": _counters(manager.stats[0]),
+            "tiers": [self._tier(client) for client in manager.clients],
+        }
+
+    def _tier(self, client: TierClient) -> dict[str, Any]:
+        return _counters(client.stats_now()) | {
+            "is_drained": client.is_drained,
+            "is_idle": client.is_idle,
+            "jobs": client.jobs.unreleased,
+            "load_queue_bytes": client.load_bytes,
+            "store_queue_bytes": client.store_bytes,
+            "max_queue_bytes": client.spec.runner.max_queue_bytes,
+        }
+
+
+def _counters(stats: TierStats) -> dict[str, Any]:
+    """The counters: numbers, texts, and tables and lists of them."""
+    found: dict[str, Any] = {}
+    for field in fields(stats):
+        value = getattr(stats, field.name)
+        if isinstance(value, dict):
+            # Copied in one go: the engine's thread may add to it.
+            table = dict(value)
+            if all(isinstance(number, int | float) for number in table.values()):
+                found[field.name] = table
+        elif value is None or isinstance(value, int | float | str | list):
+            found[field.name] = value
+    return found

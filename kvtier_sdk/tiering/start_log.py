@@ -1,0 +1,64 @@
+"""The lines of the log that say, at an engine's start, what it offloads to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from importlib.metadata import version
+from urllib.parse import unquote
+
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.secrets import url_without_password
+from kvtier_sdk.options.tier import BoundedTierConfig, ExpiringTierConfig
+from kvtier_sdk.options.units import format_bytes, format_seconds
+from kvtier_sdk.runner import PoolMemory, ProcessRunner, TierRunner
+
+_log = logging.getLogger("kvtier")
+
+
+def log_start(
+    pool: PoolMemory, policy: str, tiers: Iterable[tuple[TierSpec, TierRunner]], engine: Namespace
+) -> None:
+    """Log one block: the host pool, its tiers, and the namespace of their chunks.
+
+    Args:
+        pool: the host pool.
+        policy: name of its eviction policy, or the manager that evicts.
+        tiers: each tier, and what runs it.
+        engine: the namespace.
+    """
+    chunk_bytes = pool.chunk_bytes
+    common = engine.for_chunks(chunk_bytes).fingerprint
+    lines = [f"kvtier {version('kvtier-sdk')} offloads to", _pool_in_words(pool, policy)]
+    for spec, runner in tiers:
+        own = spec.namespace_of(engine, chunk_bytes).fingerprint
+        apart = "" if own == common else f", namespace {own}"
+        lines.append(f"tier {spec.name} ({spec.backend}): {_tier_in_words(spec, runner)}{apart}")
+    lines.append(f"namespace {common}")
+    _log.info("%s", "\n  ".join(lines))
+
+
+def _pool_in_words(pool: PoolMemory, policy: str) -> str:
+    size = format_bytes(pool.slots * pool.chunk_bytes)
+    chunks = f"{pool.slots:,} chunks of {format_bytes(pool.chunk_bytes)}"
+    memory = "shared between processes" if pool.is_shared else "of this process"
+    return f"host pool: {size}, {chunks}, {memory}; eviction by {policy}"
+
+
+def _tier_in_words(spec: TierSpec, runner: TierRunner) -> str:
+    config, common = spec.config, spec.runner
+    location = config.location()
+    facts = [] if location is None else [url_without_password(unquote(location))]
+    if isinstance(config, BoundedTierConfig):
+        capacity = config.capacity_bytes
+        facts += ["no capacity limit" if capacity is None else f"up to {format_bytes(capacity)}"]
+    if isinstance(config, ExpiringTierConfig) and config.ttl_s is not None:
+        facts += [f"chunks expire after {format_seconds(config.ttl_s)}"]
+    facts += [f"store policy {common.store_policy}"]
+    if common.codec is not None:
+        facts += [f"sealed by {common.codec.partition(':')[0]}"]
+    facts += ["in a process" if isinstance(runner, ProcessRunner) else "in a thread"]
+    if common.required:
+        facts += ["required"]
+    return ", ".join(facts)

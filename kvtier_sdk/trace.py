@@ -1,0 +1,240 @@
+"""Records a running engine's requests as a block-hash trace, which ``kvtier replay`` plays."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.types import OffloadKey
+
+#: How often the thread writes what was recorded: a kill loses no more.
+_INTERVAL_S = 0.5
+#: Chunks of the requests that wait to be written; beyond that, requests are dropped.
+_MOST_WAITING = 2**18
+#: TIME, of two parts, PID and NUMBER: another file that somebody keeps there is not removed.
+_OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
+_SALT_BYTES = 16
+_ID_BYTES = 8
+
+_log = logging.getLogger("kvtier.trace")
+
+
+class _Request(NamedTuple):
+    arrived_s: float
+    named: Collection[OffloadKey]
+    end_tokens: Mapping[OffloadKey, int]
+
+
+class TraceRecorder:
+    """Writes a line for each request, on a thread of its own.
+
+    The lines are in the format published with Mooncake (FAST '25). In place of a chunk's key
+    stands a number that is drawn from it with a salt, which is made for each recording and never
+    written: within a recording equal numbers mean equal chunks, and nothing links them to tokens
+    or to another recording.
+
+    A file is named ``trace-TIME-PID-NUMBER.jsonl`` and has mode 0600. One that has grown to
+    ``file_bytes`` is followed by the next. Of the files in the directory that no process writes
+    any more, only the newest ``files - 1`` are kept.
+
+    Attributes:
+        written: number of requests that were written.
+
+    Args:
+        directory: where the files are; it is made with mode 0700 if only it itself is missing.
+        file_bytes: size of a file.
+        files: number of files to keep, at least 1.
+        clock: time.
+
+    Raises:
+        ConfigError: no file can be made in the directory.
+    """
+
+    def __init__(self, directory: Path, *, file_bytes: int, files: int, clock: Clock) -> None:
+        self._directory = directory
+        self._file_bytes = file_bytes
+        self._files = files
+        self._clock = clock
+        self._salt = os.urandom(_SALT_BYTES)
+        self._started_s = clock.now_s()
+        started = datetime.fromtimestamp(clock.wall_s(), UTC)
+        self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
+        self.written = 0
+        # The engine's thread counts up the first two, and the recorder's thread the others.
+        self._taken_chunks = self._refused = 0
+        self._done_chunks = self._lost = 0
+        self._waiting: deque[_Request] = deque()
+        self._number = 0
+        self._fd = -1
+        self._size_bytes = 0
+        self._is_failing = False
+        self._told = 0
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            self._open_next()
+        except OSError as error:
+            raise ConfigError(
+                f"option 'trace_dir': cannot write into {directory}: {error.strerror}"
+            ) from None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvtier-trace", daemon=True)
+        self._thread.start()
+        _log.info("requests are recorded: %s", self.path)
+
+    @property
+    def dropped(self) -> int:
+        """Number of requests that were not written: they came too fast, or writing failed."""
+        return self._refused + self._lost
+
+    @property
+    def path(self) -> Path:
+        """The file that is written now."""
+        return self._directory / f"{self._prefix}-{self._number:06}.jsonl"
+
+    def record(
+        self,
+        arrived_s: float,
+        named: Collection[OffloadKey],
+        end_tokens: Mapping[OffloadKey, int],
+    ) -> None:
+        """Take a request that has finished. Never waits; for one thread, the engine's.
+
+        Args:
+            arrived_s: when it arrived.
+            named: the chunks that the engine has named for it, in prefix order; from now on the
+                recorder's.
+            end_tokens: all of its chunks in prefix order, where the engine knows them, each with
+                the number of tokens up to its end. Those behind the last named one are left out.
+        """
+        if not named:
+            return
+        request = _Request(arrived_s, named, end_tokens)
+        waiting = self._taken_chunks - self._done_chunks
+        if waiting and waiting + _chunks(request) > _MOST_WAITING:
+            self._refused += 1
+            return
+        self._taken_chunks += _chunks(request)
+        self._waiting.append(request)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write what waits, and end the thread; a second call does nothing.
+
+        Args:
+            timeout_s: how long to wait for the file system.
+        """
+        self._closed.set()
+        self._thread.join(timeout_s)
+
+    # --- on the recorder's thread ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed.wait(_INTERVAL_S):
+            self._write_waiting()
+        self._write_waiting()
+        if not self._size_bytes:
+            self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+    def _write_waiting(self) -> None:
+        for _ in range(len(self._waiting)):
+            request = self._waiting.popleft()
+            self._done_chunks += _chunks(request)
+            self._write(self._line(request))
+        if self.dropped > self._told:
+            _log.warning(
+                "%d requests are missing from the trace in %s",
+                self.dropped - self._told,
+                self._directory,
+            )
+            self._told = self.dropped
+
+    def _write(self, line: bytes) -> None:
+        try:
+            if self._size_bytes and self._size_bytes + len(line) > self._file_bytes:
+                self._open_next()
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+            self._size_bytes += len(line)
+            self.written += 1
+            self._is_failing = False
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                # The next line begins where the last whole one ended.
+                os.ftruncate(self._fd, self._size_bytes)
+            self._lost += 1
+            if not self._is_failing:
+                _log.error("the trace cannot be written: %s: %s", self.path, error.strerror)
+            self._is_failing = True
+
+    def _line(self, request: _Request) -> bytes:
+        keys, tokens = request.named, 0
+        if request.end_tokens:
+            ends = request.end_tokens
+            tokens = max(ends.get(key, 0) for key in request.named)
+            keys = [key for key, end in ends.items() if end <= tokens]
+        record = {
+            "timestamp": round((request.arrived_s - self._started_s) * 1000),
+            "input_length": tokens,
+            "output_length": 0,
+            "hash_ids": [self._id(key) for key in keys],
+        }
+        return json.dumps(record).encode() + b"\n"
+
+    def _id(self, key: OffloadKey) -> int:
+        digest = blake2b(key, digest_size=_ID_BYTES, key=self._salt).digest()
+        # A signed integer of 64 bits holds it.
+        return int.from_bytes(digest, "big") >> 1
+
+    def _open_next(self) -> None:
+        """Open the next file, and remove those that are too old."""
+        number = self._number
+        while True:
+            number += 1
+            path = self._directory / f"{self._prefix}-{number:06}.jsonl"
+            try:
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+                break
+            except FileExistsError:
+                # Of a recording that this process began in the same second.
+                continue
+        # Shows that it is being written, for as long as the process lives.
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._number, self._size_bytes = fd, number, 0
+        ended = {path: _end_of(path) for path in self._directory.glob(_OUR_FILES)}
+        finished = sorted((at, path) for path, at in ended.items() if at is not None)
+        for _, path in finished[: max(0, len(finished) + 1 - self._files)]:
+            path.unlink(missing_ok=True)
+
+
+def _chunks(request: _Request) -> int:
+    return max(len(request.named), len(request.end_tokens))
+
+
+def _end_of(path: Path) -> int | None:
+    """Return when the last line was written; ``None`` while a process writes the file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(fd).st_mtime_ns
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

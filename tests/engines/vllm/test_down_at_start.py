@@ -1,0 +1,109 @@
+"""An engine that is started while its store is down serves at once, and uses it when it is back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from support.stores import RedisStore, S3Store, ServedStore
+from support.vllm_engine import (
+    BLOCK_TOKENS,
+    CHUNK_BYTES,
+    OUR_MANAGER,
+    OUR_TIERS,
+    Engine,
+    Way,
+    make_prompt,
+    same,
+)
+
+CHUNKS = (2, 3)
+PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
+FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
+#: Steps within which a store that is back has to be used again.
+PATIENCE = 500
+
+
+class Case(NamedTuple):
+    """A way to offload into a store, and vLLM's algorithm of the chain hashes.
+
+    With another algorithm than its default, the tiers are opened again at the first request.
+    """
+
+    way: Way
+    kind: type[ServedStore]
+    algorithm: str
+
+    def __str__(self) -> str:
+        return f"{self.way.name}-{self.kind.name}-{self.algorithm}"
+
+
+CASES = [
+    Case(way, kind, algorithm)
+    for way in (OUR_TIERS, OUR_MANAGER)
+    for kind, algorithm in (
+        (RedisStore, "sha256"),
+        (RedisStore, "sha256_cbor"),
+        (S3Store, "sha256"),
+    )
+]
+
+
+class Early(NamedTuple):
+    """An engine that was started while its store was down, and the store."""
+
+    engine: Engine
+    store: ServedStore
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def early(
+    request: pytest.FixtureRequest, start_engine: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Early]:
+    way, kind, algorithm = request.param
+    store = kind(tmp_path_factory.mktemp("store") / "kv", CHUNK_BYTES)
+    store.kill()
+    # A deadline within which no test waits.
+    options = {"probe_interval": "100ms", "max_probe_interval": "100ms", "open_deadline": "10m"}
+    offloading = way.offloading(store.url, **options)
+    with start_engine(offloading, prefix_caching_hash_algo=algorithm) as engine:
+        yield Early(engine, store)
+    store.kill()
+
+
+def test_it_serves_without_its_store(early: Early, plain: Any) -> None:
+    engine, store = early
+    assert same(engine.generate(prompts=PROMPTS), plain.outputs(PROMPTS))
+    engine.settle()
+    tier = engine.stats()[store.name]
+    assert tier["is_open"] == 0
+    assert tier["dropped"]["store.unavailable"] == sum(CHUNKS)
+    assert not any(engine.leftovers().values()), engine.leftovers()
+    assert engine.metrics()[f"kvtier_tier_open,tier={store.name}"] == 0
+
+
+def test_it_is_served_from_the_tier_when_the_store_is_back(early: Early, plain: Any) -> None:
+    engine, store = early
+    store.start()
+    failures = engine.stats()[store.name]["open_failures"]
+    wait_until_open(engine, store)
+    # One attempt may have been under way, or its report: the next one succeeds.
+    assert engine.stats()[store.name]["open_failures"] - failures <= 2
+    assert engine.reset_all()
+    engine.generate(prompts=PROMPTS)
+    engine.settle()
+    assert engine.stats()[store.name]["stored_chunks"] == sum(CHUNKS) == store.chunks()
+    assert engine.reset_all()
+    outputs = engine.generate(prompts=PROMPTS)
+    assert [output["cached"] for output in outputs] == FULL
+    assert same(outputs, plain.outputs(PROMPTS))
+    assert engine.stats()[store.name]["hit_chunks"] == sum(CHUNKS)
+
+
+def wait_until_open(engine: Engine, store: ServedStore) -> None:
+    for _ in range(PATIENCE):
+        if engine.stats()[store.name]["is_open"]:
+            return
+        engine.settle()
+    raise AssertionError(f"{store.name} is not opened")

@@ -1,0 +1,104 @@
+"""An operator at a real engine: its traffic recorded, and a tier taken out and put back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.vllm_engine import BLOCK_TOKENS, CHUNK_BYTES, OUR_MANAGER, make_prompt, same
+
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.admin import ask
+from kvtier_sdk.replay import read_trace, replay
+
+#: Slots of the host pool.
+SLOTS = 12
+
+
+def conversations() -> list[list[int]]:
+    """Return prompts of four conversations that go on, some of them more often than others."""
+    texts = [make_prompt(seed, 6, extra=0) for seed in range(4)]
+    return [
+        texts[talk][: chunks * BLOCK_TOKENS + 5]
+        for chunks in (1, 2, 3, 2, 5)
+        for talk in (0, 1, 0, 2, 3, 0)
+    ]
+
+
+def test_a_replay_of_the_recorded_traffic_hits_what_the_engine_has_hit(
+    start_engine: Any, tmp_path: Path
+) -> None:
+    offloading = OUR_MANAGER.offloading(
+        "memory:?capacity=20MiB", host_bytes=SLOTS * CHUNK_BYTES, admission="off"
+    )
+    offloading |= {"trace_dir": str(tmp_path / "trace")}
+    prompts = conversations()
+    cached = 0
+    with start_engine(offloading) as engine:
+        for number, prompt in enumerate(prompts):
+            # With what the device has kept, and without.
+            if number % 3:
+                engine.reset_device()
+            (output,) = engine.generate(prompts=[prompt])
+            engine.settle()
+            cached += output["cached"]
+    (file,) = (tmp_path / "trace").iterdir()
+    for line in map(json.loads, file.read_text().splitlines()):
+        assert line["input_length"] == len(line["hash_ids"]) * BLOCK_TOKENS
+    requests = read_trace(tmp_path / "trace")
+    assert [len(request.keys) for request in requests] == [
+        len(prompt) // BLOCK_TOKENS for prompt in prompts
+    ]
+    report = replay(
+        requests,
+        TieringConfig.from_dict(
+            {
+                "slots": SLOTS,
+                "chunk_bytes": CHUNK_BYTES,
+                "tiers": ["memory:?capacity=20MiB&admission=off"],
+            }
+        ),
+    )
+    assert report.hit_chunks == cached // BLOCK_TOKENS
+    assert 0 < report.hit_chunks < report.chunks
+
+
+def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
+    start_engine: Any, plain: Any, tmp_path: Path
+) -> None:
+    socket = tmp_path / "engine.sock"
+    offloading = OUR_MANAGER.offloading(f"file://{tmp_path}/kv?direct_io=off", runner="process")
+    offloading |= {"admin_socket": str(socket), "trace_dir": str(tmp_path / "trace")}
+    prompts = [make_prompt(1, 3)]
+    expected = plain.outputs(prompts)
+
+    def serve() -> int:
+        assert engine.reset_all()
+        outputs = engine.generate(prompts=prompts)
+        engine.settle()
+        assert same(outputs, expected)
+        return int(outputs[0]["cached"])
+
+    # Another seed than the expected one: the first request has the manager made again.
+    with start_engine(offloading, environment={"PYTHONHASHSEED": "7"}) as engine:
+        assert ask(socket, {"command": "status"})["tiers"][0]["is_open"]
+        engine.generate(prompts=prompts)
+        engine.settle()
+        assert serve() == 3 * BLOCK_TOKENS
+        answer = ask(socket, {"command": "drain", "tier": "file"})
+        assert (answer["is_drained"], answer["is_idle"]) == (True, True)
+        assert serve() == 0
+        status = ask(socket, {"command": "status"})
+        # The first time it was there, the prompt was new.
+        misses = status["host"]["misses"]
+        assert sum(misses.values()) == misses["absent"] == 2
+        assert not sum(status["tiers"][0]["failures"].values())
+        ask(socket, {"command": "resume", "tier": "file"})
+        assert serve() == 3 * BLOCK_TOKENS
+        assert not any(engine.leftovers().values()), engine.leftovers()
+    assert not socket.exists()
+    (request, *others) = read_trace(tmp_path / "trace")
+    assert len(request.keys) == 3
+    assert all(other.keys == request.keys for other in others)
+    assert len(others) == 3

@@ -1,0 +1,104 @@
+"""A tool opens a tier beside its engines: it sees what is there, and nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.filled import CHUNK_BYTES, an_engine, contents, fill, keys_from
+from support.live import content
+from support.stores import Folder, RedisStore, S3Store, Store
+
+from kvtier_sdk import Namespace, StoredNamespace, TierSpec, Verdict
+from kvtier_sdk.tiering.maintenance import open_for_maintenance
+
+OURS = Namespace({"model": "llama", "hash_seed": "00"})
+THEIRS = Namespace({"model": "llama", "hash_seed": "ff"})
+KEYS = keys_from(0, 20)
+
+
+@pytest.fixture(params=[Folder, RedisStore, S3Store], ids=lambda kind: kind.name)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A store with 20 chunks of one engine, and five of another."""
+    found = request.param(tmp_path / "store", CHUNK_BYTES)
+    fill(found.url, OURS, KEYS)
+    fill(found.url, THEIRS, KEYS[:5])
+    yield found
+    found.kill()
+
+
+def namespaces(store: Store) -> dict[object, StoredNamespace]:
+    spec = TierSpec.from_url(store.url)
+    with open_for_maintenance(spec, Namespace({"model": "of no engine"})) as tier:
+        return {found.facts.get("hash_seed"): found for found in tier.namespaces()}
+
+
+def test_every_namespace_is_listed_with_its_facts(store: Store) -> None:
+    found = namespaces(store)
+    assert set(found) == {"00", "ff"}
+    ours = OURS.for_chunks(CHUNK_BYTES)
+    assert found["00"] == ours
+    assert found["00"].facts == ours.manifest
+    assert ours.differences(found["ff"].facts) == {"hash_seed": ("00", "ff")}
+
+
+def test_chunks_are_listed_examined_and_deleted(store: Store) -> None:
+    with open_for_maintenance(TierSpec.from_url(store.url), namespaces(store)["00"]) as tier:
+        entries = list(tier.entries())
+        assert {entry.key for entry in entries} == set(KEYS)
+        assert all(entry.used_s is not None for entry in entries)
+        assert tier.examine(KEYS[:3]) == [Verdict.OK] * 3
+        tier.delete(KEYS[:15])
+        found = [Verdict.NOT_FOUND] * 15 + [Verdict.OK] * 5
+        assert tier.lookup(KEYS) == found
+        assert tier.examine(KEYS) == found
+    assert store.chunks() == 10
+
+
+def test_a_damaged_chunk_is_found_and_left(store: Store) -> None:
+    store.damage()
+    with open_for_maintenance(TierSpec.from_url(store.url), namespaces(store)["00"]) as tier:
+        assert tier.examine(KEYS) == [Verdict.CORRUPT] * 20
+        assert tier.lookup(KEYS) == [Verdict.OK] * 20
+    assert store.chunks() == 25
+
+
+def test_a_limit_evicts_nothing(store: Store) -> None:
+    if store.name == "redis":
+        pytest.skip("its server keeps the limit")
+    spec = TierSpec.from_url(f"{store.url}&capacity={2 * CHUNK_BYTES}")
+    with open_for_maintenance(spec, namespaces(store)["00"]) as tier:
+        assert len(list(tier.entries())) == 20
+        tier.examine(KEYS)
+    assert store.chunks() == 25
+
+
+def test_an_engine_at_work_keeps_what_is_left_to_it(store: Store) -> None:
+    ours = OURS.for_chunks(CHUNK_BYTES)
+    with an_engine(store.url, OURS):
+        with open_for_maintenance(TierSpec.from_url(store.url), ours) as tier:
+            tier.examine(KEYS)
+            tier.delete(KEYS[:2])
+        fill(store.url, OURS, keys_from(100, 1))
+    kept = contents(store.url, OURS, KEYS)
+    assert kept == [None, None, *(content(key, CHUNK_BYTES) for key in KEYS[2:])]
+
+
+def test_chunks_whose_manifest_is_gone_can_be_listed_and_deleted(tmp_path: Path) -> None:
+    store = Folder(tmp_path / "store", CHUNK_BYTES)
+    fill(store.url, OURS, KEYS)
+    (manifest,) = tmp_path.rglob("manifest.json")
+    manifest.unlink()
+    (found,) = namespaces(store).values()
+    assert (found, found.facts) == (OURS.for_chunks(CHUNK_BYTES), {})
+    with open_for_maintenance(TierSpec.from_url(store.url), found) as tier:
+        tier.delete([entry.key for entry in tier.entries()])
+    assert store.chunks() == 0
+
+
+def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    store = Folder(tmp_path / "nothing", CHUNK_BYTES)
+    with pytest.raises(Exception, match="there is no directory"):
+        namespaces(store)
+    assert not (tmp_path / "nothing").exists()

@@ -1,0 +1,153 @@
+"""A store's credentials are changed while engines use it: real servers, a thread and a process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from support.live import Live, live
+from support.redis_server import Server
+from support.runners import KEYS, RUNNERS
+from support.s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
+
+QUICK = {"probe_interval": "200ms", "max_probe_interval": "200ms"}
+FIRST, SECOND = "hunter2/first one", "hunter2/second one"
+
+
+class Password:
+    """A Redis server's password, and the file in which engines find it."""
+
+    def __init__(self, server: Server, path: Path) -> None:
+        self.server = server
+        self.path = path
+        self.write(FIRST)
+        self.set(FIRST)
+
+    def write(self, password: str) -> None:
+        self.path.write_text(f"{password}\n")
+        self.path.chmod(0o600)
+
+    def set(self, password: str) -> None:
+        """Set it, and cut all connections."""
+        self.server.ask("CONFIG", "SET", "requirepass", password)
+        self.server.client_options["password"] = password
+        self.server.ask("CLIENT", "KILL", "TYPE", "normal")
+
+    def url(self, runner: str) -> str:
+        given = {"password_file": str(self.path), "runner": runner, **QUICK}
+        return f"{self.server.url}?{urlencode(given)}"
+
+
+@pytest.fixture
+def password(tmp_path: Path) -> Iterator[Password]:
+    server = Server(tmp_path / "server").start()
+    yield Password(server, tmp_path / "password")
+    server.kill()
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    caplog.set_level(logging.INFO)
+    yield caplog
+    assert "hunter2" not in caplog.text
+    assert SECRET_ACCESS_KEY not in caplog.text
+
+
+def fail(engine: Live) -> None:
+    """Store chunks, one after the other, until the tier is not asked any more."""
+    _, tier = engine.manager.stats
+    request = engine.begin("in vain")
+    for key in KEYS[40:]:
+        engine.store(request, key)
+        if tier.stores_open:
+            break
+    assert set(tier.failures) == {"store.auth"}
+    assert tier.stores_open
+    engine.manager.on_request_finished(request)
+
+
+def recover(engine: Live, *keys: bytes) -> None:
+    """Wait for the tier; it still has the chunks that it had."""
+    _, tier = engine.manager.stats
+    for _ in range(3000):
+        engine.step()
+        if not (tier.stores_open or tier.reads_open):
+            break
+    assert (tier.stores_open, tier.reads_open) == (0, 0)
+    request = engine.begin("again")
+    for start in range(0, len(keys), 8):
+        some = keys[start : start + 8]
+        assert engine.settle(request, *some) == ["HIT"] * 8
+        engine.load(request, *some)
+    engine.there_and_back(request, *KEYS[32:40])
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_password_that_is_in_the_file_in_time(
+    password: Password, runner: str, log: pytest.LogCaptureFixture
+) -> None:
+    with live([password.url(runner)], slots=16) as engine:
+        _, tier = engine.manager.stats
+        request = engine.begin("one")
+        engine.there_and_back(request, *KEYS[:16])
+        password.write(SECOND)
+        password.set(SECOND)
+        engine.there_and_back(request, *KEYS[16:48])
+        assert tier.stored_chunks == 48
+        assert not tier.failures
+    assert log.text.count(f"a new secret was read from {password.path}") == 1
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_password_that_is_in_the_file_late(
+    password: Password, runner: str, log: pytest.LogCaptureFixture
+) -> None:
+    with live([password.url(runner)], slots=16) as engine:
+        engine.there_and_back(engine.begin("one"), *KEYS[:16])
+        password.set(SECOND)
+        fail(engine)
+        password.write(SECOND)
+        recover(engine, *KEYS[:16])
+    assert log.text.count(f"a new secret was read from {password.path}") == 1
+
+
+@pytest.mark.parametrize("given", ["in options", "in the file of AWS tools"])
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_the_keys_of_a_bucket(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: pytest.LogCaptureFixture,
+    runner: str,
+    given: str,
+) -> None:
+    aws, secret = tmp_path / "credentials", tmp_path / "secret"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(aws))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+
+    def write(key: str) -> None:
+        secret.write_text(key)
+        secret.chmod(0o600)
+        aws.write_text(
+            f"[default]\naws_access_key_id={ACCESS_KEY_ID}\naws_secret_access_key={key}\n"
+        )
+
+    with S3Server(tmp_path / "s3") as server:
+        write(SECRET_ACCESS_KEY)
+        options = {"endpoint": server.endpoint, "region": REGION, "runner": runner, **QUICK}
+        if given == "in options":
+            options |= {"access_key_id": ACCESS_KEY_ID, "secret_access_key_file": str(secret)}
+        with live([f"s3://kv/chunks?{urlencode(options)}"], slots=16) as engine:
+            engine.there_and_back(engine.begin("one"), *KEYS[:16])
+            server.kill()
+            server.secret_access_key = "hunter2-hunter2"
+            server.start()
+            fail(engine)
+            write("hunter2-hunter2")
+            recover(engine, *KEYS[:16])
+    said = f"a new secret was read from {secret}"
+    if given != "in options":
+        said = "the server refused; other credentials were found"
+    assert log.text.count(said) == 1

@@ -1,0 +1,250 @@
+"""An operator at a running engine: tiers taken out and put back under load, and what he sees."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import kvtier
+from support.redis_server import Server
+
+from kvtier_sdk import (
+    Namespace,
+    RequestContext,
+    SystemClock,
+    TieringConfig,
+    open_manager,
+    open_pool,
+)
+from kvtier_sdk.admin import ask
+from kvtier_sdk.replay import ReplayReport, chat_workload, read_trace, replay
+from kvtier_sdk.tiering.services import OperatorServices
+
+REQUESTS = 240
+WORKLOAD = chat_workload(REQUESTS, 7)
+PATIENT = {"lookup_deadline": "20s", "load_deadline": "20s"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[TieringConfig]:
+    """A small pool over real stores, and an admin socket."""
+    server = Server(tmp_path / "redis")
+    server.start()
+    yield TieringConfig.from_dict(
+        {
+            "slots": 60,
+            "chunk_bytes": "16KiB",
+            "admin_socket": str(tmp_path / "engine.sock"),
+            "tiers": [
+                {"url": f"file://{tmp_path}/kv", "runner": "process", **PATIENT},
+                {"url": server.url, "runner": "thread", **PATIENT},
+            ],
+        }
+    )
+    server.kill()
+
+
+def at_rest(report: ReplayReport) -> None:
+    assert report.wrong_bytes == 0
+    assert report.compared_bytes > 0
+    assert not any(report.left_over.values()), report.left_over
+    assert not any(sum(tier.failures.values()) for tier in report.tiers)
+
+
+def work(tier: dict[str, Any]) -> list[int]:
+    return [tier[f"{name}_chunks"] for name in ("found", "absent", "loaded", "stored")]
+
+
+def test_a_drained_tier_does_nothing_and_then_serves_again(config: TieringConfig) -> None:
+    path = Path(str(config.admin_socket))
+    seen: dict[int, dict[str, Any]] = {}
+
+    def look(done: int) -> None:
+        if done == REQUESTS // 3:
+            assert ask(path, {"command": "drain", "tier": "file"})["is_drained"]
+        if done in (REQUESTS // 3 + 1, 2 * REQUESTS // 3, REQUESTS):
+            seen[done] = ask(path, {"command": "status"})
+        if done == 2 * REQUESTS // 3:
+            assert not ask(path, {"command": "resume", "tier": "file"})["is_drained"]
+
+    report = replay(WORKLOAD, config, on_progress=look)
+    at_rest(report)
+    out, back, end = seen.values()
+    assert out["tiers"][0]["is_drained"]
+    assert out["tiers"][0]["is_idle"]
+    assert work(out["tiers"][0]) == work(back["tiers"][0])
+    assert min(work(out["tiers"][0])) > 0
+    assert work(out["tiers"][1]) < work(back["tiers"][1]), "the other one serves meanwhile"
+    gained = zip(work(back["tiers"][0]), work(end["tiers"][0]), strict=True)
+    assert all(now > then for then, now in gained)
+    assert report.tiers[1].dropped.total() == report.tiers[1].dropped["store.drained"] > 0
+    assert not report.tiers[0].misses["unavailable"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_nothing_is_lost_or_stuck_however_often_tiers_come_and_go(
+    config: TieringConfig, concurrency: int
+) -> None:
+    path = Path(str(config.admin_socket))
+    ended = threading.Event()
+    moves = 0
+
+    def come_and_go() -> None:
+        nonlocal moves
+        rng = random.Random(3)
+        while not ended.wait(rng.uniform(0, 0.01)):
+            command, tier = rng.choice(["drain", "resume"]), rng.choice(["file", "redis"])
+            try:
+                ask(path, {"command": command, "tier": tier})
+            except OSError:
+                # The engine has not begun, or is about to end.
+                continue
+            moves += 1
+
+    def keep_up(done: int) -> None:
+        while moves < done // 2:
+            ended.wait(0.001)
+
+    operator = threading.Thread(target=come_and_go)
+    operator.start()
+    try:
+        report = replay(WORKLOAD, config, concurrency=concurrency, on_progress=keep_up)
+    finally:
+        ended.set()
+        operator.join()
+    at_rest(report)
+    assert report.requests == REQUESTS
+
+
+ENGINE = """
+import sys, threading
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.replay import chat_workload, replay
+
+def on_progress(done):
+    if done == 20:
+        threading.Event().wait(1.0)
+        print("recorded", flush=True)
+        sys.stdin.read()
+
+replay(chat_workload(30, 7), TieringConfig.from_file(sys.argv[1]), on_progress=on_progress)
+"""
+
+
+def test_a_killed_engine_leaves_its_trace_and_nothing_in_the_way(tmp_path: Path) -> None:
+    path, trace, file = tmp_path / "engine.sock", tmp_path / "trace", tmp_path / "kv.json"
+    options = {"slots": 60, "chunk_bytes": "16KiB", "tiers": ["memory:"]}
+    options |= {"admin_socket": str(path), "trace_dir": str(trace)}
+    file.write_text(json.dumps(options))
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == b"recorded\n"
+        assert ask(path, {"command": "status"})["pid"] == engine.pid
+        engine.kill()
+    assert [len(request.keys) for request in read_trace(trace)] == [
+        len(request.keys) for request in chat_workload(20, 7)
+    ]
+    with pytest.raises(OSError, match="refused"):
+        ask(path, {"command": "status"})
+    config = TieringConfig.from_file(file)
+    with open_pool(config) as pool, open_manager(pool, config, Namespace({})):
+        assert ask(path, {"command": "status"})["trace"]["written_requests"] == 0
+    assert not path.exists()
+    assert len(list(trace.iterdir())) == 1
+
+
+def test_an_engine_that_opens_its_manager_again_goes_on_serving_its_operator(
+    tmp_path: Path,
+) -> None:
+    """Under vLLM the first manager is still closing when the second one opens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path, trace = tmp_path / "engine.sock", tmp_path / "trace"
+    options = {"slots": 8, "chunk_bytes": 64, "tiers": ["memory:"], "metrics_port": port}
+    options |= {"admin_socket": str(path), "trace_dir": str(trace)}
+    config = TieringConfig.from_dict(options)
+    services = OperatorServices(config, SystemClock())
+    with open_pool(config) as pool, ExitStack() as first, ExitStack() as second:
+        first.enter_context(open_manager(pool, config, Namespace({}), services=services))
+        ask(path, {"command": "drain", "tier": "memory"})
+        manager = second.enter_context(open_manager(pool, config, Namespace({}), services=services))
+        assert not ask(path, {"command": "status"})["tiers"][0]["is_drained"]
+        first.close()
+        request = RequestContext("r")
+        manager.on_new_request(request)
+        manager.prepare_store(WORKLOAD[0].keys[:3], request)
+        manager.on_request_finished(request)
+        assert ask(path, {"command": "drain", "tier": "memory"})["is_drained"]
+        assert manager.clients[0].is_drained
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
+            assert b"kvtier_pool_slots 8.0" in page.read()
+    services.close()
+    assert not path.exists()
+    assert len(read_trace(trace)) == 1
+
+
+@pytest.fixture
+def idle(config: TieringConfig) -> Iterator[Path]:
+    """The socket of an engine that has stored a few chunks, and sleeps."""
+    with open_pool(config) as pool, open_manager(pool, config, Namespace({})) as manager:
+        request = RequestContext("r")
+        manager.on_new_request(request)
+        output = manager.prepare_store(WORKLOAD[0].keys, request)
+        manager.complete_store(output.keys_to_store, request)
+        manager.on_request_finished(request)
+        while manager.has_pending_work():
+            manager.on_schedule_end()
+            threading.Event().wait(0.01)
+        yield Path(str(config.admin_socket))
+
+
+def test_the_commands_at_an_engine_that_sleeps(
+    idle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = kvtier("top", idle, "--once", "--interval", "100ms")
+    assert (done.returncode, done.stderr) == (0, "")
+    title, _, head, *rows = done.stdout.splitlines()
+    assert "host pool of 60 slots" in title
+    assert head.split()[:4] == ["tier", "state", "hits/s", "share"]
+    assert {len(line) for line in (head, *rows)} <= set(range(81)), "a terminal's width"
+    assert [row.split()[:2] for row in rows] == [["host", "ok"], ["file", "ok"], ["redis", "ok"]]
+
+    done = kvtier("drain", idle, "redis")
+    assert done.stdout.startswith("redis is out; nothing of it is under way after 0.")
+    status = json.loads(kvtier("top", idle, "--once", "--json").stdout)
+    assert [tier["is_drained"] for tier in status["tiers"]] == [False, True]
+    assert status["tiers"][0]["stored_chunks"] == len(WORKLOAD[0].keys)
+    assert "drained" in kvtier("top", idle, "--once", "--interval", "100ms").stdout
+    assert kvtier("resume", idle, "redis").stdout == "redis is in\n"
+    assert ask(idle, {"command": "status"})["tiers"][1]["is_drained"] is False
+    assert caplog.messages[-2:] == [
+        "redis: the tier is taken out, on request",
+        "redis: the tier is put back, on request",
+    ]
+
+
+def test_what_is_asked_of_nobody_or_of_no_tier_is_one_line(idle: Path, tmp_path: Path) -> None:
+    done = kvtier("drain", idle, "redi")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "kvtier: no tier 'redi'; did you mean 'redis'? there are: file, redis\n"
+    for command in (["top"], ["drain", "redis"], ["resume", "redis"]):
+        done = kvtier(command[0], tmp_path / "no.sock", *command[1:])
+        assert (done.returncode, done.stdout) == (1, "")
+        assert (
+            done.stderr
+            == f"kvtier: no engine answers at {tmp_path}/no.sock: No such file or directory\n"
+        )
+    assert ask(idle, {"command": "stop"})["error"].startswith("no command 'stop'")

@@ -1,0 +1,74 @@
+"""An engine keeps its hits while ``kvtier tier`` looks into the store that it uses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.command import kvtier
+
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.replay import ReplayReport, chat_workload, replay
+
+CHUNK_BYTES = 4096
+_WORKLOAD = chat_workload(500, 3)
+
+
+def play(root: Path) -> ReplayReport:
+    """Play a workload that does not fit, so that what is evicted decides what is hit."""
+    options = {
+        "slots": 50,
+        "chunk_bytes": CHUNK_BYTES,
+        "tiers": [f"file://{root}?direct_io=off&capacity=4MiB&admission=off"],
+    }
+    return replay(_WORKLOAD, TieringConfig.from_dict(options), concurrency=1)
+
+
+@contextmanager
+def tools_at_work(url: str, runs: list[str]) -> Iterator[None]:
+    """Have the commands look into a store for as long as the block runs."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            for words in (["ls"], ["verify"], ["du"], ["explain", "--key", "00"]):
+                done = kvtier("tier", words[0], "--json", url, *words[1:])
+                # Before the engine has opened its tier, there is no directory.
+                if done.returncode == 0 and json.loads(done.stdout):
+                    runs.append(words[0])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def outcome(report: ReplayReport) -> tuple[int, ...]:
+    primary, file = report.tiers
+    return (
+        report.hit_chunks,
+        primary.hit_chunks,
+        file.hit_chunks,
+        file.stored_chunks,
+        file.evicted_chunks,
+        sum(file.failures.values()),
+    )
+
+
+def test_an_engine_hits_and_evicts_as_it_does_alone(tmp_path: Path) -> None:
+    alone = play(tmp_path / "alone")
+    runs: list[str] = []
+    # The limit of the commands is a tenth of what is there.
+    url = f"file://{tmp_path}/watched?direct_io=off&capacity=400KiB&min_free=90%"
+    with tools_at_work(url, runs):
+        watched = play(tmp_path / "watched")
+    assert set(runs) == {"ls", "verify", "du", "explain"}
+    assert alone.tiers[1].hit_chunks > 100
+    assert alone.tiers[1].evicted_chunks > 100
+    assert outcome(watched) == outcome(alone)

@@ -1,0 +1,202 @@
+"""``kvtier tier`` shows what is in a store, explains it, and removes what it is told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import kvtier
+from support.filled import CHUNK_BYTES, fill, keys_from
+from support.stores import Folder, RedisStore, S3Store, Store
+
+from kvtier_sdk import Namespace
+from kvtier_sdk.integrations.vllm.block_hashes import chunk_keys
+
+FACTS: dict[str, Any] = {
+    "engine": "vllm 0.32.0",
+    "model": "meta-llama/Llama-3.1-8B",
+    "model_revision": "0e9e39f249a16976918f6564b8830bc894c89659",
+    "groups": [{"tokens_per_block": 16, "layers": ["a"]}],
+    "tokens_per_hash": 16,
+    "blocks_per_chunk": 2,
+    "hash_algorithm": "sha256",
+    "hash_seed": "11" * 32,
+}
+LLAMA = Namespace(FACTS)
+RESEEDED = Namespace({**FACTS, "hash_seed": "22" * 32})
+QWEN = Namespace({**FACTS, "model": "Qwen/Qwen3-8B"})
+TOKENS = list(range(1000, 1100))
+
+
+def tier(command: str, *words: str, status: int = 0) -> dict[str, Any]:
+    done = kvtier("tier", command, "--json", *words)
+    assert done.returncode == status, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def filled(store: Store) -> Store:
+    (prompt,) = chunk_keys(TOKENS, FACTS)
+    fill(store.url, LLAMA, [*keys_from(0, 20), *prompt[:2]])
+    fill(store.url, RESEEDED, keys_from(0, 5))
+    fill(store.url, QWEN, keys_from(0, 10))
+    return store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Store:
+    return filled(Folder(tmp_path / "kv", CHUNK_BYTES))
+
+
+@pytest.fixture(params=[Folder, RedisStore, S3Store], ids=lambda kind: kind.name)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    found = filled(request.param(tmp_path / "store", CHUNK_BYTES))
+    yield found
+    found.kill()
+
+
+def of_ours(namespace: Namespace) -> str:
+    return namespace.for_chunks(CHUNK_BYTES).fingerprint
+
+
+def chunks_by_namespace(url: str) -> dict[str, int]:
+    (found,) = tier("ls", url)["tiers"]
+    return {one["fingerprint"]: one["chunks"] for one in found["namespaces"]}
+
+
+def test_ls_counts_the_chunks_of_each_namespace(store: Store) -> None:
+    (found,) = tier("ls", store.url)["tiers"]
+    assert (found["backend"], found["fault"]) == (store.name, None)
+    ours = {one["fingerprint"]: one for one in found["namespaces"]}
+    assert {of_ours(one) for one in (LLAMA, RESEEDED, QWEN)} == set(ours)
+    llama = ours[of_ours(LLAMA)]
+    assert llama["facts"]["model"] == "meta-llama/Llama-3.1-8B"
+    assert llama["chunks"] == 22
+    assert llama["bytes"] >= 22 * CHUNK_BYTES
+    assert llama["oldest_s"] <= llama["last_used_s"]
+
+
+def test_ls_is_a_table_for_people(folder: Store) -> None:
+    lines = kvtier("tier", "ls", folder.url).stdout.splitlines()
+    assert lines[0].split() == (
+        ["NAMESPACE", "MODEL", "REVISION", "CHUNKS", "BYTES", "OLDEST", "USE", "LAST", "USE"]
+    )
+    assert f"{of_ours(QWEN)[:12]}  Qwen/Qwen3-8B" in lines[1]
+
+
+def test_du_shows_which_models_take_the_room(store: Store) -> None:
+    (found,) = tier("du", store.url)["tiers"]
+    assert found["chunks"] == 37
+    models = {one["model"]: (one["namespaces"], one["chunks"]) for one in found["models"]}
+    assert models == {"meta-llama/Llama-3.1-8B": (2, 27), "Qwen/Qwen3-8B": (1, 10)}
+
+
+def test_rm_deletes_what_is_meant_and_nothing_else(store: Store) -> None:
+    (removed,) = tier("rm", store.url, "--model", "qwen", "--yes")["removed"]
+    assert (removed["deleted"], removed["kept"]) == (10, 0)
+    tier("rm", store.url, "--namespace", of_ours(RESEEDED)[:8], "--yes")
+    left = chunks_by_namespace(store.url)
+    assert left == {of_ours(LLAMA): 22, of_ours(RESEEDED): 0, of_ours(QWEN): 0}
+
+
+def test_rm_by_age_keeps_what_was_used_since(folder: Store) -> None:
+    assert tier("rm", folder.url, "--unused-for", "1h", "--yes")["removed"] == []
+    assert folder.chunks() == 37
+    tier("rm", folder.url, "--unused-for", "1ms", "--yes")
+    assert folder.chunks() == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--yes"], "nothing says which chunks"), (["--all"], "there is no terminal to ask on")],
+)
+def test_rm_takes_nothing_for_granted(folder: Store, words: list[str], says: str) -> None:
+    done = kvtier("tier", "rm", folder.url, *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert folder.chunks() == 37
+
+
+def test_explain_finds_the_nearest_namespace_and_its_seed(store: Store) -> None:
+    explained = tier("explain", store.url, "--namespace", of_ours(RESEEDED))
+    (found,) = explained["tiers"]
+    assert (found["is_there"], found["contents"]["chunks"]) == (True, 5)
+    assert found["nearest"]["fingerprint"] == of_ours(LLAMA)
+    assert found["differences"] == {"hash_seed": {"ours": "22" * 32, "theirs": "11" * 32}}
+    text = kvtier("tier", "explain", store.url, "--namespace", of_ours(RESEEDED)).stdout
+    assert "give them one PYTHONHASHSEED" in text
+
+
+def test_explain_follows_a_difference_to_its_value(folder: Store, tmp_path: Path) -> None:
+    groups = [{"tokens_per_block": 32, "layers": ["a"]}]
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps({**FACTS, "groups": groups, "chunk_bytes": CHUNK_BYTES}))
+    (found,) = tier("explain", folder.url, "--namespace", str(facts))["tiers"]
+    assert (found["is_there"], found["contents"]) == (False, None)
+    assert set(found["differences"]) == {"groups[0].tokens_per_block"}
+
+
+def test_explain_tells_present_from_absent_and_damaged(store: Store) -> None:
+    stored, absent = keys_from(19, 2)
+    words = ["--namespace", of_ours(LLAMA), "--key", stored.hex(), "--key", absent.hex()]
+    assert tier("explain", store.url, *words)["tiers"][0]["states"] == [["present", "absent"]]
+    store.damage()
+    assert tier("explain", store.url, *words)["tiers"][0]["states"] == [["damaged", "absent"]]
+    assert store.chunks() == 37
+
+
+def test_explain_computes_a_prompts_keys(folder: Store, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.json"
+    prompt.write_text(json.dumps(TOKENS))
+    words = ["--namespace", of_ours(LLAMA), "--tokens", str(prompt)]
+    assert tier("explain", folder.url, *words)["tiers"][0]["states"] == [
+        ["present", "present", "absent"]
+    ]
+    lines = kvtier("tier", "explain", folder.url, *words).stdout.splitlines()
+    assert lines[-4:] == [
+        "prompt, group 0: 3 chunks of 32 tokens; an engine gets the first 2 (64 tokens)",
+        "CHUNKS  TOKENS  FILE",
+        "0-1     0-63    present",
+        "2       64-95   absent",
+    ]
+
+
+def test_all_tiers_of_a_configuration_are_asked(folder: Store, tmp_path: Path) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text(
+        f'slots = 8\n[[tiers]]\nurl = "{folder.url}"\n'
+        '[[tiers]]\nurl = "redis://:hunter2@127.0.0.1:1"\n'
+    )
+    file, redis = tier("ls", str(config), status=1)["tiers"]
+    assert len(file["namespaces"]) == 3
+    assert "Connection refused" in redis["fault"]
+    done = kvtier("tier", "ls", str(config))
+    assert (done.returncode, "hunter2" in done.stdout + done.stderr) == (1, False)
+
+
+def test_beside_others_a_tier_that_cannot_be_listed_is_no_fault(
+    folder: Store, tmp_path: Path
+) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text(f'slots = 8\ntiers = ["memory:", "{folder.url}"]\n')
+    memory, file = tier("ls", str(config))["tiers"]
+    assert "cannot list its namespaces" in memory["note"]
+    assert len(file["namespaces"]) == 3
+    assert kvtier("tier", "du", str(config)).returncode == 0
+
+
+def test_a_backend_that_cannot_list_says_what_helps() -> None:
+    done = kvtier("tier", "ls", "memory:")
+    assert done.returncode == 1
+    assert "cannot list its namespaces; name one with --namespace FACTS.json" in done.stdout
+
+
+def test_a_namespace_without_a_length_is_not_examined(folder: Store, tmp_path: Path) -> None:
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps(FACTS))
+    words = ["--namespace", str(facts), "--key", "00"]
+    found = tier("explain", folder.url, *words, status=1)
+    assert "does not say how long a chunk is" in found["faults"]["file"]

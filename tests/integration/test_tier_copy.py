@@ -1,0 +1,203 @@
+"""``kvtier tier verify`` finds what is damaged; ``copy`` loses nothing, also when it is killed.
+
+``KVTIER_COPY_CHUNKS`` says how many chunks are copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from support.command import kvtier
+from support.filled import CHUNK_BYTES, contents, fill, keys_from
+from support.keys import OURS, write_keys
+from support.live import content
+from support.stores import Folder, RedisStore, S3Store, Store
+
+from kvtier_sdk import Namespace
+from kvtier_sdk.cli.tier.copy import copy_command
+
+NAMESPACE = Namespace({"model": "llama", "hash_seed": "00"})
+CHUNKS = int(os.environ.get("KVTIER_COPY_CHUNKS", "1500"))
+_PATIENCE_S = 120.0
+
+
+def tier(command: str, *words: str, status: int = 0) -> dict[str, Any]:
+    done = kvtier("tier", command, "--json", *words)
+    assert done.returncode == status, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[list[Store]]:
+    """Start an empty folder, Redis server and S3 server, and make a second folder."""
+    with ExitStack() as ended:
+        made: list[Store] = []
+        for kind in (Folder, RedisStore, S3Store):
+            made.append(kind(tmp_path / kind.name, CHUNK_BYTES))
+            ended.callback(made[-1].kill)
+        yield [*made, Folder(tmp_path / "back", CHUNK_BYTES)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "kv", CHUNK_BYTES)
+
+
+def damage(files: list[Path]) -> None:
+    """Damage files, each in one of five ways."""
+    ways = [
+        lambda file: os.truncate(file, file.stat().st_size - 1),
+        lambda file: os.truncate(file, file.stat().st_size + 1),
+        lambda file: flip(file, 20),
+        lambda file: flip(file, file.stat().st_size - 7),
+        lambda file: file.write_bytes(random.Random(7).randbytes(file.stat().st_size)),
+    ]
+    for number, file in enumerate(files):
+        ways[number % len(ways)](file)
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+def test_verify_finds_each_of_50_damaged_chunks_and_repairs(folder: Folder, tmp_path: Path) -> None:
+    fill(folder.url, NAMESPACE, keys_from(0, 500))
+    files = sorted(tmp_path.rglob("*.kv"))
+    victims = random.Random(3).sample(files, 50)
+    damage(victims)
+    damaged = sorted(file.stem for file in victims)
+    (found,) = tier("verify", folder.url, status=1)["namespaces"]
+    assert (found["whole"], sorted(found["damaged"]), found["deleted"]) == (450, damaged, 0)
+    assert folder.chunks() == 500
+    (repaired,) = tier("verify", folder.url, "--repair")["namespaces"]
+    assert (sorted(repaired["damaged"]), repaired["deleted"]) == (damaged, 50)
+    (after,) = tier("verify", folder.url)["namespaces"]
+    assert (after["whole"], after["damaged"]) == (450, [])
+
+
+def test_a_chunk_in_anothers_place_is_damaged(folder: Folder, tmp_path: Path) -> None:
+    fill(folder.url, NAMESPACE, keys_from(0, 3))
+    one, other, _ = sorted(tmp_path.rglob("*.kv"))
+    other.write_bytes(one.read_bytes())
+    (found,) = tier("verify", folder.url, status=1)["namespaces"]
+    assert found["damaged"] == [other.stem]
+
+
+def test_every_store_is_verified(stores: list[Store]) -> None:
+    for store in stores[:3]:
+        fill(store.url, NAMESPACE, keys_from(0, 30))
+        (found,) = tier("verify", store.url)["namespaces"]
+        assert (found["whole"], found["damaged"]) == (30, [])
+        store.damage()
+        (found,) = tier("verify", "--repair", store.url)["namespaces"]
+        assert (found["whole"], len(found["damaged"]), found["deleted"]) == (0, 30, 30)
+        assert store.chunks() == 0
+
+
+def copy_killed_twice(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
+    """Copy, kill the command when a third is there, and again at two thirds; return the end."""
+    words = ["tier", "copy", "--json", "--rate", "64MiB", src.url, dst.url]
+    command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *words]
+    for part in (1, 2):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        end_s = time.monotonic() + _PATIENCE_S
+        # A whole chunk may be there before the command knows.
+        while dst.chunks() < part * chunks // 3 and process.poll() is None:
+            assert time.monotonic() < end_s
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert dst.chunks() > 0
+    (found,) = tier("copy", "--read-back", src.url, dst.url)["namespaces"]
+    return found
+
+
+def test_chunks_go_round_all_stores_although_each_copy_is_killed_twice(
+    stores: list[Store],
+) -> None:
+    keys = keys_from(0, CHUNKS)
+    fill(stores[0].url, NAMESPACE, keys)
+    for src, dst in pairwise(stores):
+        found = copy_killed_twice(src, dst, CHUNKS)
+        assert found["copied"] + found["there"] == CHUNKS
+        assert {found[name] for name in ("gone", "damaged", "evicted", "missing")} == {0}
+        assert dst.chunks() == CHUNKS
+    back = contents(stores[-1].url, NAMESPACE, keys)
+    assert back == [content(key, CHUNK_BYTES) for key in keys]
+    (again,) = tier("copy", stores[2].url, stores[-1].url)["namespaces"]
+    assert (again["copied"], again["there"]) == (0, CHUNKS)
+
+
+def test_a_damaged_chunk_is_left_out(folder: Folder, tmp_path: Path) -> None:
+    fill(folder.url, NAMESPACE, keys_from(0, 20))
+    damage(sorted(tmp_path.rglob("*.kv"))[:5])
+    (found,) = tier("copy", folder.url, f"file://{tmp_path}/to", status=1)["namespaces"]
+    assert (found["copied"], found["damaged"]) == (15, 5)
+    assert folder.chunks() == 20
+
+
+def test_a_destination_that_is_too_small_is_told(
+    folder: Folder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fill(folder.url, NAMESPACE, keys_from(0, 20))
+    small = f"file://{tmp_path}/to?direct_io=off&capacity={10 * 2 * CHUNK_BYTES}"
+    # A few chunks at a time, as of a store that is larger than the command's memory.
+    monkeypatch.setattr("kvtier_sdk.cli.tier.copy._POOL_BYTES", 8 * CHUNK_BYTES)
+    with pytest.raises(typer.Exit):
+        copy_command(folder.url, small)
+    assert "20 chunks copied" in (said := capsys.readouterr().out)
+    assert "10 evicted by DST meanwhile: its capacity is too small" in said
+
+
+def test_sealed_chunks_are_opened_and_sealed_again(folder: Folder, tmp_path: Path) -> None:
+    codec = write_keys(tmp_path / "chunk.keys", OURS)
+    sealed = f"file://{tmp_path}/sealed?direct_io=off&codec={codec}"
+    keys = keys_from(0, 20)
+    fill(folder.url, NAMESPACE, keys)
+    tier("copy", folder.url, sealed)
+    assert contents(sealed, NAMESPACE, keys) == [content(key, CHUNK_BYTES) for key in keys]
+    without_keys = f"file://{tmp_path}/sealed?direct_io=off"
+    done = kvtier("tier", "copy", without_keys, f"file://{tmp_path}/open")
+    assert done.returncode == 2
+    assert "is sealed: give tier 'file' its option 'codec', 'aes-gcm:...'" in done.stderr
+    tier("copy", sealed, f"file://{tmp_path}/open")
+    back = contents(f"file://{tmp_path}/open", NAMESPACE, keys)
+    assert back == [content(key, CHUNK_BYTES) for key in keys]
+
+
+def test_a_manifest_that_hides_a_secret_needs_the_facts(folder: Folder, tmp_path: Path) -> None:
+    facts = {"model": "llama", "tenant_token": "hunter2", "chunk_bytes": CHUNK_BYTES}
+    fill(folder.url, Namespace(facts), keys_from(0, 5))
+    destination = f"file://{tmp_path}/to"
+    done = kvtier("tier", "copy", folder.url, destination)
+    assert done.returncode == 2
+    assert "its manifest does not tell all facts" in done.stderr
+    written = tmp_path / "facts.json"
+    written.write_text(json.dumps(facts))
+    tier("copy", "--namespace", str(written), folder.url, destination)
+    assert None not in contents(destination, Namespace(facts), keys_from(0, 5))
+
+
+def test_a_rate_is_kept(folder: Folder, tmp_path: Path) -> None:
+    fill(folder.url, NAMESPACE, keys_from(0, 100))
+    started_s = time.monotonic()
+    tier("verify", "--rate", "400KiB", folder.url)
+    assert time.monotonic() - started_s > 0.9

@@ -1,0 +1,97 @@
+"""What a command line names: a URL, a configuration, vLLM's JSON, or one tier of these."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtier_sdk import ConfigError, UnknownBackendError
+from kvtier_sdk.cli.targets import read_target
+
+KV = """
+slots = 8
+[[tiers]]
+url = "memory:?name=near"
+[[tiers]]
+url = "redis://:hunter2@cache:6379/0"
+"""
+
+
+@pytest.fixture
+def kv(tmp_path: Path) -> str:
+    path = tmp_path / "kv.toml"
+    path.write_text(KV)
+    return str(path)
+
+
+def test_a_url_is_one_tier_and_no_pool() -> None:
+    target = read_target("file:///data/kv?capacity=1GiB")
+    assert (target.kind, target.only_tier.backend, target.config.slots) == ("url", "file", None)
+
+
+def test_a_urls_name_has_no_password() -> None:
+    target = read_target("redis://user:hunter2@cache/0")
+    assert target.name == "redis://user:***@cache/0"
+    assert "hunter2" not in repr(target)
+
+
+def test_a_url_may_be_longer_than_a_files_name() -> None:
+    url = f"s3://kv/chunks?access_key_id={'a' * 300}&secret_access_key={'b' * 300}"
+    assert read_target(url).only_tier.backend == "s3"
+
+
+def test_a_configuration_is_all_its_tiers(kv: str) -> None:
+    target = read_target(kv)
+    assert (target.kind, target.config.slots) == ("configuration", 8)
+    assert [spec.name for spec in target.tiers] == ["near", "redis"]
+
+
+def test_a_name_behind_a_hash_is_one_of_them(kv: str) -> None:
+    assert read_target(f"{kv}#redis").only_tier.backend == "redis"
+
+
+def test_the_one_tier_of_several_has_to_be_named(kv: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        _ = read_target(kv).only_tier
+    assert f"2 tiers, 'near', 'redis'; name one, as in '{kv}#near'" in str(error.value)
+
+
+def test_an_unknown_name_says_which_there_are(kv: str) -> None:
+    with pytest.raises(ConfigError, match="no tier is named 'rediss'; did you mean 'redis'"):
+        read_target(f"{kv}#rediss")
+
+
+def test_vllms_json_is_read_without_vllm(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.json"
+    extra = {
+        "spec_name": "KVTierOffloadingSpec",
+        "spec_module_path": "kvtier_sdk.integrations.vllm",
+        "cpu_bytes_to_use": "1GiB",
+        "secondary_tiers": ["memory:"],
+    }
+    transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    path.write_text(json.dumps({**transfer, "kv_connector_extra_config": extra}))
+    target = read_target(str(path))
+    assert (target.kind, target.config.pool_bytes) == ("vllm", 1 << 30)
+    assert target.only_tier.name == "memory"
+
+
+def test_a_file_whose_name_has_a_hash_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "kv#2.toml"
+    path.write_text(KV)
+    assert len(read_target(str(path)).tiers) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "error", "says"),
+    [
+        ("nope.toml", ConfigError, "nope.toml: No such file"),
+        ("mine://host", UnknownBackendError, "mine"),
+        ("file:///data/kv?capacty=1GiB", ConfigError, "did you mean 'capacity'"),
+    ],
+)
+def test_what_is_wrong_is_said(written: str, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        read_target(written)

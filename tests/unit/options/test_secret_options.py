@@ -1,0 +1,177 @@
+"""Secrets in a file or in a variable of the environment, for any model and any way of writing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretBytes, SecretStr
+
+from kvtier_sdk import ConfigError, TierConfig, TieringConfig, TierSpec
+from kvtier_sdk.options.model import secrets_of, validate_options
+from kvtier_sdk.options.place import Place
+from kvtier_sdk.options.secret_options import read_secrets
+from kvtier_sdk.options.secret_sources import FileSecret, environment_without_secrets
+
+PLACE = Place("kv.toml", "tiers[0]")
+VARIABLES = {"PW": "hunter2", "EMPTY": "", "ODD": "${PW}"}
+
+
+class Account(TierConfig):
+    """Secrets by type and by name."""
+
+    user: str = "ada"
+    password: SecretStr | None = None
+    pin: SecretBytes | None = None
+    token: str = ""
+    use_token: bool = True
+    tokens: tuple[SecretStr, ...] = ()
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("hunter2\n")
+    return path
+
+
+def read(**options: Any) -> Account:
+    return validate_options(Account, read_secrets(Account, options, PLACE, VARIABLES), PLACE)
+
+
+def test_a_secret_of_any_type_is_in_a_file_or_a_variable(secret: Path) -> None:
+    for account in (
+        read(password="${PW}", pin="${PW}", token="${PW}"),
+        read(password_file=str(secret), pin_file=str(secret), token_file=str(secret)),
+    ):
+        assert account.password is not None
+        assert account.pin is not None
+        assert account.password.get_secret_value() == "hunter2"
+        assert account.pin.get_secret_value() == b"hunter2"
+        assert account.token == "hunter2"
+        assert secrets_of(account).mask("hunter2 of ada") == "*** of ada"
+        assert "hunter2" not in repr(account)
+
+
+def test_only_texts_that_are_secret_have_a_file() -> None:
+    assert Account.secret_files() == {
+        "password": "password_file",
+        "pin": "pin_file",
+        "token": "token_file",
+    }
+    assert read(user="${PW}").user == "${PW}"
+
+
+def test_what_a_variable_holds_is_taken_as_it_is() -> None:
+    assert secrets_of(read(password="${ODD}")).mask("<${PW}>") == "<***>"
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), (" a ", " a "), ("é", "é")],
+)
+def test_one_line_break_at_the_end_of_a_file_is_no_part_of_it(
+    tmp_path: Path, content: str, value: str
+) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content.encode())
+    assert FileSecret(str(path)).get_secret_value() == value
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"password": "${NO}"}, "password': variable 'NO' of the environment is not set"),
+        ({"token": "${EMPTY}"}, "token': variable 'EMPTY' of the environment is empty"),
+        ({"password": "x${PW}"}, "password' has a variable among other characters; write"),
+        ({"password_file": "hunter2"}, "password_file' should be the absolute path of a file"),
+        ({"password_file": 2}, "password_file' should be the absolute path of a file"),
+        ({"password_file": "/no"}, "password_file': /no cannot be read: No such file or dir"),
+        ({"password_file": "/dev/null"}, "password_file': /dev/null is not a regular file"),
+        ({"password_file": "/no", "password": "hunter2"}, "is given beside 'password'; leave one"),
+        ({"pasword_file": "/no"}, "did you mean 'password_file'?"),
+        ({"user_file": "/no"}, "unknown option 'tiers[0].user_file'"),
+    ],
+)
+def test_a_mistake_names_the_option_and_no_value(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        read(**options)
+    assert complaint in str(told.value)
+    assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(b"", "is empty"), (b"\n", "is empty"), (b"\xff", "is not UTF-8"), (b"a" * 70_000, "longer")],
+)
+def test_a_file_that_holds_no_secret(secret: Path, content: bytes, fault: str) -> None:
+    secret.write_bytes(content)
+    with pytest.raises(ConfigError, match=fault) as told:
+        read(password_file=str(secret))
+    assert told.value.__context__ is None
+
+
+def test_a_secret_is_written_down_by_its_source(secret: Path) -> None:
+    account = read(password="${PW}", user="ada")
+    assert (
+        account.to_dict()
+        == account.to_dict(secrets=True)
+        == {
+            "user": "ada",
+            "password": "${PW}",
+        }
+    )
+    account = read(password_file=str(secret), token="plain")
+    assert account.to_dict() == {"password_file": str(secret), "token": "***"}
+    assert read(**account.to_dict(secrets=True)) == account
+
+
+def test_a_file_that_has_changed(secret: Path) -> None:
+    account = read(password_file=str(secret))
+    password, secrets = account.password, secrets_of(account)
+    assert isinstance(password, FileSecret)
+    assert (password.read_again(), secrets.version) == (False, 1)
+    secret.write_text("hunter3")
+    assert (password.read_again(), secrets.version) == (True, 2)
+    assert password.get_secret_value() == "hunter3"
+    assert secrets.mask("hunter2 hunter3") == "*** ***"
+
+
+def test_children_do_not_inherit_the_variables_that_were_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVTIER_TEST_SECRET", "hunter2")
+    read_secrets(Account, {"password": "${KVTIER_TEST_SECRET}"}, PLACE)
+    inherited = environment_without_secrets()
+    assert "KVTIER_TEST_SECRET" not in inherited
+    assert inherited["PATH"] == os.environ["PATH"]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml", ".yaml"])
+@pytest.mark.parametrize("beside", ["url", "options"])
+def test_every_way_of_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: Path, suffix: str, beside: str
+) -> None:
+    monkeypatch.setenv("PW", "hunter2")
+    tier = {"type": "redis", "password": "${PW}", "sentinel": "kv"}
+    tier["sentinel_password_file"] = str(secret)
+    if beside == "url":
+        tier = {"url": f"redis://:${{PW}}@h/0?sentinel=kv&sentinel_password_file={secret}"}
+    text = json.dumps({"slots": 8, "tiers": [tier]})
+    if suffix == ".toml":
+        lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in tier.items())
+        text = f"slots = 8\n[[tiers]]\n{lines}\n"
+    path = tmp_path / f"kv{suffix}"
+    path.write_text(text)
+    (spec,) = TieringConfig.from_file(path).tiers
+    for password in (spec.config.password, spec.config.sentinel_password):  # type: ignore[attr-defined]
+        assert password.get_secret_value() == "hunter2"
+
+
+def test_a_file_in_a_url_is_shown(secret: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{secret}&ttl=1x") as told:
+        TierSpec.from_url(f"redis://h?password_file={secret}&ttl=1x")
+    assert "ttl" in str(told.value)

@@ -1,0 +1,108 @@
+"""A secret in a file is read again when the store refuses it, with any backend and runner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runners import RUNNERS, Rig
+
+from kvtier_sdk import TierAuthError
+from kvtier_sdk.options.secret_sources import FileSecret
+from kvtier_sdk.runner.jobs import Operation
+
+MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_text("hunter2")
+    return path
+
+
+@pytest.fixture
+def accepted(tmp_path: Path) -> Path:
+    """The file with the secret that the store accepts."""
+    path = tmp_path / "diary.key"
+    path.write_text("hunter2")
+    return path
+
+
+@pytest.fixture(params=RUNNERS)
+def make_rig(
+    request: pytest.FixtureRequest, tmp_path: Path, secret: Path, accepted: Path
+) -> Iterator[MakeRig]:
+    """Make a runner around a tier whose secret is in a file."""
+    rigs: list[Rig] = []
+
+    def make(**script: Any) -> Rig:
+        rigs.append(Rig(request.param, tmp_path, secret_key=FileSecret(str(secret)), **script))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    caplog.set_level(logging.DEBUG)
+    yield caplog
+    assert "hunter" not in caplog.text
+
+
+def test_a_call_that_is_refused_is_made_once_more(
+    make_rig: MakeRig, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(on_lookup="demand_secret", on_load="demand_secret")
+    rig.client.open()
+    assert rig.do(Operation.STORE, 0) == ["ok"]
+    for round_, operation in enumerate((Operation.LOOKUP, Operation.LOAD), 3):
+        secret.write_text(f"hunter{round_}")
+        accepted.write_text(f"hunter{round_}")
+        assert rig.do(operation, 0) == ["ok"]
+    assert rig.past().count("asked") == 4
+    assert log.text.count(f"the store refused; a new secret was read from {secret}") == 2
+
+
+def test_an_opening_that_is_refused_is_made_once_more(
+    make_rig: MakeRig, secret: Path, accepted: Path
+) -> None:
+    rig = make_rig(on_open="demand_secret")
+    secret.write_text("hunter3")
+    accepted.write_text("hunter3")
+    rig.client.open()
+    assert rig.client.stats.is_open
+
+
+def test_without_another_secret_a_refusal_stays_one(
+    make_rig: MakeRig, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
+) -> None:
+    accepted.write_text("hunter3")
+    rig = make_rig(on_lookup="demand_secret")
+    rig.client.open()
+    assert rig.do(Operation.LOOKUP, 0) == ["auth"]
+    assert rig.past().count("asked") == 1
+    secret.unlink()
+    assert rig.do(Operation.LOOKUP, 0) == ["auth"]
+    assert f"held: {secret} cannot be read again: No such file or directory" in log.text
+
+
+def test_a_refused_opening_shows_no_frame_of_the_tier(make_rig: MakeRig, accepted: Path) -> None:
+    accepted.write_text("hunter3")
+    with pytest.raises(TierAuthError, match="wrong key") as refused:
+        make_rig(on_open="demand_secret").client.open()
+    assert "_demand_secret" not in [frame.name for frame in refused.traceback]
+
+
+def test_a_file_that_all_may_read_is_told(
+    make_rig: MakeRig, secret: Path, log: pytest.LogCaptureFixture
+) -> None:
+    secret.chmod(0o644)
+    make_rig().client.open()
+    assert f"held: {secret} holds a secret, and all users of this machine may read it" in log.text
