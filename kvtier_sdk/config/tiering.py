@@ -62,7 +62,7 @@ class TieringConfig(StrictModel):
     recompute_s: Seconds | None = Field(None, alias="recompute", gt=0)
     verify: Flag = True
     shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
-    metrics_port: Count | None = Field(None, ge=0, le=65535)
+    metrics_port: Count | None = Field(None, ge=1, le=65535)
     metrics_host: str = "127.0.0.1"
     namespace: Mapping[str, Any] = Field(default_factory=dict)
     trace_dir: str | None = Field(None, min_length=1)
