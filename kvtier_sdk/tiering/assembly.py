@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
-from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
@@ -19,12 +16,11 @@ from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
-from kvtier_sdk.tiering.control import ManagerControl
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.services import OperatorServices
 from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
-from kvtier_sdk.trace import TraceRecorder
 
 
 @contextmanager
@@ -91,6 +87,7 @@ def open_manager(
     one_copy: bool = False,
     notify: Callable[[], None] | None = None,
     engine_waits: bool = True,
+    services: OperatorServices | None = None,
 ) -> Iterator[TieringManager]:
     """Make a manager, open its tiers side by side, and shut it down at the end.
 
@@ -106,13 +103,15 @@ def open_manager(
         notify: called on a tier's thread whenever it has reported; must not block.
         engine_waits: false for an engine that serves already. Its tiers are opened in the
             background, and none of them is required.
+        services: what the engine does for its operator, where it outlives the manager; the
+            configuration's own where absent.
 
     Yields:
         The manager, ready.
 
     Raises:
-        ConfigError: an option is wrong, or a tier cannot work with it, or the port for metrics
-            cannot be had; nothing runs any more.
+        ConfigError: an option is wrong, or a tier cannot work with it, or the trace, the admin
+            socket or the port for metrics cannot be had; nothing runs any more.
         BackendError: a store policy or the policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -126,7 +125,10 @@ def open_manager(
     policy = load_policy(config.policy)()
     policy.open(pool.slots)
     with ExitStack() as stack:
-        recorder = _open_recorder(config, clock, stack)
+        is_owner = services is None
+        if services is None:
+            services = OperatorServices(config, clock)
+            stack.callback(services.close)
         manager = TieringManager(
             pool,
             policy=policy,
@@ -135,7 +137,7 @@ def open_manager(
             events=events,
             one_copy=one_copy,
             recompute_s=config.recompute_s,
-            recorder=recorder,
+            recorder=services.recorder,
         )
         runners = [
             make_runner(
@@ -155,17 +157,14 @@ def open_manager(
             # Those that the manager does not get are closed too, after it.
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
+        if is_owner:
+            # Nobody asks a manager that is closing.
+            stack.callback(services.close)
         for runner in runners:
             runner.begin()
         for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
-        if config.metrics_port is not None:
-            stack.enter_context(
-                serve_metrics(manager.samples, port=config.metrics_port, host=config.metrics_host)
-            )
-        if config.admin_socket is not None:
-            control = ManagerControl(manager, clock, recorder)
-            stack.enter_context(AdminSocket(Path(config.admin_socket), control.answer))
+        services.attend(manager)
         yield manager
 
 
@@ -214,19 +213,6 @@ def open_tier(
         yield client
     finally:
         client.close(shutdown_timeout_s)
-
-
-def _open_recorder(config: TieringConfig, clock: Clock, stack: ExitStack) -> TraceRecorder | None:
-    if config.trace_dir is None:
-        return None
-    recorder = TraceRecorder(
-        Path(config.trace_dir),
-        file_bytes=config.trace_file_bytes,
-        files=config.trace_files,
-        clock=clock,
-    )
-    stack.callback(recorder.close)
-    return recorder
 
 
 def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:

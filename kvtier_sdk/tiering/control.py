@@ -26,6 +26,9 @@ class ManagerControl:
     It reads counters that the engine's thread writes, and sets ``is_drained`` of a tier's client:
     it never waits for the engine, which may be idle.
 
+    Attributes:
+        manager: the manager.
+
     Args:
         manager: the manager.
         clock: its clock.
@@ -35,7 +38,7 @@ class ManagerControl:
     def __init__(
         self, manager: TieringManager, clock: Clock, recorder: TraceRecorder | None
     ) -> None:
-        self._manager = manager
+        self.manager = manager
         self._clock = clock
         self._recorder = recorder
         self._started_s = clock.now_s()
@@ -57,7 +60,7 @@ class ManagerControl:
         if command not in _COMMANDS:
             return {"error": f"no command {command!r}; {nearest(command, _COMMANDS, 'allowed')}"}
         name = str(request.get("tier"))
-        clients = {client.spec.name: client for client in self._manager.clients}
+        clients = {client.spec.name: client for client in self.manager.clients}
         if name not in clients:
             return {"error": f"no tier {name!r}; {nearest(name, clients, 'there are')}"}
         clients[name].is_drained = command == "drain"
@@ -66,7 +69,7 @@ class ManagerControl:
         return self._tier(clients[name])
 
     def _status(self) -> dict[str, Any]:
-        manager, now_s = self._manager, self._clock.now_s()
+        manager, now_s = self.manager, self._clock.now_s()
         trace = None
         if self._recorder is not None:
             trace = {

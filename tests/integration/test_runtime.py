@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,17 @@ import pytest
 from support.command import kvtier
 from support.redis_server import Server
 
-from kvtier_sdk import Namespace, RequestContext, TieringConfig, open_manager, open_pool
+from kvtier_sdk import (
+    Namespace,
+    RequestContext,
+    SystemClock,
+    TieringConfig,
+    open_manager,
+    open_pool,
+)
 from kvtier_sdk.admin import ask
 from kvtier_sdk.replay import ReplayReport, chat_workload, read_trace, replay
+from kvtier_sdk.tiering.services import OperatorServices
 
 REQUESTS = 240
 WORKLOAD = chat_workload(REQUESTS, 7)
@@ -55,16 +66,16 @@ def work(tier: dict[str, Any]) -> list[int]:
 
 
 def test_a_drained_tier_does_nothing_and_then_serves_again(config: TieringConfig) -> None:
-    socket = Path(str(config.admin_socket))
+    path = Path(str(config.admin_socket))
     seen: dict[int, dict[str, Any]] = {}
 
     def look(done: int) -> None:
         if done == REQUESTS // 3:
-            assert ask(socket, {"command": "drain", "tier": "file"})["is_drained"]
+            assert ask(path, {"command": "drain", "tier": "file"})["is_drained"]
         if done in (REQUESTS // 3 + 1, 2 * REQUESTS // 3, REQUESTS):
-            seen[done] = ask(socket, {"command": "status"})
+            seen[done] = ask(path, {"command": "status"})
         if done == 2 * REQUESTS // 3:
-            assert not ask(socket, {"command": "resume", "tier": "file"})["is_drained"]
+            assert not ask(path, {"command": "resume", "tier": "file"})["is_drained"]
 
     report = replay(WORKLOAD, config, on_progress=look)
     at_rest(report)
@@ -84,7 +95,7 @@ def test_a_drained_tier_does_nothing_and_then_serves_again(config: TieringConfig
 def test_nothing_is_lost_or_stuck_however_often_tiers_come_and_go(
     config: TieringConfig, concurrency: int
 ) -> None:
-    socket = Path(str(config.admin_socket))
+    path = Path(str(config.admin_socket))
     ended = threading.Event()
     moves = 0
 
@@ -94,7 +105,7 @@ def test_nothing_is_lost_or_stuck_however_often_tiers_come_and_go(
         while not ended.wait(rng.uniform(0, 0.01)):
             command, tier = rng.choice(["drain", "resume"]), rng.choice(["file", "redis"])
             try:
-                ask(socket, {"command": command, "tier": tier})
+                ask(path, {"command": command, "tier": tier})
             except OSError:
                 # The engine has not begun, or is about to end.
                 continue
@@ -131,27 +142,58 @@ replay(chat_workload(30, 7), TieringConfig.from_file(sys.argv[1]), on_progress=o
 
 
 def test_a_killed_engine_leaves_its_trace_and_nothing_in_the_way(tmp_path: Path) -> None:
-    socket, trace, file = tmp_path / "engine.sock", tmp_path / "trace", tmp_path / "kv.json"
+    path, trace, file = tmp_path / "engine.sock", tmp_path / "trace", tmp_path / "kv.json"
     options = {"slots": 60, "chunk_bytes": "16KiB", "tiers": ["memory:"]}
-    options |= {"admin_socket": str(socket), "trace_dir": str(trace)}
+    options |= {"admin_socket": str(path), "trace_dir": str(trace)}
     file.write_text(json.dumps(options))
     with subprocess.Popen(
         [sys.executable, "-c", ENGINE, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as engine:
         assert engine.stdout is not None
         assert engine.stdout.readline() == b"recorded\n"
-        assert ask(socket, {"command": "status"})["pid"] == engine.pid
+        assert ask(path, {"command": "status"})["pid"] == engine.pid
         engine.kill()
     assert [len(request.keys) for request in read_trace(trace)] == [
         len(request.keys) for request in chat_workload(20, 7)
     ]
     with pytest.raises(OSError, match="refused"):
-        ask(socket, {"command": "status"})
+        ask(path, {"command": "status"})
     config = TieringConfig.from_file(file)
     with open_pool(config) as pool, open_manager(pool, config, Namespace({})):
-        assert ask(socket, {"command": "status"})["trace"]["written_requests"] == 0
-    assert not socket.exists()
+        assert ask(path, {"command": "status"})["trace"]["written_requests"] == 0
+    assert not path.exists()
     assert len(list(trace.iterdir())) == 1
+
+
+def test_an_engine_that_opens_its_manager_again_goes_on_serving_its_operator(
+    tmp_path: Path,
+) -> None:
+    """Under vLLM the first manager is still closing when the second one opens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path, trace = tmp_path / "engine.sock", tmp_path / "trace"
+    options = {"slots": 8, "chunk_bytes": 64, "tiers": ["memory:"], "metrics_port": port}
+    options |= {"admin_socket": str(path), "trace_dir": str(trace)}
+    config = TieringConfig.from_dict(options)
+    services = OperatorServices(config, SystemClock())
+    with open_pool(config) as pool, ExitStack() as first, ExitStack() as second:
+        first.enter_context(open_manager(pool, config, Namespace({}), services=services))
+        ask(path, {"command": "drain", "tier": "memory"})
+        manager = second.enter_context(open_manager(pool, config, Namespace({}), services=services))
+        assert not ask(path, {"command": "status"})["tiers"][0]["is_drained"]
+        first.close()
+        request = RequestContext("r")
+        manager.on_new_request(request)
+        manager.prepare_store(WORKLOAD[0].keys[:3], request)
+        manager.on_request_finished(request)
+        assert ask(path, {"command": "drain", "tier": "memory"})["is_drained"]
+        assert manager.clients[0].is_drained
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
+            assert b"kvtier_pool_slots 8.0" in page.read()
+    services.close()
+    assert not path.exists()
+    assert len(read_trace(trace)) == 1
 
 
 @pytest.fixture

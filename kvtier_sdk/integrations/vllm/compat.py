@@ -111,8 +111,7 @@ def runs_here(vllm_config: Any) -> bool:
     A front end may have all of its engines elsewhere.
     """
     parallel = vllm_config.parallel_config
-    elsewhere = parallel.data_parallel_backend == "ray" or parallel.data_parallel_size_local == 0
-    return not elsewhere
+    return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
 
 
 def is_command() -> bool:

@@ -10,6 +10,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingSpec
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
+from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm import compat
@@ -27,6 +28,7 @@ from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.tiering import TieringManager, open_manager
+from kvtier_sdk.tiering.services import OperatorServices
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import (
@@ -133,6 +135,8 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             # Each replica of a data-parallel engine has a port of its own.
             port = config.metrics_port + self.config.parallel.data_parallel_index
             config = config.model_copy(update={"metrics_port": port})
+        clock = SystemClock()
+        services = OperatorServices(config, clock)
         identity = Identity(
             self.config,
             chunk_bytes=pool.chunk_bytes,
@@ -145,16 +149,33 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         ) -> AbstractContextManager[TieringManager]:
             events = self.kv_events_config.enable_kv_cache_events
             used = config.model_copy(update={"tiers": tuple(tiers)})
-            return open_manager(pool, used, namespace, events=events, engine_waits=engine_waits)
+            return open_manager(
+                pool,
+                used,
+                namespace,
+                clock=clock,
+                events=events,
+                engine_waits=engine_waits,
+                services=services,
+            )
 
-        return KVTierOffloadingManager(
-            make,
-            tiers,
-            identity,
-            on_shutdown=pool.close,
-            # With asynchronous scheduling, one more than the pipeline is deep.
-            steps_in_flight=self.config.parallel.pp_size + 1,
-        )
+        def close() -> None:
+            services.close()
+            pool.close()
+
+        try:
+            return KVTierOffloadingManager(
+                make,
+                tiers,
+                identity,
+                on_shutdown=close,
+                # With asynchronous scheduling, one more than the pipeline is deep.
+                steps_in_flight=self.config.parallel.pp_size + 1,
+                clock=clock,
+            )
+        except BaseException:
+            services.close()
+            raise
 
     def _scheduler_pool(self) -> HostPool | EngineSlots:
         joined: HostPool | JoinedRegion = (

@@ -1,0 +1,75 @@
+"""What an engine does for its operator: a recorded trace, an admin socket, a metrics endpoint."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from kvtier_sdk.admin import AdminSocket
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.exporter import serve_metrics
+from kvtier_sdk.tiering.control import ManagerControl
+from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.trace import TraceRecorder
+
+
+class OperatorServices:
+    """The services that a configuration asks for.
+
+    They belong to an engine, which may open its manager more than once.
+
+    Attributes:
+        recorder: takes the requests that finish; ``None`` if none is asked for.
+
+    Args:
+        config: says which there are.
+        clock: time.
+
+    Raises:
+        ConfigError: no trace can be written.
+    """
+
+    def __init__(self, config: TieringConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._stack = ExitStack()
+        self._control: ManagerControl | None = None
+        self.recorder: TraceRecorder | None = None
+        if config.trace_dir is not None:
+            self.recorder = TraceRecorder(
+                Path(config.trace_dir),
+                file_bytes=config.trace_file_bytes,
+                files=config.trace_files,
+                clock=clock,
+            )
+            self._stack.callback(self.recorder.close)
+
+    def attend(self, manager: TieringManager) -> None:
+        """Serve a manager from now on, in the place of an earlier one.
+
+        Args:
+            manager: the manager, open.
+
+        Raises:
+            ConfigError: the port or the socket cannot be had.
+        """
+        if self._control is not None:
+            self._control.manager = manager
+            return
+        config, control = self._config, ManagerControl(manager, self._clock, self.recorder)
+        self._control = control
+        if config.metrics_port is not None:
+            self._stack.enter_context(
+                serve_metrics(
+                    lambda: control.manager.samples(),
+                    port=config.metrics_port,
+                    host=config.metrics_host,
+                )
+            )
+        if config.admin_socket is not None:
+            self._stack.enter_context(AdminSocket(Path(config.admin_socket), control.answer))
+
+    def close(self) -> None:
+        """End all of them; a second call does nothing."""
+        self._stack.close()
