@@ -32,6 +32,9 @@ ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
 
 _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
+#: Marks vLLM's method once it is wrapped.
+_CHECKS = "checks_kvtier"
+
 _log = logging.getLogger("kvtier.vllm")
 
 
@@ -83,10 +86,14 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
         check: takes vLLM's ``VllmConfig``; what it raises ends the start.
     """
     module = sys.modules.get("vllm.engine.arg_utils")
-    # A process that has not imported it makes no engine's configuration.
-    if module is None or hasattr(module.EngineArgs.create_engine_config, "__wrapped__"):
+    if module is None:
+        return  # a process that makes no engine's configuration
+    make = getattr(module.EngineArgs, "create_engine_config", None)
+    if make is None:
+        _log.warning("this vLLM shows no engine's configuration: mistakes in it are told late")
         return
-    make = module.EngineArgs.create_engine_config
+    if vars(make).get(_CHECKS):
+        return
 
     @functools.wraps(make)
     def make_and_check(*args: Any, **kwargs: Any) -> Any:
@@ -94,6 +101,7 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
         check(made)
         return made
 
+    vars(make_and_check)[_CHECKS] = True
     module.EngineArgs.create_engine_config = make_and_check
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
 with warnings.catch_warnings():
     # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
+    from kvtier_sdk import ConfigError
     from kvtier_sdk.integrations.vllm import compat, plugin
 
 
@@ -62,3 +66,29 @@ def test_an_untried_release_gets_one_warning_that_says_what_was_tried(
         "this is vLLM 9.9.1; kvtier was tested with 0.32 and 0.33"
     )
     compat.warn_if_untried.cache_clear()
+
+
+def test_an_engines_configuration_is_checked_once_and_on_this_machine_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"spec_name": "kvtier"},
+        ),
+        model_config=SimpleNamespace(model="a-model"),
+        parallel_config=SimpleNamespace(data_parallel_backend="mp", data_parallel_size_local=1),
+    )
+    monkeypatch.setattr(EngineArgs, "create_engine_config", lambda self: made)
+    plugin.register()
+    once = EngineArgs.create_engine_config
+    plugin.register()
+    assert EngineArgs.create_engine_config is once
+    with pytest.raises(ConfigError, match="'kv_connector_extra_config.spec_name' is 'kvtier'"):
+        EngineArgs.create_engine_config(None)
+    monkeypatch.setitem(sys.modules, "vllm.entrypoints.cli.main", SimpleNamespace())
+    with pytest.raises(SystemExit):
+        EngineArgs.create_engine_config(None)
+    made.parallel_config.data_parallel_size_local = 0
+    assert EngineArgs.create_engine_config(None) is made
