@@ -26,8 +26,11 @@ def serve_metrics(
 
     ::
 
-        with serve_metrics(manager.samples, port=9400) as url:
-            ...  # curl http://127.0.0.1:9400/metrics
+        with (
+            open_manager(pool, ["redis://cache/0"], namespace) as manager,
+            serve_metrics(manager.samples, port=0) as url,
+        ):
+            print(url)  # http://127.0.0.1:43211/metrics
 
     Args:
         collect: returns the values; called in a thread of the server's at each scrape.

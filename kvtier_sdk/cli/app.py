@@ -330,7 +330,7 @@ def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig
 def _of_vllm(
     config: TieringConfig, given: TieringConfig, flags: Mapping[str, Any]
 ) -> TieringConfig:
-    """Put the flags over what an engine is configured with, which tells the size of a chunk."""
+    """Put the flags over an engine's options, among which there is no size of a chunk."""
     names = {*flags, "chunk_bytes"}
     size = {"pool_bytes": None} if "slots" in flags else {}
     update = {**_ENGINES_OWN, **size, **{name: getattr(given, name) for name in names}}

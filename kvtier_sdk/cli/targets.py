@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ def read_target(text: str) -> Target:
         config = TieringConfig.model_construct(tiers=(spec,))
         return Target(url_without_password(text), "url", config)
     path, tier = text, ""
-    if "#" in text and not Path(text).exists():
+    if "#" in text and not os.path.exists(text):
         path, _, tier = text.rpartition("#")
     options = read_options(Path(path))
     of_vllm = is_transfer_config(options)
@@ -95,7 +96,8 @@ def read_target(text: str) -> Target:
 
 def is_url(text: str) -> bool:
     """Tell a tier's URL from the path of a file."""
-    return _URL.match(text) is not None and not Path(text).exists()
+    # Of a long URL, a Path would raise.
+    return _URL.match(text) is not None and not os.path.exists(text)
 
 
 def _named(config: TieringConfig, name: str, path: str) -> TierSpec:

@@ -158,8 +158,8 @@ class TierCaller:
             if item is ended:
                 return
             if type(item) is not kind:
-                nonsense = NonsenseError(f"a {type(item).__name__} where a {kind.__name__} belongs")
-                raise self._end(nonsense, operation)
+                text = f"a {type(item).__name__} where one {kind.__name__} belongs"
+                raise self._end(NonsenseError(text), operation)
             yield item
 
     def _end(self, nonsense: NonsenseError, operation: str) -> TierContractError:

@@ -44,7 +44,8 @@ class Fault:
     Attributes:
         kind: the kind of fault.
         operation: the call that gets it: ``"lookup"``, ``"store"``, ``"load"``, ``"delete"``,
-            ``"touch"``, ``"scan"``, ``"usage"`` or ``"namespaces"``; ``None`` is any call.
+            ``"touch"``, ``"scan"``, ``"usage"`` or ``"namespaces"``; ``None`` is any call but
+            ``usage``, which the runner makes at times of its own.
         delay_s: how long a delay or an outage lasts, on the tier's clock.
         error: class of the errors.
     """
@@ -99,16 +100,21 @@ class FaultPlan:
 
     def _from_script(self, operation: str) -> Fault | None:
         for index, fault in enumerate(self._script):
-            if fault is None or fault.operation in (None, operation):
+            if _fits(fault, operation):
                 del self._script[index]
                 return fault
         return None
 
     def _from_seed(self, operation: str) -> Fault | None:
-        if self._random.random() >= self._rate:
+        fitting = [fault for fault in self._drawn if _fits(fault, operation)]
+        if not fitting or self._random.random() >= self._rate:
             return None
-        fitting = [fault for fault in self._drawn if fault.operation in (None, operation)]
-        return self._random.choice(fitting) if fitting else None
+        return self._random.choice(fitting)
+
+
+def _fits(fault: Fault | None, operation: str) -> bool:
+    named = None if fault is None else fault.operation
+    return named == operation or (named is None and operation != "usage")
 
 
 class FaultyTier(SecondaryTierManager):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,14 @@ def test_an_open_that_blocks_its_thread_for_long(tmp_path: Path, runner: str) ->
 
 
 def test_an_open_that_holds_the_interpreter_of_its_process(tmp_path: Path) -> None:
-    spec = hard("process", tmp_path, deadline=SHORT, on_open="hold_interpreter")
-    with live([spec, "memory:"]) as engine:
-        assert_serves_without(engine)
-        step_until_open(engine)
-        assert_serves_with(engine)
+    spec = hard("process", tmp_path, deadline=SHORT, on_open="hold_interpreter_while_locked")
+    with open(tmp_path / "diary.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with live([spec, "memory:"]) as engine:
+            assert_serves_without(engine)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            step_until_open(engine)
+            assert_serves_with(engine)
 
 
 def test_an_open_that_holds_the_interpreter_of_the_engine_holds_up_its_start(

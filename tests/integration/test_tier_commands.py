@@ -177,7 +177,26 @@ def test_all_tiers_of_a_configuration_are_asked(folder: Store, tmp_path: Path) -
     assert (done.returncode, "hunter2" in done.stdout + done.stderr) == (1, False)
 
 
+def test_beside_others_a_tier_that_cannot_be_listed_is_no_fault(
+    folder: Store, tmp_path: Path
+) -> None:
+    config = tmp_path / "kv.toml"
+    config.write_text(f'slots = 8\ntiers = ["memory:", "{folder.url}"]\n')
+    memory, file = tier("ls", str(config))["tiers"]
+    assert "cannot list its namespaces" in memory["note"]
+    assert len(file["namespaces"]) == 3
+    assert kvtier("tier", "du", str(config)).returncode == 0
+
+
 def test_a_backend_that_cannot_list_says_what_helps() -> None:
     done = kvtier("tier", "ls", "memory:")
     assert done.returncode == 1
     assert "cannot list its namespaces; name one with --namespace FACTS.json" in done.stdout
+
+
+def test_a_namespace_without_a_length_is_not_examined(folder: Store, tmp_path: Path) -> None:
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps(FACTS))
+    words = ["--namespace", str(facts), "--key", "00"]
+    found = tier("explain", folder.url, *words, status=1)
+    assert "does not say how long a chunk is" in found["faults"]["file"]

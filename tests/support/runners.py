@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import logging
 import os
@@ -308,6 +309,11 @@ class MisbehavingTier(MemoryTier):
     def _hold_interpreter(self) -> None:
         """Hold the interpreter lock, as a library does that connects in C."""
         ctypes.PyDLL(None).usleep(1_500_000)
+
+    def _hold_interpreter_while_locked(self) -> None:
+        """Hold the interpreter lock while a test holds the lock of a file."""
+        with open(f"{self.config.diary}.lock") as file:
+            ctypes.PyDLL(None).flock(file.fileno(), fcntl.LOCK_EX)
 
     def _attempts(self) -> int:
         return self._past().split("\n").count("open")

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvtier_sdk import Namespace
+from kvtier_sdk import Namespace, StoredNamespace
 from kvtier_sdk.chunk_header import HEADER_VERSION
 
 SCALARS = st.none() | st.booleans() | st.integers(0, 3) | st.just(1.0) | st.sampled_from("ab")
@@ -84,3 +85,27 @@ def test_a_secret_decides_but_is_in_no_manifest() -> None:
     assert ours.manifest["api_token"] == "***"
     nested = Namespace({"store": {"password": "hunter2", "url": "s3://u:hunter2@h"}})
     assert "hunter2" not in nested.manifest_json()
+
+
+def test_a_manifest_that_was_read_back_keeps_its_fingerprint() -> None:
+    ours = Namespace({"model": "llama", "api_token": "hunter2"})
+    found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
+    assert found == ours
+    assert found.facts == {"model": "llama", "api_token": "***", "frame_version": 1}
+    assert found.for_chunks(4096) == found.sealed_by("aes-gcm") == ours
+
+
+@pytest.mark.parametrize(
+    "manifest", [None, b"", b"{", b"[]", b'{"facts": 3}', b"\xff", b"[" * 100_000]
+)
+def test_a_manifest_that_is_none_has_no_facts(manifest: bytes | None) -> None:
+    fingerprint = "ab" * 16
+    found = StoredNamespace.read(fingerprint, manifest)
+    assert (found.fingerprint, found.facts) == (fingerprint, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"), [("ab" * 16, True), ("AB" * 16, False), ("ab" * 15, False), ("", False)]
+)
+def test_a_fingerprint_is_told_from_other_names(text: str, is_one: bool) -> None:
+    assert StoredNamespace.is_fingerprint(text) is is_one

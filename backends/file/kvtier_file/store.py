@@ -62,6 +62,7 @@ class ChunkStore:
         self._root = Root(config, context, TemporaryNames(lease))
         self._usage = SharedUsage(self._root, lease, config.capacity_bytes, context)
         self._wall_s = context.clock.wall_s
+        self._evicted_age_s = context.gauge("evicted_age_seconds")
         self._clock = RecencyClock(context.clock, self._usage.latest_ns)
         # Guards what follows.
         self._lock = threading.Lock()
@@ -359,14 +360,15 @@ class ChunkStore:
 
     def _make_room(self, need_bytes: int, headroom_bytes: int | None) -> None:
         """Evict chunks of any namespace. Needs the lock."""
-        self._evict(
-            self._usage.victims(
-                need_bytes,
-                headroom_bytes,
-                pinned=self._pins.pinned,
-                last_used_ns=self._root.last_used_ns,
-            )
+        victims = self._usage.victims(
+            need_bytes,
+            headroom_bytes,
+            pinned=self._pins.pinned,
+            last_used_ns=self._root.last_used_ns,
         )
+        if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:
+            self._evicted_age_s.set(max(0.0, self._wall_s() - used_ns / 1e9))
+        self._evict(victims)
 
     def _evict(self, chunk_ids: Iterable[ChunkId]) -> None:
         usage = self._usage

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import threading
+import time
 
 import pytest
 
@@ -27,6 +28,17 @@ async def test_the_least_recently_used_chunk_is_evicted(bench):
     assert await bench.has(tier, *KEYS[:7]) == [False, False, True, False, True, True, True]
     assert await tier.usage() == Usage(4, 4 * bench.object_bytes, 4 * bench.object_bytes)
     assert bench.stored_bytes() == 4 * bench.object_bytes
+
+
+async def test_the_age_of_what_was_evicted_last_is_a_gauge(bench):
+    tier = await bench.open(capacity=2 * bench.object_bytes)
+    await bench.put(tier, KEYS[0])
+    hour_ago_ns = time.time_ns() - 3600 * 10**9
+    os.utime(bench.file(KEYS[0]), ns=(hour_ago_ns, hour_ago_ns))
+    await bench.put(tier, KEYS[1], KEYS[2])
+    assert bench.removed == [KEYS[0]]
+    age_s = tier.context.gauge("evicted_age_seconds").value
+    assert 3600 <= age_s < 3700
 
 
 async def test_a_batch_never_evicts_its_own(bench):

@@ -19,7 +19,7 @@ class TestMooncakeTier(TierConformance):
     @pytest.fixture
     def tier(self, store):
         self.store = store
-        return f"{store.url}?timeout=500ms"
+        return f"{store.url}?timeout=1s"
 
     def read_raw(self, key):
         return self._node.ask("get", self._name(key)) or None

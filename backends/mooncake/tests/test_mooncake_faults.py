@@ -13,8 +13,7 @@ from support.mooncake_store import MooncakeStore
 from kvtier_sdk import ResetScope, TierStats, make_offload_key
 
 KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(8)]
-#: More than a call to a master that hangs may take.
-_PATIENCE = 3000
+_ATTEMPTS = 300
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def store(client: None, tmp_path: Path) -> Iterator[MooncakeStore]:
 
 
 def url(store: MooncakeStore, **options: object) -> str:
-    given = {"timeout": "200ms", "probe_interval": "100ms", "max_probe_interval": "100ms"} | options
+    given = {"timeout": "500ms", "probe_interval": "100ms", "max_probe_interval": "100ms"} | options
     return f"{store.url}?{'&'.join(f'{name}={value}' for name, value in given.items())}"
 
 
@@ -53,7 +52,7 @@ def found(engine: Live, name: str) -> list[str]:
 
 def store_and_find(engine: Live) -> None:
     """Store all chunks until all are found again: the tier is in use."""
-    for attempt in range(_PATIENCE):
+    for attempt in range(_ATTEMPTS):
         request = engine.begin(f"attempt {attempt}")
         cold(engine)
         engine.store(request, *KEYS)

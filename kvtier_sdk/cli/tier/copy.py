@@ -138,7 +138,7 @@ def _copy(
     read_back: bool,
 ) -> None:
     chunk_bytes = check_readable(src_spec, namespace)
-    pool = HostPool(2 * max(1, _POOL_BYTES // 2 // chunk_bytes), chunk_bytes)
+    pool = HostPool(2 * max(1, pace.part_bytes(_POOL_BYTES // 2) // chunk_bytes), chunk_bytes)
     try:
         with (
             open_for_maintenance(src_spec, namespace, timeout_s=timeout_s, pool=pool) as src,

@@ -41,7 +41,7 @@ def du_command(
     The exit status is 1 if a tier could not be read.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
-    faults = Faults()
+    faults = Faults(target)
     shown: list[dict[str, Any]] = []
     for spec in target.tiers:
         with faults.of(spec):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from kvtier_sdk.cli.tier.selection import (
     read_timeout,
     stored_namespaces,
 )
+from kvtier_sdk.cli.tier.verify import check_readable
 from kvtier_sdk.cli.tier.view import print_columns
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
@@ -46,7 +47,7 @@ _HINTS = {
     "hash_seed": "the engines seed their prefix hashes differently: give them one PYTHONHASHSEED",
     "engine": "the engines are of different releases",
 }
-_MOST_SHOWN = 60
+_MOST_SHOWN = 24
 _BETWEEN = re.compile(r"[,\s]+")
 
 
@@ -79,7 +80,7 @@ def explain_command(
     The exit status is 1 if a tier could not be read.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
-    faults = Faults()
+    faults = Faults(target)
     held: dict[str, list[StoredNamespace]] = {}
     for spec in target.tiers:
         if Capability.NAMESPACES in spec.tier_class.capabilities:
@@ -164,6 +165,7 @@ def _ask(
             answer.nearest = count(spec, nearest, timeout_s)
             answer.differences = dict(_leaves(here.differences(nearest.facts)))
     if groups:
+        check_readable(spec, here)
         with open_for_maintenance(spec, here, timeout_s=timeout_s) as tier:
             at_once = tier.examined_at_once
             for keys in groups:
@@ -208,11 +210,14 @@ def _show(
     print(f"namespace {named(meant)}")
     for answer in answers:
         print(f"tier {answer.spec.name!r}: {_presence(answer)}")
-        if answer.nearest is not None:
+        # Of chunks that are there, no other namespace says anything.
+        is_asked_for = not groups or not (answer.contents and answer.contents.chunks)
+        if answer.nearest is not None and is_asked_for:
             other = answer.nearest
             print(f"  nearest other: {named(other.namespace)}, {other.chunks:,} chunks; it has")
-            for name, (ours, theirs) in answer.differences.items():
-                print(f"    {name}: {_brief(theirs)} instead of {_brief(ours)}")
+            for name, pair in answer.differences.items():
+                ours, theirs = _brief(*pair)
+                print(f"    {name} {theirs} instead of {ours}")
                 if name in _HINTS:
                     print(f"      {_HINTS[name]}")
     for index, keys in enumerate(groups):
@@ -298,9 +303,19 @@ def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
     return [group["tokens_per_block"] * facts["blocks_per_chunk"] for group in facts["groups"]]
 
 
-def _brief(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+def _brief(ours: object, theirs: object) -> tuple[str, str]:
+    """Write two values down to where they differ, and a little further."""
+    texts = json.dumps(ours), json.dumps(theirs)
+    pairs = zip(*texts, strict=False)
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    start = max(0, alike - _MOST_SHOWN // 2)
+    brief = [
+        ("..." if start else "")
+        + text[start:][:_MOST_SHOWN]
+        + ("..." if len(text) > start + _MOST_SHOWN else "")
+        for text in texts
+    ]
+    return brief[0], brief[1]
 
 
 def _read_key(text: str) -> OffloadKey:
@@ -313,7 +328,7 @@ def _read_key(text: str) -> OffloadKey:
 def _read_tokens(text: str) -> list[int]:
     path = Path(text)
     try:
-        if not re.fullmatch(r"[\[\]\d,\s]+", text) or path.is_file():
+        if not re.fullmatch(r"[\[\]\d,\s]+", text):
             text = path.read_text()
         text = text.strip()
         listed = text if text.startswith("[") else f"[{','.join(re.split(_BETWEEN, text))}]"

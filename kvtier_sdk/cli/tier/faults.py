@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
+from kvtier_sdk.cli.targets import Target
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError, TierError
@@ -14,15 +15,25 @@ from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.runner.jobs import verdict_of
 
 
+class CannotListError(ConfigError):
+    """A backend cannot list its namespaces, and none is given."""
+
+
 class Faults:
     """The faults of tiers, without secrets.
 
     Attributes:
         by_tier: a tier's name to why it could not be read or changed.
+        notes: a tier's name to why it was passed over, which is no fault beside other tiers.
+
+    Args:
+        target: the tiers of the command.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target) -> None:
         self.by_tier: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
+        self._is_one_of_several = len(target.tiers) > 1
         self._advice: dict[str, str | None] = {}
 
     @contextmanager
@@ -31,12 +42,17 @@ class Faults:
         try:
             yield
         except (BackendError, ConfigError, TierError) as error:
+            if isinstance(error, CannotListError) and self._is_one_of_several:
+                self.notes[spec.name] = str(error)
+                return
             self.by_tier[spec.name] = secrets_of(spec.config).mask(str(error))
             if isinstance(error, TierError):
                 self._advice[spec.name] = advice_on(verdict_of(error))
 
     def show(self, spec: TierSpec) -> None:
-        """Print a tier's fault, if it has one."""
+        """Print a tier's fault or note, if it has one."""
+        if spec.name in self.notes:
+            print(f"passed over: {self.notes[spec.name]}")
         if spec.name in self.by_tier:
             print(f"FAILED: {self.by_tier[spec.name]}")
             if advice := self._advice.get(spec.name):

@@ -49,7 +49,7 @@ def ls_command(
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection = Selection.read(namespace, model)
     now_s = SystemClock().wall_s()
-    faults = Faults()
+    faults = Faults(target)
     listed: list[dict[str, Any]] = []
     for spec in target.tiers:
         found: list[Contents] = []
@@ -61,12 +61,13 @@ def ls_command(
                 "backend": spec.backend,
                 "namespaces": [contents.as_json() for contents in found],
                 "fault": faults.by_tier.get(spec.name),
+                "note": faults.notes.get(spec.name),
             }
         )
         if not as_json:
             if len(target.tiers) > 1:
                 print(f"tier {spec.name!r}")
-            if found or spec.name not in faults.by_tier:
+            if found or spec.name not in faults.by_tier | faults.notes:
                 _show(found, now_s, show_empty=show_empty)
             faults.show(spec)
     if as_json:

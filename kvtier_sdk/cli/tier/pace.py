@@ -44,6 +44,10 @@ class Pace:
         self._due_s = self._clock.now_s()
         self._never = threading.Event()
 
+    def part_bytes(self, most_bytes: int) -> int:
+        """Return how much to move before the next wait: a second's worth, or less."""
+        return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
+
     def wait(self, size_bytes: int) -> None:
         """Wait for as long as so many bytes take, less the time since the last call."""
         if self._rate_bytes is None:

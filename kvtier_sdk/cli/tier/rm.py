@@ -71,7 +71,7 @@ def rm_command(
     if not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on; give --yes")
     before_s = None if unused_s is None else SystemClock().wall_s() - unused_s
-    faults = Faults()
+    faults = Faults(target)
     found: list[_Victims] = []
     for spec in target.tiers:
         with faults.of(spec):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvtier_sdk.cli.tier.faults import CannotListError
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
@@ -83,12 +84,12 @@ class Selection:
         """Find the namespaces in a tier that are meant.
 
         Raises:
-            ConfigError: the backend cannot list its namespaces, and none is given.
+            CannotListError: the backend cannot list its namespaces, and none is given.
             TierError: the tier cannot be read.
         """
         if Capability.NAMESPACES not in spec.tier_class.capabilities:
             if self.given is None:
-                raise ConfigError(
+                raise CannotListError(
                     f"tier {spec.name!r}: backend {spec.backend!r} cannot list its namespaces; "
                     "name one with --namespace FACTS.json"
                 )

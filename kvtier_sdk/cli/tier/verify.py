@@ -58,7 +58,7 @@ def verify_command(
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection, pace = Selection.read(namespace, model), Pace(rate)
-    faults = Faults()
+    faults = Faults(target)
     found: list[_Verified] = []
     for spec in target.tiers:
         with faults.of(spec):
@@ -66,7 +66,7 @@ def verify_command(
                 verified = _Verified(spec, one)
                 found.append(verified)
                 _verify(verified, pace, timeout_s, repair=repair)
-                if not as_json:
+                if not as_json and verified.verdicts:
                     for line in verified.lines():
                         print(line, flush=True)
         if not as_json:
@@ -142,7 +142,7 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
             need(tier, Capability.DELETE, "delete chunks")
         keys = [entry.key for entry in tier.entries()]
         chunk_bytes = check_readable(verified.spec, namespace) if keys else 1
-        at_once = max(1, min(tier.examined_at_once, _AT_ONCE_BYTES // chunk_bytes))
+        at_once = max(1, pace.part_bytes(_AT_ONCE_BYTES) // chunk_bytes)
         with progress(f"verify {named(namespace)}", len(keys)) as step:
             for start in range(0, len(keys), at_once):
                 part = keys[start : start + at_once]

@@ -103,7 +103,7 @@ def runs_here(vllm_config: Any) -> bool:
     A front end may have all of its engines elsewhere.
     """
     parallel = vllm_config.parallel_config
-    return parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0
+    return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
 
 
 def is_command() -> bool:

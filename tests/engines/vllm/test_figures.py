@@ -31,6 +31,8 @@ def test_metrics_reach_prometheus(engine: Engine) -> None:
     assert metrics["kvtier_hit_chunks_total,tier=shelf"] == CHUNKS
     assert metrics["kvtier_read_breaker_open,tier=shelf"] == 0
     assert metrics["kvtier_process_restarts_total,tier=shelf"] == 0
+    assert metrics["kvtier_failed_chunks_total,operation=load,reason=timeout,tier=shelf"] == 0
+    assert metrics["kvtier_tier_used_chunks,tier=shelf"] == CHUNKS
 
 
 def test_events_name_each_medium(engine: Engine) -> None:

@@ -37,6 +37,11 @@ def test_a_urls_name_has_no_password() -> None:
     assert "hunter2" not in repr(target)
 
 
+def test_a_url_may_be_longer_than_a_files_name() -> None:
+    url = f"s3://kv/chunks?access_key_id={'a' * 300}&secret_access_key={'b' * 300}"
+    assert read_target(url).only_tier.backend == "s3"
+
+
 def test_a_configuration_is_all_its_tiers(kv: str) -> None:
     target = read_target(kv)
     assert (target.kind, target.config.slots) == ("configuration", 8)

@@ -13,16 +13,21 @@ from kvtier_sdk.integrations.vllm.engine_log import join_engine_log
 OURS, ENGINE = logging.getLogger("kvtier"), logging.getLogger("vllm")
 
 
-@pytest.fixture(autouse=True)
-def loggers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both loggers as they are in a new process, in which nothing has a handler."""
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take all handlers away, as in a new process. In a fixture, pytest's would come after it."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for logger in (OURS, ENGINE):
         monkeypatch.setattr(logger, "handlers", [])
         monkeypatch.setattr(logger, "propagate", True)
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    """The loggers' levels, put back at the end."""
+    before = OURS.level, ENGINE.level
     yield
-    for logger in (OURS, ENGINE):
-        logger.setLevel(logging.NOTSET)
+    for logger, level in zip((OURS, ENGINE), before, strict=True):
+        logger.setLevel(level)
 
 
 def configure_engine(level: int) -> io.StringIO:
@@ -36,7 +41,10 @@ def configure_engine(level: int) -> io.StringIO:
     return stream
 
 
-def test_lines_have_the_engines_format_and_level() -> None:
+def test_lines_have_the_engines_format_and_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet(monkeypatch)
     stream = configure_engine(logging.INFO)
     join_engine_log()
     logging.getLogger("kvtier.tier.disk").info("disk: open")
@@ -44,7 +52,10 @@ def test_lines_have_the_engines_format_and_level() -> None:
     assert stream.getvalue() == "(EngineCore) INFO disk: open\n"
 
 
-def test_they_follow_when_the_engine_configures_its_log_again() -> None:
+def test_they_follow_when_the_engine_configures_its_log_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet(monkeypatch)
     before = configure_engine(logging.INFO)
     join_engine_log()
     after = configure_engine(logging.DEBUG)
@@ -53,7 +64,10 @@ def test_they_follow_when_the_engine_configures_its_log_again() -> None:
     assert (before.getvalue(), after.getvalue()) == ("", "(EngineCore) DEBUG disk: a detail\n")
 
 
-def test_a_programs_own_handler_stays_the_only_one() -> None:
+def test_a_programs_own_handler_stays_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet(monkeypatch)
     engines, own = configure_engine(logging.INFO), io.StringIO()
     OURS.addHandler(logging.StreamHandler(own))
     join_engine_log()
@@ -61,6 +75,9 @@ def test_a_programs_own_handler_stays_the_only_one() -> None:
     assert (engines.getvalue(), own.getvalue()) == ("", "mine\n")
 
 
-def test_an_engine_that_configures_no_log_changes_nothing() -> None:
+def test_an_engine_that_configures_no_log_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet(monkeypatch)
     join_engine_log()
     assert (OURS.handlers, OURS.propagate) == ([], True)

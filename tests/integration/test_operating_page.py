@@ -1,0 +1,91 @@
+"""Every command of the page for operators answers its question, on an engine that runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import kvtier
+from support.filled import fill, keys_from
+
+from kvtier_sdk import Namespace, RequestContext, TieringConfig, open_manager, open_pool
+from kvtier_sdk.integrations.vllm.block_hashes import chunk_keys
+
+PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
+FACTS: dict[str, Any] = {
+    "engine": "vllm 0.32",
+    "model": "meta-llama/Llama-3.1-8B",
+    "groups": [{"tokens_per_block": 16, "layers": ["a"]}],
+    "tokens_per_hash": 16,
+    "blocks_per_chunk": 2,
+    "hash_algorithm": "sha256",
+    "hash_seed": "11" * 32,
+}
+TOKENS = list(range(1000, 1100))
+#: Options of a command where there is no terminal, and words of its answer.
+EXPECTED = {
+    "check CONFIG": ((), ": ok"),
+    "tier du CONFIG": ((), "meta-llama/Llama-3.1-8B"),
+    "tier ls CONFIG": ((), "meta-llama/Llama-3.1-8B"),
+    "tier verify CONFIG": ((), "23 chunks whole, 0 damaged"),
+    "tier explain CONFIG --namespace NAMESPACE --tokens TOKENS": ((), "present"),
+    "tier rm CONFIG --model NAME": (("--yes",), "10 chunks deleted"),
+    "tier copy CONFIG DESTINATION": ((), "chunks"),
+    "top SOCKET": (("--once",), "file"),
+    "replay --trace TRACE --sweep": ((), "Suggested"),
+    "metrics dashboard": ((), "panels"),
+    "metrics rules": ((), "alert:"),
+    "drain SOCKET TIER": ((), "file is out"),
+    "resume SOCKET TIER": ((), "file is in"),
+}
+
+
+def commands() -> list[str]:
+    """The commands of the page's table, in its order."""
+    table = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    return [found for line in table for found in re.findall(r"`kvtier ([^`]+)`", line)]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What stands for the page's words, while an engine runs."""
+    folder = tmp_path_factory.mktemp("operator")
+    root, socket = folder / "kv", folder / "engine.sock"
+    (prompt,) = chunk_keys(TOKENS, FACTS)
+    fill(f"file://{root}", Namespace(FACTS), [*keys_from(0, 20), *prompt])
+    fill(f"file://{root}", Namespace({**FACTS, "model": "Qwen/Qwen3-8B"}), keys_from(0, 10))
+    (folder / "kv.toml").write_text(
+        f'slots = 8\nchunk_bytes = 4096\nadmin_socket = "{socket}"\ntiers = ["file://{root}"]\n'
+    )
+    (folder / "tokens.json").write_text(json.dumps(TOKENS))
+    line = {"timestamp": 0, "input_length": 64, "output_length": 1, "hash_ids": [1, 2]}
+    (folder / "trace.jsonl").write_text(f"{json.dumps(line)}\n" * 3)
+    config = TieringConfig.from_file(folder / "kv.toml")
+    with open_pool(config) as pool, open_manager(pool, config, Namespace(FACTS)) as manager:
+        manager.on_new_request(RequestContext("A"))
+        yield {
+            "CONFIG": str(folder / "kv.toml"),
+            "SOCKET": str(socket),
+            "TOKENS": str(folder / "tokens.json"),
+            "TRACE": str(folder / "trace.jsonl"),
+            "DESTINATION": f"file://{folder}/copied",
+            "NAME": "qwen",
+            "NAMESPACE": Namespace(FACTS).for_chunks(4096).fingerprint[:12],
+            "TIER": "file",
+        }
+
+
+def test_the_page_names_the_commands_that_are_tried() -> None:
+    assert commands() == list(EXPECTED)
+
+
+@pytest.mark.parametrize("command", EXPECTED)
+def test_a_command_answers(command: str, words: dict[str, str]) -> None:
+    more, says = EXPECTED[command]
+    done = kvtier(*(words.get(word, word) for word in command.split()), *more)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert says in done.stdout
