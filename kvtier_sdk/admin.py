@@ -21,6 +21,7 @@ from kvtier_sdk.errors import ConfigError
 #: How long one client may take, since the others wait for it.
 _CLIENT_TIMEOUT_S = 2.0
 _MOST_REQUEST_BYTES = 64 * 1024
+_PAUSE_S = 0.1
 
 _log = logging.getLogger("kvtier.admin")
 
@@ -59,6 +60,7 @@ class AdminSocket:
         except ConfigError:
             self._socket.close()
             raise
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="kvtier-admin", daemon=True)
         self._thread.start()
         _log.info("admin socket: %s", self.path)
@@ -71,6 +73,7 @@ class AdminSocket:
 
     def close(self) -> None:
         """Remove the socket and end the thread; a second call does nothing."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             if os.stat(self.path).st_ino == self._inode:
                 self.path.unlink()
@@ -99,11 +102,13 @@ class AdminSocket:
         self._socket.listen()
 
     def _serve(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                return
+                # It was closed, or the engine has no descriptor left for the moment.
+                self._closed.wait(_PAUSE_S)
+                continue
             with client, contextlib.suppress(OSError):
                 client.settimeout(_CLIENT_TIMEOUT_S)
                 client.sendall(self._reply(_receive_line(client)))

@@ -158,7 +158,7 @@ def open_manager(
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         if is_owner:
-            # Nobody asks a manager that is closing.
+            # Before it: a manager that is closing is not asked.
             stack.callback(services.close)
         for runner in runners:
             runner.begin()
