@@ -13,7 +13,6 @@ import pytest
 from kvtier_sdk import (
     ChunkNotFoundError,
     CorruptChunkError,
-    Entry,
     TierAuthError,
     TierCapacityError,
     TierError,
@@ -382,8 +381,10 @@ async def test_scan_lists_loadable_chunks(bench):
     (bench.file(KEYS[0]).parent / "notes.txt").write_text("hello")
     (bench.file(KEYS[0]).parent / "ABCD.kv").write_bytes(bytes(bench.object_bytes))
     found = [entry async for entry in tier.scan()]
-    expected = [Entry(key, bench.object_bytes) for key in KEYS if key != KEYS[3]]
-    assert sorted(found, key=lambda entry: entry.key) == expected
+    expected = [(key, bench.object_bytes) for key in KEYS if key != KEYS[3]]
+    assert sorted((entry.key, entry.object_bytes) for entry in found) == expected
+    for entry in found:
+        assert entry.used_s == bench.file(entry.key).stat().st_mtime_ns / 1e9
 
 
 async def test_counted_up_keys_spread_over_the_shards(bench):

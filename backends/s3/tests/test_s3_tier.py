@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from support.guarded import GuardedBuffers
 
-from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, Entry, Transfer
+from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, Transfer
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 #: Keys of any bytes.
@@ -46,9 +47,10 @@ async def test_keys_and_prefixes_of_any_kind(bench, inner):
     assert await bench.put(tier, *ODD_KEYS) == [None] * len(ODD_KEYS)
     assert await bench.loads(tier, *ODD_KEYS)
     entries = [entry async for entry in tier.scan()]
-    assert sorted(entries, key=lambda entry: entry.key) == [
-        Entry(key, bench.object_bytes) for key in sorted(ODD_KEYS)
+    assert sorted((entry.key, entry.object_bytes) for entry in entries) == [
+        (key, bench.object_bytes) for key in sorted(ODD_KEYS)
     ]
+    assert all(abs(entry.used_s - time.time()) < 3600 for entry in entries)
     assert await bench.stored(bench.name(ODD_KEYS[1])) == bench.content(ODD_KEYS[1])
     await tier.delete(ODD_KEYS)
     assert await bench.has(tier, *ODD_KEYS) == [False] * len(ODD_KEYS)
