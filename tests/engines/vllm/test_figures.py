@@ -32,7 +32,8 @@ def test_metrics_reach_prometheus(engine: Engine) -> None:
     assert metrics["kvtier_read_breaker_open,tier=shelf"] == 0
     assert metrics["kvtier_process_restarts_total,tier=shelf"] == 0
     assert metrics["kvtier_failed_chunks_total,operation=load,reason=timeout,tier=shelf"] == 0
-    assert metrics["kvtier_tier_used_chunks,tier=shelf"] == CHUNKS
+    assert metrics["kvtier_job_chunks_sum,operation=load,tier=shelf"] == CHUNKS
+    assert "kvtier_tier_used_chunks,tier=shelf" in metrics
 
 
 def test_events_name_each_medium(engine: Engine) -> None:

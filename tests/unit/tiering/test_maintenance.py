@@ -75,7 +75,7 @@ def test_what_a_tier_raises_has_its_name() -> None:
     with open_for_maintenance(spec_of(Counts), NAMESPACE) as tier:
         with pytest.raises(TierUnavailableError, match="shelf scan: gone"):
             list(tier.entries())
-        with pytest.raises(TierContractError, match="shelf usage: returned a int, no Usage"):
+        with pytest.raises(TierContractError, match="shelf usage: returned a int where a Usage"):
             tier.usage()
 
 
