@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +69,13 @@ def test_a_replay_of_the_recorded_traffic_hits_what_the_engine_has_hit(
 def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
     start_engine: Any, plain: Any, tmp_path: Path
 ) -> None:
-    socket = tmp_path / "engine.sock"
+    path = tmp_path / "engine.sock"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     offloading = OUR_MANAGER.offloading(f"file://{tmp_path}/kv?direct_io=off", runner="process")
-    offloading |= {"admin_socket": str(socket), "trace_dir": str(tmp_path / "trace")}
+    offloading |= {"admin_socket": str(path), "trace_dir": str(tmp_path / "trace")}
+    offloading |= {"metrics_port": port}
     prompts = [make_prompt(1, 3)]
     expected = plain.outputs(prompts)
 
@@ -82,22 +88,24 @@ def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
 
     # Another seed than the expected one: the first request has the manager made again.
     with start_engine(offloading, environment={"PYTHONHASHSEED": "7"}) as engine:
-        assert ask(socket, {"command": "status"})["tiers"][0]["is_open"]
+        assert ask(path, {"command": "status"})["tiers"][0]["is_open"]
         engine.generate(prompts=prompts)
         engine.settle()
         assert serve() == 3 * BLOCK_TOKENS
-        answer = ask(socket, {"command": "drain", "tier": "file"})
+        answer = ask(path, {"command": "drain", "tier": "file"})
         assert (answer["is_drained"], answer["is_idle"]) == (True, True)
         assert serve() == 0
-        status = ask(socket, {"command": "status"})
+        status = ask(path, {"command": "status"})
         # The first time it was there, the prompt was new.
         misses = status["host"]["misses"]
         assert sum(misses.values()) == misses["absent"] == 2
         assert not sum(status["tiers"][0]["failures"].values())
-        ask(socket, {"command": "resume", "tier": "file"})
+        ask(path, {"command": "resume", "tier": "file"})
         assert serve() == 3 * BLOCK_TOKENS
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
+            assert b'kvtier_hit_chunks_total{tier="file"} 6.0' in page.read()
         assert not any(engine.leftovers().values()), engine.leftovers()
-    assert not socket.exists()
+    assert not path.exists()
     (request, *others) = read_trace(tmp_path / "trace")
     assert len(request.keys) == 3
     assert all(other.keys == request.keys for other in others)
