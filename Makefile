@@ -32,7 +32,7 @@ MINUTES ?= 60
 TRIES ?= 3
 
 .PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
-	bench-interference bench-worker gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
+	bench-interference bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
@@ -51,6 +51,8 @@ help:
 	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
 	@echo "make bench-interference       an engine's steps beside each tier at work"
 	@echo "make bench-worker             GB/s between device blocks and slots"
+	@echo "make bench-vllm               first token from files in real engines, and damaged files: vLLM's tier beside ours"
+	@echo "make messages                 write tests/integration/messages.txt: what mistakes and a healthy start print"
 	@echo "make gpu-bundle [BUNDLE=dir]  one folder that checks the worker on a GPU without a network"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
@@ -190,6 +192,9 @@ test-vllm: setup-vllm redis-server mooncake
 
 test-vllm-next: setup-vllm
 	$(PYTHON) scripts/vllm_next.py $(VLLM_VENV)
+
+bench-vllm: setup-vllm
+	$(VLLM_VENV)/bin/python benchmarks/first_token.py $(BENCH)
 
 demo-vllm: setup-vllm
 	$(VLLM_VENV)/bin/python examples/demo_vllm.py

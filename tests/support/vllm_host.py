@@ -282,7 +282,8 @@ def drive(connection: socket.socket) -> None:
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:
-        answers.write(json.dumps(document) + "\n")
+        # What json does not know is a histogram among the counters.
+        answers.write(json.dumps(document, default=lambda histogram: histogram.value) + "\n")
         answers.flush()
 
     try:

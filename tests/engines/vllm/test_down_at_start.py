@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from support.stores import RedisStore, S3Store, ServedStore
+from support.stores import Mooncake, RedisStore, S3Store, ServedStore
 from support.vllm_engine import (
     BLOCK_TOKENS,
     CHUNK_BYTES,
@@ -46,6 +46,7 @@ CASES = [
         (RedisStore, "sha256"),
         (RedisStore, "sha256_cbor"),
         (S3Store, "sha256"),
+        (Mooncake, "sha256"),
     )
 ]
 
