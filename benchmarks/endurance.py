@@ -24,13 +24,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.redis_server import Server
+from support.tier_process import tier_processes
 
 from kvtier_sdk import TieringConfig
 from kvtier_sdk.replay import ReplayReport, chat_workload, replay
@@ -129,7 +129,7 @@ class Sample:
 
 def take_sample() -> Sample:
     """Count what is held now."""
-    children = list(_tier_processes())
+    children = tier_processes(os.getpid())
     return Sample(
         engine_kib=_resident_kib("self"),
         tiers_kib=sum(map(_resident_kib, children)),
@@ -191,9 +191,9 @@ class Faults:
 
     def _kill_tier(self) -> None:
         """the file tier's process killed"""
-        for process in _tier_processes():
+        for process in tier_processes(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
 
 
 def find_wrongs(report: ReplayReport, curve: list[Sample]) -> list[str]:
@@ -213,16 +213,6 @@ def find_wrongs(report: ReplayReport, curve: list[Sample]) -> list[str]:
     return wrongs
 
 
-def _tier_processes() -> Iterator[str]:
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            for child in (thread / "children").read_text().split():
-                command = Path(f"/proc/{child}/cmdline").read_bytes()
-                # It takes the tier's name as soon as it has read what it runs.
-                if command.startswith(b"kvtier tier") or b"kvtier_sdk" in command:
-                    yield child
-
-
 def _shared_kib() -> int:
     """Return how much shared memory this process has mapped and used: the host pool."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
@@ -235,7 +225,7 @@ def _left_in_shm_kib() -> int:
     return sum(file.stat().st_size for file in files if file.is_file()) // 1024
 
 
-def _resident_kib(process: str) -> int:
+def _resident_kib(process: str | int) -> int:
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError):

@@ -71,7 +71,7 @@ class TraceRecorder:
         self._started_s = clock.now_s()
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
-        self.written = 0
+        self.written: int = 0
         # The engine's thread counts up the first two, and the recorder's thread the others.
         self._taken_chunks = self._refused = 0
         self._done_chunks = self._lost = 0

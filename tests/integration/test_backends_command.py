@@ -48,7 +48,7 @@ def test_a_backend_tells_its_package_abilities_and_options() -> None:
         "needs_process": False,
         "max_batch_keys": None,
         "runner_defaults": {},
-        "capabilities": ["delete", "touch", "scan", "usage"],
+        "capabilities": ["delete", "touch", "scan", "usage", "namespaces"],
     }
     assert options["connect_timeout"]["unit"] == "seconds"
     assert options["connect_timeout"]["default"] == 2.0

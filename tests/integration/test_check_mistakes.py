@@ -185,7 +185,7 @@ def test_a_mistake_is_told_in_one_message(
         .replace("{port}", str(guarded.port))
         .replace("{s3}", s3.tier_url().partition("?")[2])
     )
-    installed = "broken, clumsy, file, memory, newer, redis, s3, stranger, talkative"
+    installed = "broken, clumsy, file, memory, mooncake, newer, redis, s3, stranger, talkative"
     expected = expected.replace("{tmp}", str(tmp_path)).replace("{installed}", installed)
     expected = expected.replace("http://{endpoint}", s3.endpoint)
     status, findings = check(tmp_path / "kv.toml", site=faulty_site)

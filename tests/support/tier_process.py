@@ -110,7 +110,8 @@ def tier_processes(parent: int) -> dict[int, str]:
         for child in map(int, (task / "children").read_text().split()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 command = Path(f"/proc/{child}/cmdline").read_text()
-                if "kvtier_sdk.runner.process" in command:
+                # It takes the tier's name as soon as it has read what it runs.
+                if command.startswith("kvtier tier") or "kvtier_sdk.runner.process" in command:
                     told[child] = command + Path(f"/proc/{child}/environ").read_text()
                 told |= tier_processes(child)
     return told

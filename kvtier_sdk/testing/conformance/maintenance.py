@@ -56,9 +56,8 @@ async def check_maintenance_makes_no_namespace(subject: TierSubject) -> None:
 )
 async def check_maintenance_records_no_use(subject: TierSubject) -> None:
     """A tier that is opened for maintenance leaves chunks as recently used as they were."""
-    async with subject.opened() as probe:
-        stored = await probe.put(subject.new_keys(2))
-    async with subject.opened(maintenance=True) as probe:
+    async with subject.opened() as engine, subject.opened(maintenance=True) as probe:
+        stored = await engine.put(subject.new_keys(2))
         before = {entry.key: entry.used_s for entry in await probe.scan()}
         # A store may give times in whole seconds.
         await subject.clock.sleep(_RESOLUTION_S)

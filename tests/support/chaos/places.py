@@ -23,6 +23,7 @@ from kvtier_sdk import SystemClock
 from support.chaos.link import Link
 from support.redis_server import Server
 from support.s3_server import S3Server
+from support.tier_process import tier_processes
 
 _HOUR_S = 3600.0
 _TMPFS_BYTES = 64 * 2**20
@@ -113,11 +114,8 @@ class Place(ABC):
 
     @contextmanager
     def child_killed(self) -> Iterator[None]:
-        for thread in Path("/proc/self/task").iterdir():
-            for child in (thread / "children").read_text().split():
-                # By its command: servers are children too.
-                if b"kvtier_sdk" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    os.kill(int(child), signal.SIGKILL)
+        for child in tier_processes(os.getpid()):
+            os.kill(child, signal.SIGKILL)
         yield
 
     @abstractmethod
