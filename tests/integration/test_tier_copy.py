@@ -30,7 +30,7 @@ from kvtier_sdk import Namespace
 from kvtier_sdk.cli.tier.copy import copy_command
 
 NAMESPACE = Namespace({"model": "llama", "hash_seed": "00"})
-CHUNKS = int(os.environ.get("KVTIER_COPY_CHUNKS", "1500"))
+CHUNKS = int(os.environ.get("KVTIER_COPY_CHUNKS", "600"))
 _PATIENCE_S = 120.0
 
 
