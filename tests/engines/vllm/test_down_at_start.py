@@ -87,6 +87,8 @@ def test_it_serves_without_its_store(early: Early, plain: Any) -> None:
 def test_it_is_served_from_the_tier_when_the_store_is_back(early: Early, plain: Any) -> None:
     engine, store = early
     store.start()
+    # A step reads what was reported before.
+    engine.settle()
     failures = engine.stats()[store.name]["open_failures"]
     wait_until_open(engine, store)
     # One attempt may have been under way, or its report: the next one succeeds.
