@@ -7,10 +7,14 @@ import random
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+_PATIENCE_S = 60.0
 
 HOST = Path(__file__).with_name("vllm_host.py")
 
@@ -250,3 +254,12 @@ class Engine:
         if "error" in answer:
             raise EngineError(answer["error"])
         return answer["result"]
+
+
+def settle_until(engine: Engine, holds: Callable[[], object], what: str) -> None:
+    """Step an engine that has nothing to do until something holds, for a minute at most."""
+    end_s = time.monotonic() + _PATIENCE_S
+    while not holds():
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not within {_PATIENCE_S:g} s: {what}")
+        engine.settle()

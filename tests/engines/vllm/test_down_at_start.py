@@ -16,13 +16,12 @@ from support.vllm_engine import (
     Way,
     make_prompt,
     same,
+    settle_until,
 )
 
 CHUNKS = (2, 3)
 PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
-#: Steps within which a store that is back has to be used again.
-PATIENCE = 500
 
 
 class Case(NamedTuple):
@@ -90,7 +89,7 @@ def test_it_is_served_from_the_tier_when_the_store_is_back(early: Early, plain: 
     # A step reads what was reported before.
     engine.settle()
     failures = engine.stats()[store.name]["open_failures"]
-    wait_until_open(engine, store)
+    settle_until(engine, lambda: engine.stats()[store.name]["is_open"], f"{store.name} is open")
     # One attempt may have been under way, or its report: the next one succeeds.
     assert engine.stats()[store.name]["open_failures"] - failures <= 2
     assert engine.reset_all()
@@ -102,11 +101,3 @@ def test_it_is_served_from_the_tier_when_the_store_is_back(early: Early, plain: 
     assert [output["cached"] for output in outputs] == FULL
     assert same(outputs, plain.outputs(PROMPTS))
     assert engine.stats()[store.name]["hit_chunks"] == sum(CHUNKS)
-
-
-def wait_until_open(engine: Engine, store: ServedStore) -> None:
-    for _ in range(PATIENCE):
-        if engine.stats()[store.name]["is_open"]:
-            return
-        engine.settle()
-    raise AssertionError(f"{store.name} is not opened")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -232,6 +233,7 @@ def test_a_tier_whose_process_dies_fails_its_jobs_and_comes_back(
 
 
 def test_a_tier_that_is_refused_lets_go_of_the_memory(make_tier: MakeTier) -> None:
+    gc.collect()  # of tests before
     open_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match="option 'model_revision' is missing"):
         make_tier(url="memory:", model="none/such")
