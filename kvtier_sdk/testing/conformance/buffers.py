@@ -53,7 +53,8 @@ class LentMemory:
 
     def _gap(self, size_bytes: int) -> int:
         start = 0
-        for used, end in sorted(self._used.items()):
+        # A copy: the collector may end the use of a part at any allocation.
+        for used, end in sorted(self._used.copy().items()):
             if used - start >= size_bytes:
                 break
             start = end

@@ -1,0 +1,27 @@
+"""The memory that the kit lends to transfers."""
+
+from __future__ import annotations
+
+import gc
+
+from kvtier_sdk.testing.conformance.buffers import LentMemory
+
+PAGE = 4096
+
+
+def test_the_collector_may_give_parts_back_while_a_gap_is_looked_for() -> None:
+    before = gc.get_threshold()
+    memory = LentMemory(10_000 * PAGE)
+    try:
+        for allocations in range(500, 4000, 500):
+            gc.disable()
+            for _ in range(4000):
+                garbage: list[object] = [memory._cut(PAGE)]
+                garbage.append(garbage)
+            del garbage
+            gc.set_threshold(gc.get_count()[0] + allocations)
+            gc.enable()
+            memory._gap(PAGE)
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
