@@ -79,10 +79,12 @@ def _check_store(spec: TierSpec) -> None:
 
 
 def _is_ours(extra: Mapping[str, Any]) -> bool:
-    """Return true if a spec or a tier is meant to be ours, even if its name is misspelt."""
+    """Return true if a manager or a tier is meant to be ours, even if its name is misspelt."""
     spec, module = str(extra.get("spec_name")), extra.get("spec_module_path")
+    if spec in GUEST_SPECS:
+        return any(_our_tiers(extra))
     if module is None:
-        return "kvtier" in spec.lower() or (spec in GUEST_SPECS and any(_our_tiers(extra)))
+        return "kvtier" in spec.lower()
     return spec in OUR_SPECS or str(module).startswith("kvtier")
 
 

@@ -44,6 +44,7 @@ def test_a_sound_configuration_passes(extra: dict[str, Any]) -> None:
         {"spec_name": "CPUOffloadingSpec", "cpu_bytes_to_use": "nonsense"},
         {**THEIRS, "secondary_tiers": [{"type": "fs", "root": 5}]},
         {**THEIRS, "secondary_tiers": "nonsense"},
+        {**THEIRS, "spec_name": "KVTierCPUTieringSpec", "secondary_tiers": [{"type": "fs"}]},
         {**OURS, "spec_name": "MyKVTierSpec", "spec_module_path": "mine", "colour": "red"},
     ],
 )
