@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, Target, read_target
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import BackendError, ConfigError
@@ -82,8 +83,10 @@ def check_command(
     No secret is shown. The exit status is 0 if all is well, 1 if a tier or the host pool does
     not work, 2 if the configuration or an option is wrong, 3 after an unexpected error.
     """
-    size_bytes = None if chunk_bytes is None else _option("--chunk-bytes", parse_bytes, chunk_bytes)
-    timeout_s = _option("--timeout", parse_seconds, timeout)
+    size_bytes = None
+    if chunk_bytes is not None:
+        size_bytes = read_flag("--chunk-bytes", parse_bytes, chunk_bytes)
+    timeout_s = read_flag("--timeout", parse_seconds, timeout)
     if size_bytes == 0 or timeout_s == 0:
         raise ConfigError("--chunk-bytes and --timeout should be more than 0")
     findings = _Findings(url_without_password(tiers))
@@ -94,13 +97,6 @@ def check_command(
     if as_json:
         print(json.dumps({"ok": findings.status == 0, **asdict(findings)}))
     raise typer.Exit(findings.status)
-
-
-def _option(flag: str, parse: Any, text: str) -> Any:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {error}") from None
 
 
 def _check(

@@ -11,6 +11,7 @@ import typer
 
 from kvtier_sdk.admin import ask
 from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import parse_seconds
 
@@ -36,14 +37,6 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
     return answer
 
 
-def seconds(flag: str, text: str) -> float:
-    """Read the duration that a flag was given."""
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {error}") from None
-
-
 def wait(duration_s: float) -> None:
     """Let time pass."""
     threading.Event().wait(duration_s)
@@ -61,7 +54,7 @@ def drain_command(
     The engine asks it nothing and gives it nothing until 'kvtier resume'. The exit status is 1 if
     something is still under way after the timeout; the tier is out all the same.
     """
-    timeout_s = seconds("--timeout", timeout)
+    timeout_s = read_flag("--timeout", parse_seconds, timeout)
     clock = SystemClock()
     began_s = clock.now_s()
     ask_engine(socket, command="drain", tier=tier)

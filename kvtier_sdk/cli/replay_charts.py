@@ -66,7 +66,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where chunks came from: the host pool, a tier, or the engine, which computed them.
+    """An origin of chunks: the host pool, a tier, or the engine, which computed them.
 
     Attributes:
         name: the tier's, or ``computed``.

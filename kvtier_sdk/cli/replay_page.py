@@ -26,7 +26,7 @@ from kvtier_sdk.replay import PoolSweep, ReplayReport
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a page tells of a replay besides its figures.
+    """The facts of a replay that are not among its figures.
 
     Attributes:
         workload: its name.
@@ -65,7 +65,7 @@ def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
 
 
 def _data(chart: Chart) -> dict[str, Any]:
-    """What the page's script draws."""
+    """The data of a chart, for the page's script."""
     values = [of.values for of in chart.series]
     heights = map(max if chart.kind == "curve" else sum, zip(*values, strict=True))
     top, steps = ticks(chart.top or max(heights, default=0))
@@ -116,7 +116,7 @@ def _setup(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
 
 
 def _complaints(report: ReplayReport) -> str:
-    """What went wrong, a line each."""
+    """The faults of the replay, a line each."""
     lines = [f"{report.wrong_bytes:,} bytes came back wrong"] if report.wrong_bytes else []
     lines += [f"failed: {count:,} chunks, {reason}" for reason, count in report.failures.items()]
     lines += [f"dropped: {report.dropped:,} chunks"] if report.dropped else []

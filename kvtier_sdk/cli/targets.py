@@ -29,7 +29,7 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*:")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an argument names.
+    """The tiers that an argument names.
 
     Attributes:
         name: the argument, without passwords.

@@ -13,9 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvtier_sdk.cli.engine import Socket, ask_engine, seconds, wait
+from kvtier_sdk.cli.engine import Socket, ask_engine, wait
+from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.options.units import format_bytes, parse_seconds
 
 _Status = Mapping[str, Any]
 
@@ -41,7 +42,7 @@ def top_command(
 
     On a terminal the table is redrawn until Ctrl-C; in a pipe one follows the other.
     """
-    interval_s = seconds("--interval", interval)
+    interval_s = read_flag("--interval", parse_seconds, interval)
     if interval_s == 0:
         raise ConfigError("--interval should be more than 0")
     if as_json:

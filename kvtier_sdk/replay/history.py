@@ -1,4 +1,4 @@
-"""What each request of a replay found, and how long it waited for it."""
+"""The hits and the wait of each request of a replay."""
 
 from __future__ import annotations
 

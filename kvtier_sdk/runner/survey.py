@@ -1,4 +1,4 @@
-"""What a tier's store holds, for the log and for metrics."""
+"""The contents of a tier's store, for the log and for metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running manager answers on its admin socket."""
+"""The answers of a running manager on its admin socket."""
 
 from __future__ import annotations
 

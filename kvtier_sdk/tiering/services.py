@@ -1,4 +1,4 @@
-"""What an engine does for its operator: a recorded trace, an admin socket, a metrics endpoint."""
+"""Services of an engine for its operator: a recorded trace, an admin socket, a metrics endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a namespace of a tier: its chunks counted."""
+"""The chunks in a namespace of a tier, counted."""
 
 from __future__ import annotations
 

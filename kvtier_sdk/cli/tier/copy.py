@@ -83,7 +83,7 @@ def copy_command(
 
 @dataclass(slots=True)
 class _Copied:
-    """What became of the chunks of one namespace.
+    """The outcome for the chunks of one namespace.
 
     Attributes:
         fingerprint: in SRC.

@@ -112,7 +112,7 @@ def explain_command(
 
 @dataclass(slots=True)
 class _Answer:
-    """What one tier says.
+    """The answers of one tier.
 
     Attributes:
         spec: the tier.

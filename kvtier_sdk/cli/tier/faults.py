@@ -1,4 +1,4 @@
-"""What is wrong with the tiers of a command, which goes on with the others."""
+"""Faults of single tiers: the command goes on with the others."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import parse_bytes
 
@@ -34,10 +35,7 @@ class Pace:
     """
 
     def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
-        try:
-            self._rate_bytes = None if rate is None else parse_bytes(rate)
-        except ValueError as error:
-            raise ConfigError(f"--rate: {error}") from None
+        self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)
         if self._rate_bytes == 0:
             raise ConfigError("--rate should be more than 0")
         self._clock = clock or SystemClock()

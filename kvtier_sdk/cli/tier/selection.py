@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.cli.tier.faults import CannotListError
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
@@ -45,7 +46,7 @@ SHOWN_DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What an operator says of the namespaces that he means.
+    """An operator's choice of namespaces.
 
     Attributes:
         digits: the beginning of the fingerprint.
@@ -132,10 +133,7 @@ def read_timeout(text: str) -> float:
 
 def read_duration(flag: str, text: str) -> float:
     """Read an option that is a duration, more than 0."""
-    try:
-        duration_s = parse_seconds(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {error}") from None
+    duration_s = read_flag(flag, parse_seconds, text)
     if not duration_s:
         raise ConfigError(f"{flag} should be more than 0")
     return duration_s

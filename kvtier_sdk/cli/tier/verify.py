@@ -83,7 +83,7 @@ def verify_command(
 
 @dataclass(slots=True)
 class _Verified:
-    """What became of the chunks of one namespace.
+    """The outcome for the chunks of one namespace.
 
     Attributes:
         spec: the tier.

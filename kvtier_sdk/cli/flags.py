@@ -1,0 +1,27 @@
+"""Values of flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvtier_sdk.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def read_flag(flag: str, parse: Callable[[str], T], text: str) -> T:
+    """Read the value of a flag.
+
+    Args:
+        flag: its name, which a complaint begins with.
+        parse: reads the text; raises ``ValueError``.
+        text: the value as it was written.
+
+    Raises:
+        ConfigError: ``parse`` has refused it.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
