@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from dataclasses import fields
 from typing import Any
 
@@ -85,6 +86,7 @@ class Host:
         # Added requests, and their outcomes.
         self._served: dict[str, Any] = {}
         self._watch_events()
+        self._step_as_served()
 
     # --- serving ------------------------------------------------------------------------------
 
@@ -220,6 +222,23 @@ class Host:
             detokenize=False,
             **params,
         )
+
+    def _step_as_served(self) -> None:
+        """Give the interpreter lock away after a step that computes nothing.
+
+        vLLM's engine process does it, and its engine inside another process does not. Without it, a
+        thread that copies what the engine waits for can wait seconds for the lock.
+        """
+        core = self._engine.engine_core.engine_core
+        step = core.step_fn
+
+        def step_and_pause() -> Any:
+            outputs, executed = step()
+            if not executed and core.scheduler.has_requests():
+                time.sleep(0.001)
+            return outputs, executed
+
+        core.step_fn = step_and_pause
 
     def _step(self) -> None:
         for output in self._engine.step():
