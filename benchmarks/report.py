@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import re
 import shlex
 import subprocess
 import sys
@@ -187,7 +188,8 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
         )
         if ran.returncode or not file.exists():
             said = [line.strip() for line in ran.stdout.splitlines() if line.strip()]
-            raise CannotRunError(said[-1] if said else f"exit status {ran.returncode}")
+            reason = re.sub(r"^[\w.]+(Error|Exception): ", "", said[-1]) if said else ""
+            raise CannotRunError(reason or f"exit status {ran.returncode}")
         result = results.read(file)
     return replace(result, absent={**result.absent, **absent})
 

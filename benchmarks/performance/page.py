@@ -17,7 +17,8 @@ _INTRODUCTION = """# Performance
 
 What does kvtier gain, beside vLLM's own tiers, the usual clients and the most that the machine can
 do? Each figure is a median over rounds, with the quartiles in brackets. All sides take turns in
-each round, and a ratio is taken within a round. Bars show medians, and the lines on them quartiles.
+each round. A ratio is kvtier's figure to the other's, taken within each round: columns "to ...".
+Bars show medians, and the lines on them quartiles.
 
 `make bench` measures it all and writes this page. [Benchmarks](benchmarks.md) says how the figures
 are made, and where the time goes.
@@ -89,7 +90,7 @@ def glance_table(figures: Mapping[str, Figures], rows: Sequence[Glance], page: s
     """Return the lines as a table, with links into the page."""
     return "\n".join(
         [
-            f"| | vLLM{_vllm_release(figures)} | kvtier | kvtier to vLLM |",
+            f"| | vLLM{_vllm_release(figures)} | kvtier | ratio |",
             "| --- | --- | --- | --- |",
             *(
                 f"| [{row.subject}]({page}#{_anchor(SECTIONS[row.section].title)}) | {row.peer} "
@@ -163,9 +164,9 @@ def _section(section: Section, figures: Figures) -> str:
         f'<img alt="{section.title}: bars of the table below" '
         f'src="performance/{section.name}-light.svg"></picture>'
     )
-    rounds = {len(each.values) for run in figures.runs.values() for each in run.series}
+    rounds = max(len(each.values) for run in figures.runs.values() for each in run.series)
     notes = (
-        f"{command} · {max(rounds)} rounds · "
+        f"{command} · {rounds} round{'s' * (rounds > 1)} · "
         f"[all figures of all rounds](performance/{section.name}.json)"
     )
     shown = _grids(figures) if section.grid else [plot, *_tables(section, figures)]
@@ -182,7 +183,7 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
     ):
         peers = compared(ways)
         heads = [f"{axis}, {'more' if higher else 'less'} is better"]
-        heads += [way.label for way in ways] + [f"kvtier to {way.label}" for way in peers]
+        heads += [way.label for way in ways] + [f"to {way.label}" for way in peers]
         lines = [heads, ["---"] * len(heads)]
         for panel in panels:
             for case in panel.cases or figures.cases(panel.run, panel.group, panel.quantity):
@@ -194,7 +195,8 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
                     lines.append(
                         [", ".join(filter(None, (panel.title, label(case)))), *cells, *ratios]
                     )
-        yield _table(lines)
+        if len(lines) > 2:
+            yield _table(lines)
 
 
 def _grids(figures: Figures) -> Iterator[str]:

@@ -146,6 +146,7 @@ def _draw_bars(axes: Any, panel: Panel, figures: Figures, colours: dict[str, str
     most = max(*highs, *middles, panel.start) if bars else panel.start + 1
     least = min(panel.start, *lows) if bars else panel.start
     axes.set_xlim(least, most + (most - least) * 0.16)
+    axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.5g}")
     axes.set_yticks(ticks, [label(case) for case in cases])
     axes.invert_yaxis()

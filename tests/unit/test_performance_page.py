@@ -51,12 +51,12 @@ def test_ratios_are_taken_within_a_round() -> None:
     rates = {"kvtier": [100.0, 400.0, 300.0], _VLLM: [50.0, 400.0, 600.0]}
     said = files_section(rates, {})
     # The ratios are 2, 1 and 0.5; that of the medians would be 0.75.
-    assert "| 300 (200-350) | 400 (225-500) |  |  | 1.00 (0.75-1.50) |" in said
+    assert "| 300 (200-350) | 400 (225-500) |  | 1.00 (0.75-1.50) |" in said
 
 
 def test_a_missing_peer_is_an_empty_column_with_the_reason() -> None:
     said = files_section({"kvtier": [100.0]}, {_VLLM: "vllm is not installed here"})
-    assert "| on the disk, store 2 MiB | 100 (100-100) |  |" in said
+    assert "| disk, store 2 MiB | 100 (100-100) |  |" in said
     assert "Not measured, vLLM's C extension: vllm is not installed here." in said
 
 
