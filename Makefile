@@ -32,7 +32,7 @@ MINUTES ?= 60
 TRIES ?= 3
 
 .PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
-	bench-interference bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
+	bench-interference bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
@@ -47,7 +47,9 @@ help:
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make docs                     docs/ and the API reference as a site, in site/"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
-	@echo "make bench                    time of the scheduler's thread per chunk"
+	@echo "make bench [BENCH=...]        all benchmarks, written to docs/performance.md; BENCH=--quick tries it in 6 minutes"
+	@echo "make bench-peers              set up what they compare with: vLLM, servers, clients; each where it can be"
+	@echo "make bench-scheduler          time of the scheduler's thread per chunk"
 	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
 	@echo "make bench-interference       an engine's steps beside each tier at work"
 	@echo "make bench-worker             GB/s between device blocks and slots"
@@ -170,6 +172,17 @@ demo: $(DEMO_VENV)/.setup
 	@$(DEMO_VENV)/bin/python examples/demo.py $(TRACE)
 
 bench: setup
+	$(BIN)/python benchmarks/report.py $(if $(TRACE),--trace $(TRACE)) $(BENCH)
+
+# Each is optional: a benchmark leaves out what is missing, and its column says so.
+bench-peers: setup
+	@for peer in redis-server mooncake setup-vllm; do \
+		$(MAKE) --no-print-directory $$peer >/dev/null || missing="$$missing $$peer"; \
+	done; \
+	if [ -z "$$missing" ]; then echo "all peers are set up: make bench"; \
+	else echo "missing, and left out by make bench:$$missing (make NAME says why)"; fi
+
+bench-scheduler: setup
 	$(BIN)/python benchmarks/scheduler.py $(TRACE)
 
 bench-backends: setup redis-server mooncake

@@ -18,20 +18,21 @@ share included; on a busy machine it says more than wall time.
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
-from ways.file_ways import FileSubject
-from ways.mooncake_ways import MooncakeSubject
-from ways.redis_ways import RedisSubject
-from ways.s3_ways import S3Subject
+import results
+from results import Series
 from ways.way import OPERATIONS, Figures, Subject, Work
 
 from kvtier_sdk.options.units import format_bytes, parse_bytes
 
-SUBJECTS: dict[str, Callable[[Path | None], Subject]] = {
-    subject.name: subject for subject in (FileSubject, RedisSubject, S3Subject, MooncakeSubject)
+#: Each in the module ``ways.<name>_ways``, imported only if it is measured: it needs its peers.
+SUBJECTS = {
+    "file": "FileSubject",
+    "redis": "RedisSubject",
+    "s3": "S3Subject",
+    "mooncake": "MooncakeSubject",
 }
 #: The figures of one way: for each round, a dictionary of both operations.
 Rounds = list[dict[str, Figures]]
@@ -40,11 +41,16 @@ Rounds = list[dict[str, Figures]]
 def main() -> None:
     """Run the rounds and print a table for each backend and length."""
     arguments = _arguments()
+    measured: list[Series] = []
     for backend in arguments.backend:
-        with SUBJECTS[backend](arguments.root) as subject:
+        make_subject = getattr(import_module(f"ways.{backend}_ways"), SUBJECTS[backend])
+        with make_subject(arguments.root) as subject:
             for kib in arguments.kib:
                 work = _work(subject, kib * 1024, arguments)
-                _print_table(subject, work, _measure(subject, work, arguments.rounds))
+                series = _series(subject, work, _measure(subject, work, arguments.rounds))
+                _print_table(subject, work, series)
+                measured += series
+    results.write(arguments.json, measured, root=arguments.root)
 
 
 def _arguments() -> argparse.Namespace:
@@ -77,6 +83,7 @@ def _arguments() -> argparse.Namespace:
         help="connections, or threads, of each way (%(default)s)",
     )
     parser.add_argument("--root", type=Path, help="a directory on the disk to measure")
+    results.add_option(parser)
     return parser.parse_args()
 
 
@@ -100,39 +107,44 @@ def _measure(subject: Subject, work: Work, rounds: int) -> dict[str, Rounds]:
     return figures
 
 
-def _print_table(subject: Subject, work: Work, figures: dict[str, Rounds]) -> None:
+def _series(subject: Subject, work: Work, figures: dict[str, Rounds]) -> list[Series]:
+    return [
+        Series(subject.name, f"{operation} {format_bytes(work.chunk_bytes)}", name, *quantity)
+        for operation in OPERATIONS
+        for name, rounds in figures.items()
+        for quantity in (
+            (
+                "throughput",
+                "MiB/s",
+                [work.chunks * work.chunk_bytes / 2**20 / one[operation].seconds for one in rounds],
+            ),
+            ("CPU a chunk", "us", [one[operation].cpu_s / work.chunks * 1e6 for one in rounds]),
+        )
+    ]
+
+
+def _print_table(subject: Subject, work: Work, series: list[Series]) -> None:
     print(
         f"\n{subject.name}, chunks of {format_bytes(work.chunk_bytes)}, "
         f"{work.at_a_time} at a time, {work.chunks} a measurement, "
-        f"{len(figures[subject.limit])} rounds; the limit is {subject.limit}"
+        f"{len(series[0].values)} rounds; the limit is {subject.limit}"
     )
     print(
-        f"{'':24}{'MiB/s':>8}{'least':>8}{'most':>8}{'of the':>10}{'kvtier':>10}"
-        f"{'CPU us':>10}{'kvtier':>10}\n"
-        f"{'':24}{'':24}{'limit':>10}{'to it':>10}{'a chunk':>10}{'to it':>10}"
+        f"{'':24}{'':8}{'of the limit':>20}{'kvtier to it':>20}{'CPU us':>10}{'kvtier':>10}\n"
+        f"{'':24}{'MiB/s':>8}{'and quartiles':>20}{'and quartiles':>20}"
+        f"{'a chunk':>10}{'to it':>10}"
     )
-    kvtier = figures["kvtier"]
-    for operation in OPERATIONS:
-        limit = figures[subject.limit]
-        for name, rounds in figures.items():
-            rates = [
-                work.chunks * work.chunk_bytes / 2**20 / one[operation].seconds for one in rounds
-            ]
-            cpu_us = statistics.median(one[operation].cpu_s for one in rounds) / work.chunks * 1e6
-            print(
-                f"{operation:8}{name:16}{statistics.median(rates):8.0f}{min(rates):8.0f}"
-                f"{max(rates):8.0f}{_ratio(limit, rounds, operation, 'seconds'):10.2f}"
-                f"{_ratio(rounds, kvtier, operation, 'seconds'):10.2f}{cpu_us:10.1f}"
-                f"{_ratio(kvtier, rounds, operation, 'cpu_s'):10.2f}"
-            )
-
-
-def _ratio(above: Rounds, below: Rounds, operation: str, attribute: str) -> float:
-    """Return the median over the rounds of one way's figure divided by another's."""
-    return statistics.median(
-        getattr(one[operation], attribute) / getattr(other[operation], attribute)
-        for one, other in zip(above, below, strict=True)
-    )
+    by_name = {(each.case, each.way, each.quantity): each for each in series}
+    for (case, way, quantity), rate in by_name.items():
+        if quantity != "throughput":
+            continue
+        limit, kvtier = by_name[case, subject.limit, quantity], by_name[case, "kvtier", quantity]
+        cpu, kvtier_cpu = (by_name[case, name, "CPU a chunk"] for name in (way, "kvtier"))
+        print(
+            f"{case.split()[0]:8}{way:16}{rate.median:8.0f}{rate.relative_to(limit).spread:>20}"
+            f"{kvtier.relative_to(rate).spread:>20}{cpu.median:10.1f}"
+            f"{kvtier_cpu.relative_to(cpu).median:10.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import results
+from results import Series
 from support.vllm_engine import (
     BLOCK_TOKENS,
     OUR_MANAGER,
@@ -159,6 +161,21 @@ def quartiles(values: Sequence[float]) -> str:
     return f"{1e3 * middle:,.0f} ({1e3 * low:,.0f}-{1e3 * high:,.0f})"
 
 
+def series(
+    group: str, started: dict[str, Side], damaged: dict[str, tuple[int, bool]]
+) -> list[Series]:
+    """Return the figures of all ways; those of damaged files are of one prompt."""
+    found = []
+    for name, side in started.items():
+        for case, times_s in (("computed", side.computed_s), ("from files", side.loaded_s)):
+            times_ms = [1e3 * one for one in times_s]
+            found.append(Series(group, case, name, "time to first token", "ms", times_ms))
+        cached, equal = damaged[name]
+        found.append(Series(group, "damaged files", name, "tokens from them", "tokens", [cached]))
+        found.append(Series(group, "damaged files", name, "same answer", "", [float(equal)]))
+    return found
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -169,6 +186,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16, help="of the model (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of an engine (%(default)s)")
     parser.add_argument("--root", help="a directory on the disk to measure")
+    results.add_option(parser)
     options = parser.parse_args()
     chunks = options.tokens // BLOCK_TOKENS
     chunk_bytes = BLOCK_TOKENS * options.layers * 4096
@@ -205,6 +223,8 @@ def main() -> None:
                 "the same" if equal else "DIFFERS",
             )
         )
+    group = f"{options.tokens:,} tokens"
+    results.write(options.json, series(group, started, damaged), root=options.root)
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))

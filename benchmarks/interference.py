@@ -28,8 +28,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import results
 from busy_engine import PARTS, BusyEngine, Steps
 from offered_load import Load, offered_apart, offered_here
+from results import Series
 
 from kvtier_sdk import TierSpec
 from kvtier_sdk.runner.factory import wants_process
@@ -55,11 +57,13 @@ def main() -> None:
         f"{', one of them for the engine alone' if arguments.pin else ''}, "
         f"{arguments.rounds} rounds of {arguments.seconds:g} s a way"
     )
+    measured: list[Series] = []
     for name in arguments.tier:
         directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=arguments.directory)
         with directory as path, _TIERS[name](Path(path)) as url:
             for mbps in arguments.mbps:
-                _compare(engine, name, url, mbps, arguments)
+                measured += _compare(engine, name, url, mbps, arguments)
+    results.write(arguments.json, measured, root=arguments.directory)
 
 
 def _arguments() -> argparse.Namespace:
@@ -77,6 +81,7 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="the first processor for the engine's thread alone, all else on the others",
     )
+    results.add_option(parser)
     return parser.parse_args()
 
 
@@ -85,7 +90,7 @@ def _arguments() -> argparse.Namespace:
 
 def _compare(
     engine: BusyEngine, tier: str, url: str, mbps: float, arguments: argparse.Namespace
-) -> None:
+) -> list[Series]:
     rows: dict[str, list[npt.NDArray[np.float64]]] = {"idle": []}
     for number in range(arguments.rounds):
         # Forth and back, so that a machine that slows down does so for all of them.
@@ -96,6 +101,11 @@ def _compare(
             rows.setdefault(way, []).append(_row(busy, idle, mb_per_s))
     chosen = "process" if wants_process(TierSpec.from_url(url)) else "thread"
     _print_table(f"{tier}, {mbps:g} MB/s offered", chosen, rows)
+    return [
+        Series(tier, f"{mbps:g} MB/s", way, quantity, unit, list(np.array(rows[way])[:, column]))
+        for way in arguments.way
+        for quantity, unit, column in (("p50", "", 2), ("p99", "", 3), ("moved", "MB/s", 4))
+    ]
 
 
 def _open(way: str, url: str, mbps: float) -> AbstractContextManager[Load]:

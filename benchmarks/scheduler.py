@@ -31,14 +31,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from connector_loop import ConnectorLoop, Figures, Side
+import results
+from connector_loop import PERCENTILES, ConnectorLoop, Figures, Side
 from kvtier_side import KVTierSide
+from results import Series
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.options.units import format_bytes, parse_bytes
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace
 
 _SMALL_CHUNK_BYTES = 4096
+_VLLM_SIDES = ("vLLM, thread", "vLLM, at once")
 
 
 def main() -> None:
@@ -54,10 +57,12 @@ def main() -> None:
         f"{sum(len(request.keys) for request in workload)} chunks, {arguments.slots} slots, "
         f"medians of {arguments.rounds} rounds"
     )
+    measured: list[Series] = []
     for concurrency in arguments.concurrency:
-        _measure_cost(workload, concurrency, arguments)
+        measured += _measure_cost(workload, concurrency, arguments)
     for concurrency in arguments.concurrency:
-        _measure_interference(workload, concurrency, arguments)
+        measured += _measure_interference(workload, concurrency, arguments)
+    results.write(arguments.json, measured, absent=_absent())
 
 
 def _arguments() -> argparse.Namespace:
@@ -81,6 +86,7 @@ def _arguments() -> argparse.Namespace:
         default=2.0,
         help="how long the model runs beside the saturated file tier; default: 2",
     )
+    results.add_option(parser)
     return parser.parse_args()
 
 
@@ -96,7 +102,7 @@ def _positive(text: str) -> int:
 
 def _measure_cost(
     workload: Sequence[ReplayRequest], concurrency: int, arguments: argparse.Namespace
-) -> None:
+) -> list[Series]:
     slots = arguments.slots
     sides: dict[str, Callable[[], Side]] = {
         "no tier": lambda: KVTierSide(slots, _SMALL_CHUNK_BYTES),
@@ -128,19 +134,42 @@ def _measure_cost(
     _print_row("beside the memory tier", (_ratio(each, ours) for each in rounds.values()))
     print(" CPU microseconds of a single call: p50 / p99 / p99.9")
     _print_percentiles(["lookup", *kinds], medians.values())
+    return [
+        Series(
+            _group(concurrency),
+            kind,
+            name,
+            "CPU a chunk",
+            "us",
+            [one.us_per_chunk[kind] for one in each],
+        )
+        for name, each in rounds.items()
+        for kind in each[0].us_per_chunk
+    ]
+
+
+def _group(concurrency: int) -> str:
+    return f"{concurrency} at a time"
+
+
+def _absent() -> dict[str, str]:
+    if importlib.util.find_spec("vllm") is not None:
+        return {}
+    return dict.fromkeys(_VLLM_SIDES, "vllm is not installed here")
 
 
 def _vllm_sides(slots: int) -> dict[str, Callable[[], Side]]:
-    if importlib.util.find_spec("vllm") is None:
+    if _absent():
         print("vllm is not installed here: its manager is left out")
         return {}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_side import VLLMSide
 
-    return {
-        "vLLM, thread": lambda: VLLMSide(slots, _SMALL_CHUNK_BYTES, threaded=True),
-        "vLLM, at once": lambda: VLLMSide(slots, _SMALL_CHUNK_BYTES, threaded=False),
-    }
+    makes = (
+        lambda: VLLMSide(slots, _SMALL_CHUNK_BYTES, threaded=True),
+        lambda: VLLMSide(slots, _SMALL_CHUNK_BYTES, threaded=False),
+    )
+    return dict(zip(_VLLM_SIDES, makes, strict=True))
 
 
 def _ratio(theirs: Sequence[Figures], ours: Sequence[Figures]) -> str:
@@ -157,7 +186,7 @@ def _ratio(theirs: Sequence[Figures], ours: Sequence[Figures]) -> str:
 
 def _measure_interference(
     workload: Sequence[ReplayRequest], concurrency: int, arguments: argparse.Namespace
-) -> None:
+) -> list[Series]:
     slots, chunk_bytes = arguments.slots, arguments.file_chunk_bytes
     step_s = arguments.step_ms / 1e3
     tier_work: list[str] = []
@@ -202,6 +231,13 @@ def _measure_interference(
     _print_row("", medians)
     print(" microseconds on the wall of a single call: p50 / p99 / p99.9")
     _print_percentiles(list(medians["file tier"].us_per_chunk), medians.values())
+    return [
+        Series(_group(concurrency), f"p{share:g}", name, "a call", "us", values)
+        for name, each in rounds.items()
+        for share, values in zip(
+            PERCENTILES, zip(*(one.percentiles_us["all"] for one in each), strict=True), strict=True
+        )
+    ]
 
 
 # --- rounds and rows --------------------------------------------------------------------------

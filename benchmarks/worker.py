@@ -16,13 +16,14 @@ hands over as usual but copies nothing, and no worker is faster than that.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import results
 import torch
+from results import Series
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker.cpu import CPUDevice
@@ -124,23 +125,21 @@ def seconds(call: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def measure(setting: Setting, operation: str, rounds: int) -> dict[str, tuple[float, float]]:
-    """Measure the median GB/s and the median ratio to ``copy_`` of the same round, by name."""
+def measure(setting: Setting, case: str, operation: str, rounds: int) -> dict[str, Series]:
+    """Measure the GB/s of each way by its name."""
     copies = setting.copies(operation)
     for copy in copies.values():
         copy()
     # Small copies are too short for a clock: repeat them for about a millisecond.
     repeats = max(1, 4 * MIB // setting.size_bytes)
-    taken: dict[str, list[float]] = {name: [] for name in copies}
+    rates: dict[str, list[float]] = {name: [] for name in copies}
     for _ in range(rounds):
         for name, copy in copies.items():
-            taken[name].append(sum(seconds(copy) for _ in range(repeats)) / repeats)
+            taken_s = sum(seconds(copy) for _ in range(repeats)) / repeats
+            rates[name].append(setting.size_bytes / taken_s / 1e9)
     return {
-        name: (
-            setting.size_bytes / statistics.median(times) / 1e9,
-            statistics.median(peer / own for peer, own in zip(taken["copy_"], times, strict=True)),
-        )
-        for name, times in taken.items()
+        name: Series(operation, case, name, "throughput", "GB/s", values)
+        for name, values in rates.items()
     }
 
 
@@ -161,7 +160,9 @@ def main() -> None:
     parser.add_argument("--max-mib", type=int, default=1024, help="skip jobs that move more")
     parser.add_argument("--spread", type=int, default=2, help="blocks and slots for each page")
     parser.add_argument("--threads", type=int, default=0, help="copy threads on a CPU (0: default)")
+    results.add_option(parser)
     arguments = parser.parse_args()
+    measured: list[Series] = []
     print(f"device {arguments.device}, torch {torch.__version__}, ", end="")
     print(f"{torch.get_num_threads()} torch threads, {arguments.rounds} rounds")
     print(
@@ -176,15 +177,18 @@ def main() -> None:
                 arguments.device, pages, kib * 1024, arguments.spread, arguments.threads
             )
             for operation in ("store", "load"):
-                found = measure(setting, operation, arguments.rounds)
+                found = measure(setting, f"{pages} x {kib} KiB", operation, arguments.rounds)
+                measured += found.values()
                 unmoved = found.pop("unmoved", None)
                 cells = [
-                    f"{name} {rate:5.1f} ({ratio:.2f})" for name, (rate, ratio) in found.items()
+                    f"{name} {rate.median:5.1f} ({rate.relative_to(found['copy_']).median:.2f})"
+                    for name, rate in found.items()
                 ]
                 if unmoved is not None:
-                    cells.append(f"unmoved {setting.size_bytes / unmoved[0] / 1e3:5.0f} us")
+                    cells.append(f"unmoved {setting.size_bytes / unmoved.median / 1e3:5.0f} us")
                 print(f"{pages:5} x {kib:4} KiB  {operation:5}  {'  '.join(cells)}", flush=True)
             setting.close()
+    results.write(arguments.json, measured)
 
 
 if __name__ == "__main__":

@@ -74,12 +74,12 @@ def install_vllm(pip: Callable[..., None]) -> None:
 
 
 def install_ours(pip: Callable[..., None]) -> None:
-    """Install this repository's packages, editable, and the servers that their tests start."""
+    """Install this repository's packages, editable, with servers and peers of their benchmarks."""
     backends = [str(path.parent) for path in sorted(ROOT.glob("backends/*/pyproject.toml"))]
     packages = [part for ours in [".[testing]", *backends] for part in ("-e", ours)]
     lines = DEVELOPMENT.read_text().splitlines()
-    servers = [line for line in lines if line.startswith(("mooncake", "rclone"))]
-    pip("install", *packages, *servers)
+    peers = [line for line in lines if line.startswith(("aiofiles", "mooncake", "rclone"))]
+    pip("install", *packages, *peers)
 
 
 def make(environment: Path) -> None:

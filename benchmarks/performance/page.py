@@ -1,0 +1,305 @@
+"""The page and the README's table, made from the figures alone."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from results import Series, figure
+
+from performance.figures import Figures, ratio
+from performance.sections import SECTIONS, Panel, Section, Way, label
+
+_BEGIN, _END = "<!-- written by make bench -->", "<!-- end of what make bench writes -->"
+_INTRODUCTION = """# Performance
+
+What does kvtier gain, beside vLLM's own tiers, the usual clients and the most that the machine can
+do? Each figure is a median over rounds, with the quartiles in brackets. All sides take turns in
+each round. A ratio is kvtier's figure to the other's, taken within each round: columns "to ...".
+Bars show medians, and the lines on them quartiles.
+
+`make bench` measures it all and writes this page. [Benchmarks](benchmarks.md) says how the figures
+are made, and where the time goes.
+"""
+_QUICK = (
+    "**These are figures of a quick run.** They show that the report works, and say nothing about "
+    "speed."
+)
+
+
+def page(figures: Mapping[str, Figures]) -> str:
+    """Return the text of the page.
+
+    Args:
+        figures: by section.
+    """
+    parts = [_INTRODUCTION, *([_QUICK + "\n"] if _is_quick(figures) else [])]
+    if rows := glance(figures):
+        parts.append("## At a glance\n\n" + glance_table(figures, rows, "") + "\n")
+    parts += [_section(section, figures[section.name]) for section in SECTIONS.values()]
+    parts.append(_machines(figures))
+    return "\n".join(parts)
+
+
+def readme(text: str, figures: Mapping[str, Figures]) -> str:
+    """Return the README's text with its measured figures written anew."""
+    table = glance_table(figures, glance(figures), "docs/performance.md")
+    quick = " A quick run." if _is_quick(figures) else ""
+    caption = (
+        f"Medians, from {_machine_words(figures)}.{quick} `make bench` measures yours;\n"
+        "[Performance](docs/performance.md) has plots, spread and limits."
+    )
+    block = f"{_BEGIN}\n{table}\n\n{caption}\n{_END}"
+    return re.sub(f"{_BEGIN}.*?{_END}", lambda _: block, text, flags=re.DOTALL)
+
+
+# --- at a glance ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Glance:
+    """One line of the table at a glance.
+
+    Attributes:
+        subject: what is measured.
+        section: section that has the figure.
+        peer: vLLM's figure.
+        own: kvtier's.
+        ratio: kvtier's to vLLM's.
+    """
+
+    subject: str
+    section: str
+    peer: str
+    own: str
+    ratio: str
+
+
+def glance(figures: Mapping[str, Figures]) -> list[Glance]:
+    """Return the lines for which both sides were measured."""
+    return [
+        Glance(subject, section, _short(peer), _short(own), ratio(own, peer) or "")
+        for section, subject, own, peer in _compared(figures)
+        if own and peer
+    ] + _damaged(figures)
+
+
+def glance_table(figures: Mapping[str, Figures], rows: Sequence[Glance], page: str) -> str:
+    """Return the lines as a table, with links into the page."""
+    return "\n".join(
+        [
+            f"| | vLLM{_vllm_release(figures)} | kvtier | ratio |",
+            "| --- | --- | --- | --- |",
+            *(
+                f"| [{row.subject}]({page}#{_anchor(SECTIONS[row.section].title)}) | {row.peer} "
+                f"| {row.own} | {row.ratio} |"
+                for row in rows
+            ),
+        ]
+    )
+
+
+def _compared(
+    figures: Mapping[str, Figures],
+) -> Iterator[tuple[str, str, Series | None, Series | None]]:
+    """Give section, subject, kvtier's series and vLLM's."""
+    for name, section in SECTIONS.items():
+        for panel in section.panels:
+            (peer, *_) = [way for way in panel.ways if way.role == "vllm"] or [None]
+            for case, subject in panel.glance.items() if peer else ():
+                own, theirs = (
+                    _find(figures[name], panel, case, way) for way in (panel.ways[0], peer)
+                )
+                yield name, subject, own, theirs
+
+
+def _damaged(figures: Mapping[str, Figures]) -> list[Glance]:
+    panel = SECTIONS["first-token"].panels[0]
+    own, peer = (
+        figures["first-token"].find(panel.run, panel.group, "damaged files", way, "same answer")
+        for way in (panel.ways[0].name, panel.ways[-1].name)
+    )
+    if not own or not peer:
+        return []
+    said = {1.0: "found, computed again: the same answer", 0.0: "**used: another answer**"}
+    return [
+        Glance(
+            "one byte of each stored chunk flips",
+            "first-token",
+            *(said[one.median] for one in (peer, own)),
+            "",
+        )
+    ]
+
+
+def _short(series: Series) -> str:
+    return f"{figure(series.median)} {series.unit}".strip()
+
+
+def _vllm_release(figures: Mapping[str, Figures]) -> str:
+    for of in figures.values():
+        for run in of.runs.values():
+            if found := re.search(r"vllm(?:-cpu)? (\d+\.\d+)", run.machine.get("software", "")):
+                return f" {found[1]}"
+    return ""
+
+
+# --- sections ---------------------------------------------------------------------------------
+
+
+def _section(section: Section, figures: Figures) -> str:
+    command = f'`make bench BENCH="--only {section.name}"`'
+    head = f"## {section.title}\n\n"
+    if not any(run.series for run in figures.runs.values()):
+        reasons = sorted(
+            {reason for run in figures.runs.values() for reason in run.absent.values()}
+        )
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        return f"{head}{section.question}\n\nNot measured yet{why}. Run {command}.\n"
+    plot = (
+        f'<picture><source media="(prefers-color-scheme: dark)" '
+        f'srcset="performance/{section.name}-dark.svg">'
+        f'<img alt="{section.title}: bars of the table below" '
+        f'src="performance/{section.name}-light.svg"></picture>'
+    )
+    rounds = max(len(each.values) for run in figures.runs.values() for each in run.series)
+    notes = (
+        f"{command} · {rounds} round{'s' * (rounds > 1)} · "
+        f"[all figures of all rounds](performance/{section.name}.json)"
+    )
+    shown = _grids(figures) if section.grid else [plot, *_tables(section, figures)]
+    parts = [section.answer(figures), section.question, *shown]
+    parts += [*_absences(section, figures), notes]
+    return head + "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _tables(section: Section, figures: Figures) -> Iterator[str]:
+    """Give a table for each row of panels with equal columns."""
+    for (axis, ways, higher), panels in itertools.groupby(
+        section.panels_for(figures),
+        lambda panel: (panel.axis, tuple(panel.ways), panel.higher_is_better),
+    ):
+        peers = compared(ways)
+        heads = [f"{axis}, {'more' if higher else 'less'} is better"]
+        heads += [way.label for way in ways] + [f"to {way.label}" for way in peers]
+        lines = [heads, ["---"] * len(heads)]
+        for panel in panels:
+            for case in panel.cases or figures.cases(panel.run, panel.group, panel.quantity):
+                series = {way: _find(figures, panel, case, way) for way in ways}
+                if any(series.values()):
+                    own = series[ways[0]]
+                    cells = [one.spread if one else "" for one in series.values()]
+                    ratios = [ratio(own, series[way]) or "" for way in peers]
+                    lines.append(
+                        [", ".join(filter(None, (panel.title, label(case)))), *cells, *ratios]
+                    )
+        if len(lines) > 2:
+            yield _table(lines)
+
+
+def _grids(figures: Figures) -> Iterator[str]:
+    """Give a table for each group, with the cases as columns."""
+    for name, run in figures.runs.items():
+        for group in figures.groups(name):
+            of_group = [each for each in run.series if each.group == group]
+            cases = list(dict.fromkeys(each.case for each in of_group))
+            cells = {(each.quantity, each.case): _short(each) for each in of_group}
+            lines = [[group, *cases], ["---"] * (len(cases) + 1)]
+            lines += [
+                [quantity, *(cells.get((quantity, case), "") for case in cases)]
+                for quantity in dict.fromkeys(each.quantity for each in of_group)
+            ]
+            yield _table(lines)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def compared(ways: Sequence[Way]) -> list[Way]:
+    """Return the ways that kvtier's ratio is given to: the nearest peer, and the limit."""
+    peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
+    return [way for way in ways if way.role in (peer, "limit")]
+
+
+def _find(figures: Figures, panel: Panel, case: str, way: Way) -> Series | None:
+    return figures.find(panel.run, panel.group, case, way.name, panel.quantity)
+
+
+def _absences(section: Section, figures: Figures) -> Iterator[str]:
+    """Give a sentence for each run or way that was not measured."""
+    said = set()
+    for panel in section.panels_for(figures):
+        run = figures.runs.get(panel.run)
+        if run is None or not run.series:
+            reason = "; ".join(run.absent.values()) if run else "not run yet"
+            said.add(f"Not measured, {panel.title or panel.run}: {reason}.")
+            continue
+        for way in panel.ways:
+            if not any(
+                (each.group, each.quantity, each.way) == (panel.group, panel.quantity, way.name)
+                for each in run.series
+            ):
+                reason = run.absent.get(way.name, "the benchmark left it out")
+                said.add(f"Not measured, {way.label}: {reason}.")
+    yield from sorted(said)
+
+
+# --- machine ----------------------------------------------------------------------------------
+
+
+def _machines(figures: Mapping[str, Figures]) -> str:
+    runs = {
+        f"{name}: {run_name}": run
+        for name, of in figures.items()
+        for run_name, run in of.runs.items()
+        if run.series
+    }
+    lines = [
+        ["run", "day", "commit", "duration", "disk", "other programs"],
+        ["---"] * 6,
+        *(
+            [
+                name,
+                run.date,
+                run.commit,
+                f"{run.seconds:,.0f} s",
+                run.machine["disk"],
+                run.machine["other programs"],
+            ]
+            for name, run in runs.items()
+        ),
+    ]
+    facts = {
+        "Machine": ("CPU", "memory", "kernel"),
+        "Software": ("software",),
+    }
+    said = []
+    for title, keys in facts.items():
+        by_fact: dict[str, list[str]] = {}
+        for name, run in runs.items():
+            by_fact.setdefault(", ".join(run.machine[key] for key in keys), []).append(name)
+        for fact, names in by_fact.items():
+            where = "" if len(by_fact) == 1 else f" ({', '.join(names)})"
+            said.append(f"- {title}: {fact}{where}")
+    return "## Runs and machine\n\n" + "\n".join(said) + "\n\n" + _table(lines) + "\n"
+
+
+def _machine_words(figures: Mapping[str, Figures]) -> str:
+    machines = {
+        f"{run.machine['CPU']}, without a GPU"
+        for of in figures.values()
+        for run in of.runs.values()
+        if run.series
+    }
+    return " and ".join(sorted(machines)) or "no machine yet"
+
+
+def _is_quick(figures: Mapping[str, Figures]) -> bool:
+    return any(of.quick for of in figures.values())
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

@@ -1,0 +1,211 @@
+"""All benchmarks, one after the other, and the page with their figures: docs/performance.md.
+
+Usage: python benchmarks/report.py [--only SECTION ...] [--quick] [--rounds N] [--trace FILE]
+
+Each section runs its benchmarks, keeps their figures in docs/performance/SECTION.json and draws
+them. Then the page and the README's table are written from the figures of all sections, those of
+earlier runs included. A run that fails keeps the figures that it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import results
+from performance import figures as store
+from performance import page
+from performance.figures import Figures
+from performance.sections import SECTIONS, Run, Section
+from results import ROOT, Result
+
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+_QUICK_ROUNDS = 2
+_NO_VLLM = "vLLM's environment is missing; 'make bench-peers' makes it"
+
+
+class CannotRunError(Exception):
+    """A benchmark did not run; the message says why."""
+
+
+def main() -> int:
+    """Measure, and write the page; return 1 where something was not measured."""
+    arguments = _arguments()
+    chosen = [SECTIONS[name] for name in arguments.only or SECTIONS] if not arguments.write else []
+    progress = Progress([run for section in chosen for run in section.runs], arguments)
+    failed = [reason for section in chosen for reason in _measure(section, arguments, progress)]
+    write_pages(arguments.into)
+    for reason in failed:
+        print(f"not measured: {reason}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def write_pages(docs: Path) -> None:
+    """Write the plots, the page and the README's table from the figures of all sections."""
+    from performance.plots import draw
+
+    measured = read_figures(docs)
+    for name, figures in measured.items():
+        for scheme in ("light", "dark") if SECTIONS[name].is_drawn(figures) else ():
+            draw(SECTIONS[name], figures, scheme, docs / "performance" / f"{name}-{scheme}.svg")
+    written = {docs / "performance.md": page.page(measured)}
+    if docs == DOCS:
+        written[README] = page.readme(README.read_text(), measured)
+    for file, text in written.items():
+        file.write_text(text)
+        print(f"written: {file}", file=sys.stderr)
+
+
+def read_figures(docs: Path) -> dict[str, Figures]:
+    """Read the figures of all sections."""
+    return {name: store.read(docs / "performance" / f"{name}.json") for name in SECTIONS}
+
+
+def _arguments() -> argparse.Namespace:
+    sections = "\n".join(f"  {section.name:12} {section.title}" for section in SECTIONS.values())
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"sections:\n{sections}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, metavar="SECTION", help="measure these sections"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="little work and two rounds, to try the report"
+    )
+    parser.add_argument("--rounds", type=int, help="of every benchmark; each has its own default")
+    parser.add_argument("--trace", type=Path, help="block-hash trace, for what takes one")
+    parser.add_argument(
+        "--vllm",
+        type=Path,
+        metavar="PYTHON",
+        default=ROOT / ".venv-vllm/bin/python",
+        help="interpreter of vLLM's environment (.venv-vllm/bin/python)",
+    )
+    parser.add_argument(
+        "--into", type=Path, default=DOCS, metavar="DIRECTORY", help="in place of docs/"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="measure nothing: write plots and pages again"
+    )
+    return parser.parse_args()
+
+
+# --- running ----------------------------------------------------------------------------------
+
+
+class Progress:
+    """Tells on the standard error what runs, and how long the rest takes.
+
+    Args:
+        runs: all that will run.
+        arguments: the report's options.
+    """
+
+    def __init__(self, runs: list[Run], arguments: argparse.Namespace) -> None:
+        self._expected_s = {id(run): _expected_s(run, arguments) for run in runs}
+        self._count = len(runs)
+        self._spent_s = self._should_s = 0.0
+
+    def begins(self, section: Section, run: Run) -> None:
+        """Say that a run begins."""
+        # A machine that was slower than expected so far is so to the end.
+        slower = self._spent_s / self._should_s if self._should_s else 1.0
+        left_s = slower * sum(self._expected_s.values())
+        number = self._count - len(self._expected_s) + 1
+        now = datetime.datetime.now().strftime("%H:%M")
+        print(
+            f"{now}  {number} of {self._count}  {section.name}: {run.name}  "
+            f"({run.program}); about {_duration(left_s)} left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def ended(self, run: Run, seconds: float) -> None:
+        """Note how long a run took."""
+        self._should_s += self._expected_s.pop(id(run))
+        self._spent_s += seconds
+
+
+def _expected_s(run: Run, arguments: argparse.Namespace) -> float:
+    full_s, quick_s = run.seconds
+    if arguments.quick:
+        return quick_s
+    return full_s * (arguments.rounds or run.rounds) / run.rounds if run.rounds else full_s
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _measure(section: Section, arguments: argparse.Namespace, progress: Progress) -> list[str]:
+    """Run a section and write its figures; return the reasons of what did not run."""
+    file = arguments.into / "performance" / f"{section.name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    before = store.read(file).runs
+    now: dict[str, Result] = {}
+    failures = []
+    for run in section.runs:
+        progress.begins(section, run)
+        began_s = time.perf_counter()
+        try:
+            now[run.name] = _run(run, arguments)
+        except CannotRunError as error:
+            failures.append(f"{section.name}: {run.name}: {error}")
+            now[run.name] = before.get(run.name) or _nothing(str(error))
+        progress.ended(run, time.perf_counter() - began_s)
+    store.write(file, Figures(now, arguments.quick))
+    return failures
+
+
+def _run(run: Run, arguments: argparse.Namespace) -> Result:
+    python, absent = _interpreter(run, arguments.vllm)
+    rounds = arguments.rounds or (_QUICK_ROUNDS if arguments.quick else run.rounds)
+    options = shlex.split(run.quick if arguments.quick else run.options)
+    if run.rounds:
+        options += ["--rounds", str(rounds)]
+    if run.trace and arguments.trace:
+        options.insert(0, str(arguments.trace))
+    with tempfile.TemporaryDirectory(prefix="kvtier-report-") as folder:
+        file = Path(folder) / "figures.json"
+        command = [str(python), str(ROOT / "benchmarks" / run.program), *options]
+        ran = subprocess.run(
+            [*command, "--json", str(file)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if ran.returncode or not file.exists():
+            said = [line.strip() for line in ran.stdout.splitlines() if line.strip()]
+            reason = re.sub(r"^[\w.]+(Error|Exception): ", "", said[-1]) if said else ""
+            raise CannotRunError(reason or f"exit status {ran.returncode}")
+        result = results.read(file)
+    return replace(result, absent={**result.absent, **absent})
+
+
+def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
+    """Return the interpreter for a run, and the ways that cannot be measured with it."""
+    if vllm.exists() and (run.needs_vllm or run.vllm):
+        return vllm, {}
+    if run.needs_vllm:
+        raise CannotRunError(_NO_VLLM)
+    return Path(sys.executable), dict.fromkeys(run.vllm, _NO_VLLM)
+
+
+def _nothing(reason: str) -> Result:
+    return Result("", "", "", 0.0, {}, absent={"all": reason})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

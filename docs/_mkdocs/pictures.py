@@ -1,0 +1,22 @@
+"""A hook: pictures with a light and a dark version follow the site's own switch of colours.
+
+In the pages they are ``<picture>`` elements: GitHub shows what the reader's system prefers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_PICTURE = re.compile(
+    r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">'
+    r'<img alt="(?P<alt>[^"]*)" src="(?P<light>[^"]+)"></picture>'
+)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return _PICTURE.sub(
+        r'<img alt="\g<alt>" src="\g<light>#only-light">'
+        r'<img alt="\g<alt>" src="\g<dark>#only-dark">',
+        markdown,
+    )

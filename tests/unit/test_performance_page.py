@@ -1,0 +1,81 @@
+"""The page of all benchmarks, the README's figures and the plots come from the kept figures."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+report: Any = importlib.import_module("report")
+results: Any = importlib.import_module("results")
+plots: Any = importlib.import_module("performance.plots")
+
+_MACHINE = dict.fromkeys(("CPU", "memory", "kernel", "disk", "software", "other programs"), "x")
+_VLLM = "vllm.fs_io_C"
+
+
+def files_section(rates: dict[str, list[float]], absent: dict[str, str]) -> str:
+    """Return the section of the file tier on a page with these MiB/s by way."""
+    series = [
+        results.Series("file", "store 2 MiB", way, "throughput", "MiB/s", values)
+        for way, values in rates.items()
+    ]
+    run = results.Result("", "2026-01-01", "abc", 1.0, _MACHINE, series, absent)
+    nothing = report.Figures({})
+    figures = dict.fromkeys(report.SECTIONS, nothing) | {"files": report.Figures({"disk": run})}
+    _, _, rest = report.page.page(figures).partition("## Chunks in files")
+    return rest.partition("\n## ")[0]
+
+
+def test_the_page_has_the_kept_figures_and_no_others() -> None:
+    page = (report.DOCS / "performance.md").read_text()
+    figures = report.read_figures(report.DOCS)
+    assert page == report.page.page(figures), "run make bench BENCH=--write"
+
+
+def test_the_readme_has_the_kept_figures_and_no_others() -> None:
+    text = report.README.read_text()
+    figures = report.read_figures(report.DOCS)
+    assert text == report.page.readme(text, figures), "run make bench BENCH=--write"
+    changed = text.replace(" ms |", " s |")
+    assert changed != text
+    assert text == report.page.readme(changed, figures)
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    rates = {"kvtier": [100.0, 400.0, 300.0], _VLLM: [50.0, 400.0, 600.0]}
+    said = files_section(rates, {})
+    # The ratios are 2, 1 and 0.5; that of the medians would be 0.75.
+    assert "| 300 (200-350) | 400 (225-500) |  | 1.00 (0.75-1.50) |" in said
+
+
+def test_a_missing_peer_is_an_empty_column_with_the_reason() -> None:
+    said = files_section({"kvtier": [100.0]}, {_VLLM: "vllm is not installed here"})
+    assert "| disk, store 2 MiB | 100 (100-100) |  |" in said
+    assert "Not measured, vLLM's C extension: vllm is not installed here." in said
+
+
+def test_a_section_without_figures_says_why() -> None:
+    said = files_section({}, {"all": "no room on the disk"})
+    assert "Not measured yet: no room on the disk." in said
+    assert "performance/files-light.svg" not in said
+
+
+@pytest.mark.parametrize(
+    "name", [file.stem for file in sorted((report.DOCS / "performance").glob("*-dark.svg"))]
+)
+def test_a_plot_is_small_and_the_same_each_time(name: str, tmp_path: Path) -> None:
+    section = name.removesuffix("-dark")
+    files = [tmp_path / "first.svg", tmp_path / "second.svg"]
+    for file in files:
+        plots.draw(
+            report.SECTIONS[section], report.read_figures(report.DOCS)[section], "dark", file
+        )
+    first, second = (file.read_text() for file in files)
+    assert first == second
+    assert len(first) < 60_000
