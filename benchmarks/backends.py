@@ -19,19 +19,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-from ways.file_ways import FileSubject
-from ways.mooncake_ways import MooncakeSubject
-from ways.redis_ways import RedisSubject
-from ways.s3_ways import S3Subject
 from ways.way import OPERATIONS, Figures, Subject, Work
 
 from kvtier_sdk.options.units import format_bytes, parse_bytes
 
-SUBJECTS: dict[str, Callable[[Path | None], Subject]] = {
-    subject.name: subject for subject in (FileSubject, RedisSubject, S3Subject, MooncakeSubject)
+#: Each in the module ``ways.<name>_ways``, imported only if it is measured: it needs its peers.
+SUBJECTS = {
+    "file": "FileSubject",
+    "redis": "RedisSubject",
+    "s3": "S3Subject",
+    "mooncake": "MooncakeSubject",
 }
 #: The figures of one way: for each round, a dictionary of both operations.
 Rounds = list[dict[str, Figures]]
@@ -41,7 +42,8 @@ def main() -> None:
     """Run the rounds and print a table for each backend and length."""
     arguments = _arguments()
     for backend in arguments.backend:
-        with SUBJECTS[backend](arguments.root) as subject:
+        make_subject = getattr(import_module(f"ways.{backend}_ways"), SUBJECTS[backend])
+        with make_subject(arguments.root, **({"keep": True} if arguments.keep else {})) as subject:
             for kib in arguments.kib:
                 work = _work(subject, kib * 1024, arguments)
                 _print_table(subject, work, _measure(subject, work, arguments.rounds))
@@ -63,7 +65,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kib", type=int, nargs="+", default=[2048, 128], help="length of a chunk (2048 128)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="to take medians over (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="to take medians over, at least 2 (%(default)s)"
+    )
     parser.add_argument(
         "--total",
         type=parse_bytes,
@@ -75,6 +79,12 @@ def _arguments() -> argparse.Namespace:
         type=int,
         default=4,
         help="connections, or threads, of each way (%(default)s)",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="file: remove nothing between the rounds; ext4 makes files slowly for a minute after "
+        "many were removed",
     )
     parser.add_argument("--root", type=Path, help="a directory on the disk to measure")
     return parser.parse_args()
@@ -93,10 +103,14 @@ def _work(subject: Subject, chunk_bytes: int, arguments: argparse.Namespace) -> 
 
 def _measure(subject: Subject, work: Work, rounds: int) -> dict[str, Rounds]:
     figures: dict[str, Rounds] = {}
-    for _ in range(rounds):
-        for way in subject.ways(work):
-            figures.setdefault(way.name, []).append(way.measure())
-        subject.clear()
+    for number in range(rounds):
+        ways = list(subject.ways(work))
+        figures = figures or {way.name: [] for way in ways}
+        # A disk may still be busy with the way before: each way follows another in turn.
+        start = number % len(ways)
+        for way in ways[start:] + ways[:start]:
+            figures[way.name].append(way.measure())
+            subject.clear()
     return figures
 
 
@@ -107,9 +121,9 @@ def _print_table(subject: Subject, work: Work, figures: dict[str, Rounds]) -> No
         f"{len(figures[subject.limit])} rounds; the limit is {subject.limit}"
     )
     print(
-        f"{'':24}{'MiB/s':>8}{'least':>8}{'most':>8}{'of the':>10}{'kvtier':>10}"
-        f"{'CPU us':>10}{'kvtier':>10}\n"
-        f"{'':24}{'':24}{'limit':>10}{'to it':>10}{'a chunk':>10}{'to it':>10}"
+        f"{'':24}{'':8}{'of the limit':>20}{'kvtier to it':>20}{'CPU us':>10}{'kvtier':>10}\n"
+        f"{'':24}{'MiB/s':>8}{'and quartiles':>20}{'and quartiles':>20}"
+        f"{'a chunk':>10}{'to it':>10}"
     )
     kvtier = figures["kvtier"]
     for operation in OPERATIONS:
@@ -119,20 +133,27 @@ def _print_table(subject: Subject, work: Work, figures: dict[str, Rounds]) -> No
                 work.chunks * work.chunk_bytes / 2**20 / one[operation].seconds for one in rounds
             ]
             cpu_us = statistics.median(one[operation].cpu_s for one in rounds) / work.chunks * 1e6
+            cpu_ratios = _ratios(kvtier, rounds, operation, "cpu_s")
             print(
-                f"{operation:8}{name:16}{statistics.median(rates):8.0f}{min(rates):8.0f}"
-                f"{max(rates):8.0f}{_ratio(limit, rounds, operation, 'seconds'):10.2f}"
-                f"{_ratio(rounds, kvtier, operation, 'seconds'):10.2f}{cpu_us:10.1f}"
-                f"{_ratio(kvtier, rounds, operation, 'cpu_s'):10.2f}"
+                f"{operation:8}{name:16}{statistics.median(rates):8.0f}"
+                f"{_spread(_ratios(limit, rounds, operation, 'seconds')):>20}"
+                f"{_spread(_ratios(rounds, kvtier, operation, 'seconds')):>20}{cpu_us:10.1f}"
+                f"{statistics.median(cpu_ratios):10.2f}"
             )
 
 
-def _ratio(above: Rounds, below: Rounds, operation: str, attribute: str) -> float:
-    """Return the median over the rounds of one way's figure divided by another's."""
-    return statistics.median(
+def _ratios(above: Rounds, below: Rounds, operation: str, attribute: str) -> list[float]:
+    """Return one way's figure divided by another's, for each round."""
+    return [
         getattr(one[operation], attribute) / getattr(other[operation], attribute)
         for one, other in zip(above, below, strict=True)
-    )
+    ]
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    """Return the median and the quartiles in words."""
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
 
 if __name__ == "__main__":
