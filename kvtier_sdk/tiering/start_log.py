@@ -40,8 +40,10 @@ def log_start(
 
 
 def _pool_in_words(pool: PoolMemory, policy: str) -> str:
-    size = format_bytes(pool.slots * pool.chunk_bytes)
-    chunks = f"{pool.slots:,} chunks of {format_bytes(pool.chunk_bytes)}"
+    # Where slots overlap, fewer chunks fit than there are slots.
+    slots = min(pool.slots, pool.region.size_bytes // pool.chunk_bytes)
+    size = format_bytes(slots * pool.chunk_bytes)
+    chunks = f"{slots:,} chunks of {format_bytes(pool.chunk_bytes)}"
     memory = "shared between processes" if pool.is_shared else "of this process"
     return f"host pool: {size}, {chunks}, {memory}; eviction by {policy}"
 
