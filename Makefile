@@ -32,7 +32,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels test-wheels check format demo bench bench-backends \
 	bench-interference bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-engines
 
@@ -45,7 +45,8 @@ help:
 	@echo "make fuzz [MINUTES=60]        fuzz everything that reads what others wrote, and keep new inputs"
 	@echo "make search                   property tests with ten times as many examples, new ones each time"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
-	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
+	@echo "make wheels                   the packages' wheels in dist/; the core's is compiled where there is a C compiler"
+	@echo "make test-wheels              make wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make docs                     docs/ and the API reference as a site, in site/"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
@@ -151,7 +152,17 @@ test-trace: setup redis-server
 	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
 		$(BIN)/python -m pytest -v --capture=no tests/integration/test_three_tiers.py
 
-test-wheels: setup servers
+# A wheel of the core is compiled, for this Python and this kind of machine, if it is asked for.
+COMPILED := $(if $(shell command -v $(CC)),HATCH_BUILD_HOOK_ENABLE_CUSTOM=1)
+
+wheels: setup
+	@$(if $(COMPILED),,echo "There is no C compiler ($(CC)): the core's wheel is pure Python")
+	@rm -rf dist
+	@$(COMPILED) $(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	@for package in backends/*/; do \
+		$(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
+
+test-wheels: wheels servers
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
 
 check: setup

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from urllib.parse import unquote
 
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.core import CORE
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.tier import BoundedTierConfig, ExpiringTierConfig
@@ -30,7 +31,10 @@ def log_start(
     """
     chunk_bytes = pool.chunk_bytes
     common = engine.for_chunks(chunk_bytes).fingerprint
-    lines = [f"kvtier {version('kvtier-sdk')} offloads to", _pool_in_words(pool, policy)]
+    lines = [
+        f"kvtier {version('kvtier-sdk')} ({CORE} core) offloads to",
+        _pool_in_words(pool, policy),
+    ]
     for spec, runner in tiers:
         own = spec.namespace_of(engine, chunk_bytes).fingerprint
         apart = "" if own == common else f", namespace {own}"
