@@ -32,7 +32,7 @@ MINUTES ?= 60
 TRIES ?= 3
 
 .PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
-	bench-interference bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
+	bench-interference bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-kernel test-vllm-next demo-vllm
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
@@ -55,6 +55,7 @@ help:
 	@echo "make messages                 write tests/integration/messages.txt: what mistakes and a healthy start print"
 	@echo "make gpu-bundle [BUNDLE=dir]  one folder that checks the worker on a GPU without a network"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
+	@echo "make test-kernel              the kernel that gathers small pages, in triton's interpreter"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
 	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
 	@echo "make format                   format the code"
@@ -189,6 +190,10 @@ setup-vllm:
 
 test-vllm: setup-vllm redis-server mooncake
 	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
+
+# triton is large, and vLLM has brought it.
+test-kernel: setup-vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/unit/worker/test_gather.py tests/unit/worker/test_kernel.py
 
 test-vllm-next: setup-vllm
 	$(PYTHON) scripts/vllm_next.py $(VLLM_VENV)
