@@ -161,7 +161,7 @@ class Gatherer:
 
     Args:
         kernel: of the device; it is compiled here, before the first job.
-        layouts: of the worker's groups.
+        layouts: of the worker's groups; :meth:`is_wanted` is true of them.
 
     Raises:
         KVTierError: the kernel cannot be compiled or started.
@@ -172,11 +172,11 @@ class Gatherer:
         stream = torch.cuda.Stream()
         self.kernel = kernel
         self._shapes = {of: _Shape(of, kernel, stream) for of in layouts if _is_possible(of)}
-        for shape in self._shapes.values():
-            for gather in (True, False):
-                # Nothing to copy: it is compiled, and that is all.
-                nothing = (kernel.allocate(16).data_ptr(), shape.table, shape.table)
-                kernel.queue(stream, *nothing, 0, 0, 0, 0, 1, 0, gather=gather)
+        table = next(iter(self._shapes.values())).table
+        for gather in (True, False):
+            # It has nothing to copy, so it is compiled and no more.
+            nowhere = kernel.allocate(16).data_ptr()
+            kernel.queue(stream, nowhere, table, table, 0, 0, 0, 0, 1, 0, gather=gather)
         stream.synchronize()
 
     @staticmethod
