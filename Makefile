@@ -33,7 +33,7 @@ MINUTES ?= 60
 TRIES ?= 3
 
 .PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels test-wheels check format demo bench bench-backends \
-	bench-interference bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm \
+	bench-interference bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-engines
 
 help:
@@ -62,6 +62,7 @@ help:
 	@echo "make test-engines             all engines on the CPU: test-vllm, test-lmcache"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-lmcache             LMCache's storage manager on the CPU: environment and tests"
+	@echo "make test-kernel              the kernel that gathers small pages, in triton's interpreter"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
 	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
 	@echo "make format                   format the code"
@@ -225,6 +226,10 @@ test-lmcache: setup-lmcache redis-server memcached
 	$(LMCACHE_VENV)/bin/python -m pytest tests/engines/lmcache
 
 test-engines: test-vllm test-lmcache
+
+# triton is large, and vLLM has brought it.
+test-kernel: setup-vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/unit/worker/test_gather.py tests/unit/worker/test_kernel.py
 
 test-vllm-next: setup-vllm
 	$(PYTHON) scripts/vllm_next.py $(VLLM_VENV)
