@@ -25,7 +25,7 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Self:
-        """Read ``adapter_params``: a tier's entry, and :class:`AdapterOptions`.
+        """Read ``adapter_params``: a tier's entry, and the options of the adapter.
 
         Raises:
             ConfigError: an option is wrong or missing.
