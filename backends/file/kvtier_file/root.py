@@ -110,13 +110,16 @@ class Root:
             with closing(directory):
                 yield directory
 
-    def prepare(self, manifest: str) -> None:
+    def prepare(self, manifest: str) -> bool:
         """Make the tier's namespace, check that it is writable, and probe O_DIRECT.
 
         On a full file system the probe is skipped, and stores make what is missing.
 
         Args:
             manifest: the namespace's manifest.
+
+        Returns:
+            False on a full file system.
 
         Raises:
             ConfigError: the file system does not support option ``direct_io``.
@@ -131,6 +134,8 @@ class Root:
             # Chunks on a full file system can still be loaded, and room may be made.
             if error.errno not in FULL:
                 raise
+            return False
+        return True
 
     def headroom_bytes(self) -> int | None:
         """Return how much may be written before ``min_free`` is violated; ``None`` without one.

@@ -56,14 +56,19 @@ class SharedUsage:
         self._reaped = False
 
     def open(self) -> None:
-        """Join the processes that use the root, and clean up after dead ones.
-
-        The first process counts the chunks on disk.
+        """Join the processes that use the root.
 
         Raises:
-            OSError: the files cannot be made or locked, or not all is swept.
+            OSError: the files cannot be made or locked.
         """
         self._join()
+
+    def sweep(self) -> None:
+        """Clean up after dead processes. The first process counts the chunks on disk.
+
+        Raises:
+            OSError: the files cannot be locked, or not all is swept.
+        """
         with self.locked():
             self._reap_dead_leases(self._dead_leases())
 

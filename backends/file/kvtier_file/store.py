@@ -87,7 +87,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Sweep, count the chunks on disk, make what is missing, and check the root.
+        """Check the root, make what is missing, sweep, and count the chunks on disk.
 
         Lookups and loads go on meanwhile; stores wait for it. The longer, the more chunks there
         are; :meth:`close` ends it.
@@ -99,15 +99,18 @@ class ChunkStore:
         try:
             with self._call():
                 self._usage.open()
+                # First, so that a bad setting is found before a long count.
+                is_prepared = self._root.prepare(self._manifest)
+                self._usage.sweep()
                 with (
                     self._usage.locked(),
                     # If others with a larger capacity are writing more, stores will be refused.
                     suppress(TierCapacityError),
                 ):
-                    # Before a directory is made: on a full file system even that needs room.
                     self._remove_expired()
                     self._make_room(0, self._root.headroom_bytes())
-                self._root.prepare(self._manifest)
+                if not is_prepared:
+                    self._root.prepare(self._manifest)
         except OSError as error:
             raise open_error(error, self._config.root) from error
 

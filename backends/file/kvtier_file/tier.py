@@ -108,4 +108,4 @@ class FileTier(SecondaryTierManager):
 
     def _note_count(self, counting: asyncio.Task[None]) -> None:
         if not counting.cancelled() and (error := counting.exception()) is not None:
-            self.context.logger.warning("the next store counts the chunks again: %s", error)
+            self.context.logger.warning("its chunks are not counted yet: %s", error)
