@@ -19,6 +19,7 @@ import asyncio
 import gc
 import itertools
 import logging
+import mmap
 import multiprocessing
 import os
 import shutil
@@ -26,7 +27,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,13 @@ def _arguments() -> argparse.Namespace:
         help="what to measure; default: everything",
     )
     parser.add_argument("--slots", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--chunks", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+    parser.add_argument(
+        "--chunks",
+        type=int,
+        nargs="+",
+        default=[100_000, 1_000_000],
+        help="that tiers remember; 10,000,000 take 7 GiB of memory",
+    )
     parser.add_argument("--tiers", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--requests", type=int, default=10_000, help="that wait")
     parser.add_argument("--files", type=int, default=1_000_000, help="under the root")
@@ -106,7 +113,7 @@ class _Slots:
 
 
 def _print_slots(arguments: argparse.Namespace) -> None:
-    rows = {f"{slots:,}": _apart(_measure_slots, slots) for slots in arguments.slots}
+    rows = ((f"{slots:,}", _apart(_measure_slots, slots)) for slots in arguments.slots)
     _print_table("slots of the pool: bytes a slot, us a chunk, ms a walk", "slots", rows)
 
 
@@ -159,7 +166,7 @@ def _print_chunks(arguments: argparse.Namespace) -> None:
         ("chunks in the memory tier: bytes beside the chunk's own, us a chunk", _measure_memory),
         ("chunks in the file tier's account: bytes and us a chunk", _measure_budget),
     ):
-        rows = {f"{chunks:,}": _apart(measure, chunks) for chunks in arguments.chunks}
+        rows = ((f"{chunks:,}", _apart(measure, chunks)) for chunks in arguments.chunks)
         _print_table(title, "chunks", rows)
 
 
@@ -176,7 +183,7 @@ def _measure_memory(chunks: int) -> Row:
         return [Transfer(k, request, payload[:header_bytes], payload[header_bytes:]) for k in keys]
 
     def run(name: str, call: Callable[[Any], Any], argument: Sequence[Any]) -> None:
-        meter.call(name, 1e6 / len(argument), lambda: asyncio.run(call(argument)))
+        meter.call(name, 1e6 / len(argument), lambda: _drive(call(argument)))
 
     keys = _Keys()
     before_bytes = _resident_bytes()
@@ -276,7 +283,7 @@ class _Engine:
 
 
 def _print_tiers(arguments: argparse.Namespace) -> None:
-    rows = {str(tiers): _apart(_measure_tiers, tiers) for tiers in arguments.tiers}
+    rows = ((str(tiers), _apart(_measure_tiers, tiers)) for tiers in arguments.tiers)
     _print_table("tiers: us a step, and a request of 500 chunks, us a chunk", "tiers", rows)
 
 
@@ -309,7 +316,7 @@ def _measure_tiers(tiers: int) -> Row:
 
 
 def _print_waiting(arguments: argparse.Namespace) -> None:
-    rows = {"lookup_prefix": _apart(_measure_waiting, arguments.requests)}
+    rows = [("", _apart(_measure_waiting, arguments.requests))]
     title = f"{arguments.requests:,} requests of {_REQUEST_CHUNKS} chunks that wait: ms a step"
     _print_table(title, "", rows)
 
@@ -353,10 +360,7 @@ def _print_files(arguments: argparse.Namespace) -> None:
             f"\n{root}: {arguments.files:,} files without content in "
             f"{time.perf_counter() - started_s:.0f} s"
         )
-        rows = {
-            f"start {number + 1}": _apart(_measure_files, root, arguments.files)
-            for number in range(2)
-        }
+        rows = ((f"start {n}", _apart(_measure_files, root, arguments.files)) for n in (1, 2))
         _print_table("start of the file tier: seconds from before open, MiB", "", rows)
         shutil.rmtree(root)
         os.mkdir(root)
@@ -382,10 +386,10 @@ def _measure_files(root: str, files: int) -> Row:
 async def _start_over(root: str, files: int) -> Row:
     spec = TierSpec.from_url(f"file://{root}", capacity="1TiB", min_free=0)
     tier = spec.tier_class(spec.config, _context(spec, _CHUNK_BYTES, _CHUNK_BYTES))
-    pool = HostPool(2, _CHUNK_BYTES)
     request = RequestContext("r")
-    transfer = Transfer(b"a new chunk", request, pool.view(0), pool.view(1))
-    there = next(_Keys())[0]
+    header, payload = (memoryview(mmap.mmap(-1, _CHUNK_BYTES)) for _ in range(2))
+    transfer = Transfer(b"a new chunk", request, header, payload)
+    there = next(_Keys())
     before_bytes, started_s = _resident_bytes(), time.perf_counter()
     row: Row = {}
 
@@ -395,17 +399,17 @@ async def _start_over(root: str, files: int) -> Row:
         return result
 
     await note("open", tier.open())
-    hits, stored, usage = await asyncio.gather(
-        note("lookup", tier.lookup([there], request)),
+    hits, more, stored, usage = await asyncio.gather(
+        note("lookup", tier.lookup(there[:1], request)),
+        note("500 lookups", tier.lookup(there, request)),
         note("store", tier.store([transfer])),
         note("account", tier.usage()),
     )
-    assert (list(hits), stored) == ([True], [None])
+    assert (list(hits), list(more), stored) == ([True], [True] * len(there), [None])
     assert usage.chunks >= files
     row["MiB"] = (_resident_bytes() - before_bytes) / 2**20
     await tier.delete([transfer.key])
     await tier.close()
-    pool.close()
     return row
 
 
@@ -500,15 +504,14 @@ def _resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _print_table(title: str, corner: str, rows: dict[str, Row]) -> None:
-    names = list(next(iter(rows.values())))
-    widths = [max(len(name), 9) + 2 for name in names]
-    print(
-        f"\n{title}\n{corner:>14}"
-        + "".join(f"{n:>{w}}" for n, w in zip(names, widths, strict=True))
-    )
-    for label, row in rows.items():
-        cells = (f"{row[n]:>{w},.2f}" for n, w in zip(names, widths, strict=True))
+def _print_table(title: str, corner: str, rows: Iterable[tuple[str, Row]]) -> None:
+    print(f"\n{title}", flush=True)
+    for number, (label, row) in enumerate(rows):
+        widths = [max(len(name), 9) + 2 for name in row]
+        if not number:
+            names = (f"{name:>{width}}" for name, width in zip(row, widths, strict=True))
+            print(f"{corner:>14}" + "".join(names))
+        cells = (f"{value:>{w},.2f}" for value, w in zip(row.values(), widths, strict=True))
         print(f"{label:>14}" + "".join(cells), flush=True)
 
 

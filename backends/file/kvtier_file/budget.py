@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 
 from kvtier_file.chunks import ChunkId, StoredChunk
-from kvtier_file.recency import RecencyIndex
+from kvtier_file.recency import RecencyIndex, Use
 from kvtier_sdk import TierCapacityError, format_bytes
 
 
@@ -25,43 +25,43 @@ class Budget:
 
     def __init__(self, capacity_bytes: int | None) -> None:
         self._capacity_bytes = capacity_bytes
-        self._sizes: dict[ChunkId, int] = {}
-        self._recency: defaultdict[str, RecencyIndex] = defaultdict(RecencyIndex)
+        self._indices: defaultdict[str, RecencyIndex] = defaultdict(RecencyIndex)
         self.used_bytes = 0
         self.latest_ns = 0
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return sum(map(len, self._indices.values()))
 
     def __contains__(self, chunk_id: ChunkId) -> bool:
-        return chunk_id in self._sizes
+        index = self._indices.get(chunk_id.fingerprint)
+        return index is not None and chunk_id.key in index
 
     def __iter__(self) -> Iterator[StoredChunk]:
-        for chunk_id, size_bytes in self._sizes.items():
-            used_ns = self._recency[chunk_id.fingerprint][chunk_id.key]
-            yield StoredChunk(chunk_id, size_bytes, used_ns)
+        for fingerprint, index in self._indices.items():
+            for used_ns, key, size_bytes in index:
+                yield StoredChunk(ChunkId(fingerprint, key), size_bytes, used_ns)
 
     def add(self, stored: StoredChunk) -> None:
         """Count a stored chunk, in place of what was known of it."""
-        chunk_id, size_bytes, used_ns = stored
-        self.used_bytes += size_bytes - self._sizes.get(chunk_id, 0)
-        self._sizes[chunk_id] = size_bytes
-        self.touch(chunk_id, used_ns)
+        (fingerprint, key), size_bytes, used_ns = stored
+        index = self._indices[fingerprint]
+        self.used_bytes += size_bytes - index.size_bytes(key)
+        self.latest_ns = max(self.latest_ns, used_ns)
+        index.put((used_ns, key, size_bytes))
 
     def discard(self, chunk_id: ChunkId) -> None:
         """Stop counting a chunk. An unknown one is ignored."""
-        self.used_bytes -= self._sizes.pop(chunk_id, 0)
-        self._recency[chunk_id.fingerprint].discard(chunk_id.key)
+        self.used_bytes -= self._indices[chunk_id.fingerprint].discard(chunk_id.key)
 
     def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
         """Set the last use of a known chunk, in nanoseconds since the epoch."""
         self.latest_ns = max(self.latest_ns, used_ns)
-        self._recency[chunk_id.fingerprint].touch(chunk_id.key, used_ns)
+        index = self._indices[chunk_id.fingerprint]
+        index.put((used_ns, chunk_id.key, index.size_bytes(chunk_id.key)))
 
     def clear(self) -> None:
         """Stop counting all chunks."""
-        self._sizes.clear()
-        self._recency.clear()
+        self._indices.clear()
         self.used_bytes = 0
 
     def excess_bytes(
@@ -108,17 +108,19 @@ class Budget:
             TierCapacityError: evicting all of them would not make enough room, so none should go.
         """
         excess_bytes, limit = self._excess(need_bytes + reserved_bytes, headroom_bytes)
-        evictable_bytes = self.used_bytes - sum(self._sizes.get(one, 0) for one in pinned)
+        evictable_bytes = self.used_bytes - sum(self._size_bytes(one) for one in pinned)
         if excess_bytes > evictable_bytes:
             raise TierCapacityError(
                 f"no room for {format_bytes(need_bytes)}: {limit}, and only "
                 f"{format_bytes(evictable_bytes)} can be evicted"
             )
         chosen: list[ChunkId] = []
-        passed: list[tuple[ChunkId, int]] = []
+        passed: list[tuple[RecencyIndex, Use]] = []
         try:
             while excess_bytes > 0:
-                counted_ns, chunk_id = self._oldest(open_namespaces)
+                fingerprint, use = self._oldest(open_namespaces)
+                counted_ns, key, size_bytes = use
+                chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
                     # The counted time is never later than the true one. So the first chunk for
@@ -127,12 +129,12 @@ class Budget:
                         self.touch(chunk_id, used_ns)
                         continue
                     chosen.append(chunk_id)
-                    excess_bytes -= self._sizes[chunk_id]
-                passed.append((chunk_id, counted_ns))
-                self._recency[chunk_id.fingerprint].discard(chunk_id.key)
+                    excess_bytes -= size_bytes
+                passed.append((index, use))
+                index.discard(key)
         finally:
-            for chunk_id, counted_ns in passed:
-                self.touch(chunk_id, counted_ns)
+            for index, use in passed:
+                index.put(use)
         return chosen
 
     def expired(
@@ -153,10 +155,10 @@ class Budget:
             The chunks. They stay counted until :meth:`discard`.
         """
         chosen: list[ChunkId] = []
-        passed: list[tuple[ChunkId, int]] = []
-        for fingerprint, index in self._recency.items():
-            while (entry := index.oldest()) and entry[0] < before_ns:
-                counted_ns, key = entry
+        for fingerprint, index in self._indices.items():
+            passed: list[Use] = []
+            while (use := index.oldest()) and use[0] < before_ns:
+                counted_ns, key, _ = use
                 chunk_id = ChunkId(fingerprint, key)
                 used_ns = last_used_ns(chunk_id)
                 if used_ns is not None and used_ns > counted_ns:
@@ -164,10 +166,10 @@ class Budget:
                     continue
                 if chunk_id not in pinned:
                     chosen.append(chunk_id)
-                passed.append((chunk_id, counted_ns))
+                passed.append(use)
                 index.discard(key)
-        for chunk_id, counted_ns in passed:
-            self.touch(chunk_id, counted_ns)
+            for use in passed:
+                index.put(use)
         return chosen
 
     def _excess(self, wanted_bytes: int, headroom_bytes: int | None) -> tuple[int, str]:
@@ -185,12 +187,16 @@ class Budget:
             )
         return excess_bytes, limit
 
-    def _oldest(self, open_namespaces: Collection[str]) -> tuple[int, ChunkId]:
-        """Time and name of the chunk to evict next; there must be one."""
+    def _size_bytes(self, chunk_id: ChunkId) -> int:
+        index = self._indices.get(chunk_id.fingerprint)
+        return 0 if index is None else index.size_bytes(chunk_id.key)
+
+    def _oldest(self, open_namespaces: Collection[str]) -> tuple[str, Use]:
+        """Namespace and last use of the chunk to evict next; there must be one."""
         oldest = (
-            (fingerprint in open_namespaces, entry[0], ChunkId(fingerprint, entry[1]))
-            for fingerprint, index in self._recency.items()
-            if (entry := index.oldest())
+            (fingerprint in open_namespaces, use[0], fingerprint, use)
+            for fingerprint, index in self._indices.items()
+            if (use := index.oldest())
         )
-        _, used_ns, chunk_id = min(oldest)
-        return used_ns, chunk_id
+        _, _, fingerprint, use = min(oldest)
+        return fingerprint, use

@@ -6,6 +6,7 @@ No process lists a directory to learn what another has done.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk
 from kvtier_sdk import OffloadKey
 
 _READ_BYTES = 2**20
+_PART_RECORDS = 2**12
 # Fingerprint, length of the chunk's file or -1 for a removal, time of use, length of the key.
 _RECORD = struct.Struct("<16sqqB")
 _REMOVED = -1
@@ -78,11 +80,12 @@ class Ledger:
         Returns:
             The new end.
         """
-        rest = memoryview(b"".join(map(_record, changes)))
-        while rest:
-            written_bytes = os.pwrite(self._fd, rest, at)
-            at += written_bytes
-            rest = rest[written_bytes:]
+        records = map(_record, changes)
+        while rest := memoryview(b"".join(itertools.islice(records, _PART_RECORDS))):
+            while rest:
+                written_bytes = os.pwrite(self._fd, rest, at)
+                at += written_bytes
+                rest = rest[written_bytes:]
         return at
 
     def compact(self, chunks: Iterable[StoredChunk]) -> int:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from typing import TypeAlias
 
 from kvtier_sdk import OffloadKey
+
+#: Time of the last use in nanoseconds since the epoch, key, and size in bytes. One object serves
+#: the table and the heap: there may be millions.
+Use: TypeAlias = tuple[int, OffloadKey, int]
 
 # An outdated entry stays in the heap until it reaches the top. With this many of them, and more
 # than there are current ones, the heap is rebuilt.
@@ -12,37 +18,46 @@ _MAX_OUTDATED = 64
 
 
 class RecencyIndex:
-    """The time of each chunk's last use; finds the least recently used one without a scan."""
+    """Size and last use of each chunk; finds the least recently used one without a scan."""
 
     def __init__(self) -> None:
-        self._used_ns: dict[OffloadKey, int] = {}
-        self._heap: list[tuple[int, OffloadKey]] = []
+        self._uses: dict[OffloadKey, Use] = {}
+        # Made when the oldest chunk is first asked for: without a limit it never is.
+        self._heap: list[Use] | None = None
 
     def __len__(self) -> int:
-        return len(self._used_ns)
+        return len(self._uses)
 
-    def __getitem__(self, key: OffloadKey) -> int:
-        return self._used_ns[key]
+    def __contains__(self, key: OffloadKey) -> bool:
+        return key in self._uses
 
-    def touch(self, key: OffloadKey, used_ns: int) -> None:
-        """Set the time of a chunk's last use, in nanoseconds since the epoch."""
-        if self._used_ns.get(key) == used_ns:
-            return
-        self._used_ns[key] = used_ns
-        heapq.heappush(self._heap, (used_ns, key))
-        if len(self._heap) > 2 * len(self._used_ns) + _MAX_OUTDATED:
-            self._heap = [(used_ns, key) for key, used_ns in self._used_ns.items()]
-            heapq.heapify(self._heap)
+    def __iter__(self) -> Iterator[Use]:
+        return iter(self._uses.values())
 
-    def discard(self, key: OffloadKey) -> None:
-        """Forget a chunk. An unknown one is ignored."""
-        self._used_ns.pop(key, None)
+    def size_bytes(self, key: OffloadKey) -> int:
+        """Return the size of a chunk; 0 for an unknown one."""
+        use = self._uses.get(key)
+        return 0 if use is None else use[2]
 
-    def oldest(self) -> tuple[int, OffloadKey] | None:
-        """Time and key of the least recently used chunk; ``None`` if there is no chunk."""
-        while self._heap:
-            used_ns, key = self._heap[0]
-            if self._used_ns.get(key) == used_ns:
-                return used_ns, key
-            heapq.heappop(self._heap)
-        return None
+    def put(self, use: Use) -> None:
+        """Set the last use and the size of a chunk, in place of what was known of it."""
+        self._uses[use[1]] = use
+        if self._heap is not None:
+            heapq.heappush(self._heap, use)
+            if len(self._heap) > 2 * len(self._uses) + _MAX_OUTDATED:
+                self._heap = None
+
+    def discard(self, key: OffloadKey) -> int:
+        """Forget a chunk, and return its size; 0 for an unknown one."""
+        use = self._uses.pop(key, None)
+        return 0 if use is None else use[2]
+
+    def oldest(self) -> Use | None:
+        """Return the least recently used chunk, or ``None`` if there is no chunk."""
+        heap = self._heap
+        if heap is None:
+            heap = self._heap = list(self._uses.values())
+            heapq.heapify(heap)
+        while heap and self._uses.get(heap[0][1]) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None

@@ -26,6 +26,9 @@ class Root:
         config: the tier's options.
         context: the tier's context; names the tier's own namespace.
         names: the source of names for temporary files.
+
+    Attributes:
+        is_closing: true to end a scan that is under way.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
@@ -36,6 +39,7 @@ class Root:
         # Until the probe in `prepare`: a file that refuses O_DIRECT falls back by itself.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
+        self.is_closing = False
 
     @property
     def fd(self) -> int:
@@ -69,6 +73,7 @@ class Root:
                 not accept that.
             OSError: it cannot be opened or made.
         """
+        self.is_closing = False
         try:
             self._fd = os.open(self._config.root, _FLAGS)
         except FileNotFoundError:
@@ -105,13 +110,16 @@ class Root:
             with closing(directory):
                 yield directory
 
-    def prepare(self, manifest: str) -> None:
+    def prepare(self, manifest: str) -> bool:
         """Make the tier's namespace, check that it is writable, and probe O_DIRECT.
 
         On a full file system the probe is skipped, and stores make what is missing.
 
         Args:
             manifest: the namespace's manifest.
+
+        Returns:
+            False on a full file system.
 
         Raises:
             ConfigError: the file system does not support option ``direct_io``.
@@ -126,6 +134,8 @@ class Root:
             # Chunks on a full file system can still be loaded, and room may be made.
             if error.errno not in FULL:
                 raise
+            return False
+        return True
 
     def headroom_bytes(self) -> int | None:
         """Return how much may be written before ``min_free`` is violated; ``None`` without one.
@@ -153,27 +163,27 @@ class Root:
         for directory in self.namespaces():
             directory.temporaries.sweep(is_held)
 
-    def scan(self) -> list[StoredChunk]:
-        """Return the chunks on disk, of all namespaces.
+    def scan(self) -> Iterator[StoredChunk]:
+        """Iterate over the chunks on disk, of all namespaces.
 
         Files of the tier's own namespace with a wrong length are of no use to an engine, which
         removes them.
 
         Raises:
-            OSError: the disk cannot be read.
+            OSError: the disk cannot be read, or the root is about to be closed.
         """
-        chunks = []
         own = None if self._context.maintenance else self._fingerprint
         for directory in self.namespaces():
             for shard in SHARDS:
+                if self.is_closing:
+                    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
                 for stored in directory.list_shard(shard):
                     fingerprint, key = stored.chunk_id
                     wrong_length = stored.size_bytes != self._context.object_bytes
                     if fingerprint == own and wrong_length:
                         directory.remove(key)
                     else:
-                        chunks.append(stored)
-        return chunks
+                        yield stored
 
     def manifests(self) -> list[StoredNamespace]:
         """Return the namespaces on disk with the facts of their manifests.

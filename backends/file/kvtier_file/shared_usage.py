@@ -32,6 +32,9 @@ class SharedUsage:
         lease: the own lease's name, from :func:`~kvtier_file.leases.new_lease`.
         capacity_bytes: of the root, or ``None``.
         context: the tier's context; it receives the removals of any process, without the lock.
+
+    Attributes:
+        is_counted: true once the chunks on disk have been counted for the first time.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class SharedUsage:
         self._budget = self._replica.budget
         self._reserved_bytes = 0
         self._opened: SharedFiles | None = None
+        self.is_counted = False
         self._thread_lock = threading.Lock()
         # While the lock is held:
         self._header = SharedHeader()
@@ -52,14 +56,19 @@ class SharedUsage:
         self._reaped = False
 
     def open(self) -> None:
-        """Join the processes that use the root, and clean up after dead ones.
-
-        The first process counts the chunks on disk.
+        """Join the processes that use the root.
 
         Raises:
-            OSError: the files cannot be made or locked, or not all is swept.
+            OSError: the files cannot be made or locked.
         """
         self._join()
+
+    def sweep(self) -> None:
+        """Clean up after dead processes. The first process counts the chunks on disk.
+
+        Raises:
+            OSError: the files cannot be locked, or not all is swept.
+        """
         with self.locked():
             self._reap_dead_leases(self._dead_leases())
 
@@ -265,6 +274,7 @@ class SharedUsage:
         if not self._replica.catch_up(self._header, self._files.ledger):
             self.mark_dirty()
             self._replica.replace(self._root.scan())
+        self.is_counted = True
 
     def _end(self, succeeded: bool) -> None:
         header = self._header

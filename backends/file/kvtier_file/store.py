@@ -70,31 +70,49 @@ class ChunkStore:
         self._is_open = False
 
     def open(self) -> None:
-        """Sweep, count the chunks on disk, make what is missing, and check the root.
+        """Open the root. Chunks can be looked up and loaded; :meth:`count` must follow.
 
         Raises:
-            ConfigError: the root is not usable, or not with these options.
+            ConfigError: the root is not usable.
             TierError: the file system fails.
         """
         self._is_open = True
         try:
             self._root.open()
-            self._usage.open()
-            with (
-                self._usage.locked(),
-                # If others with a larger capacity are writing more, stores will be refused.
-                suppress(TierCapacityError),
-            ):
-                # Before a directory is made: on a full file system even that needs room.
-                self._remove_expired()
-                self._make_room(0, self._root.headroom_bytes())
-            self._root.prepare(self._manifest)
         except OSError as error:
             self.close()
             raise open_error(error, self._config.root) from error
         except BaseException:
             self.close()
             raise
+
+    def count(self) -> None:
+        """Check the root, make what is missing, sweep, and count the chunks on disk.
+
+        Lookups and loads go on meanwhile; stores wait for it. The longer, the more chunks there
+        are; :meth:`close` ends it.
+
+        Raises:
+            ConfigError: the root is not usable with these options.
+            TierError: the file system fails; the next store counts again.
+        """
+        try:
+            with self._call():
+                self._usage.open()
+                # First, so that a bad setting is found before a long count.
+                is_prepared = self._root.prepare(self._manifest)
+                self._usage.sweep()
+                with (
+                    self._usage.locked(),
+                    # If others with a larger capacity are writing more, stores will be refused.
+                    suppress(TierCapacityError),
+                ):
+                    self._remove_expired()
+                    self._make_room(0, self._root.headroom_bytes())
+                if not is_prepared:
+                    self._root.prepare(self._manifest)
+        except OSError as error:
+            raise open_error(error, self._config.root) from error
 
     def close(self) -> None:
         """Refuse further calls, and close the root when none is under way any more.
@@ -104,6 +122,7 @@ class ChunkStore:
         with self._lock:
             self._is_open = False
             is_idle = not self._calls
+        self._root.is_closing = True
         if is_idle:
             self._close_files()
 
@@ -384,7 +403,8 @@ class ChunkStore:
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
         """Count chunks as they are on disk, and remove files that can never be loaded."""
-        if not keys:
+        # The first count finds them all by itself.
+        if not keys or not self._usage.is_counted:
             return
         usage = self._usage
         expired_ns = self._expired_ns()

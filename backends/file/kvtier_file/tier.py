@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar
 
@@ -23,6 +24,9 @@ from kvtier_sdk import (
     Usage,
     run_blocking,
 )
+
+# Chunks that cannot be counted in this time are counted while the tier is in use.
+_COUNT_S = 0.25
 
 
 class FileTier(SecondaryTierManager):
@@ -47,12 +51,25 @@ class FileTier(SecondaryTierManager):
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
+        self._counting: asyncio.Task[None] | None = None
         self._store = (Maintenance if context.maintenance else ChunkStore)(config, context)
 
     async def open(self) -> None:
-        if not self.context.maintenance:
-            self.config.check_capacity(self.context.object_bytes)
+        if self.context.maintenance:
+            await run_blocking(self._store.open)
+            return
+        self.config.check_capacity(self.context.object_bytes)
         await run_blocking(self._store.open)
+        clock = self.context.clock
+        self._counting = clock.spawn(run_blocking(self._store.count), name="count the chunks")
+        try:
+            async with clock.timeout(_COUNT_S):
+                await asyncio.shield(self._counting)
+        except TimeoutError:
+            self._counting.add_done_callback(self._note_count)
+        except BaseException:
+            await self.close()
+            raise
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         return await run_blocking(self._store.contains, keys)
@@ -64,7 +81,12 @@ class FileTier(SecondaryTierManager):
         return await run_blocking(self._store.load, batch)
 
     async def close(self) -> None:
+        counting = self._counting
+        if counting is not None:
+            counting.remove_done_callback(self._note_count)
         await run_blocking(self._store.close)
+        if counting is not None:
+            await asyncio.gather(counting, return_exceptions=True)
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         await run_blocking(self._store.delete, keys)
@@ -83,3 +105,7 @@ class FileTier(SecondaryTierManager):
 
     async def usage(self) -> Usage:
         return await run_blocking(self._store.usage)
+
+    def _note_count(self, counting: asyncio.Task[None]) -> None:
+        if not counting.cancelled() and (error := counting.exception()) is not None:
+            self.context.logger.warning("its chunks are not counted yet: %s", error)

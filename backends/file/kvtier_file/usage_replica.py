@@ -59,7 +59,7 @@ class UsageReplica:
         """Replace the content with the chunks found on disk."""
         self._clear()
         for stored in chunks:
-            self.apply(Change(stored.chunk_id, stored))
+            self._add(stored)
         # The next publication starts a generation that no other process takes for one it follows.
         self.detach()
 
@@ -70,9 +70,7 @@ class UsageReplica:
             self.budget.discard(chunk_id)
             self._note_removed(chunk_id)
         else:
-            self.budget.add(stored)
-            if chunk_id.fingerprint == self._fingerprint:
-                self._removed.pop(chunk_id.key, None)
+            self._add(stored)
 
     def publish(self, header: SharedHeader, ledger: Ledger, changes: Sequence[Change]) -> None:
         """Append applied changes to the ledger, or compact it, and declare the header clean.
@@ -102,6 +100,11 @@ class UsageReplica:
         for stored in self.budget:
             self._note_removed(stored.chunk_id)
         self.budget.clear()
+
+    def _add(self, stored: StoredChunk) -> None:
+        self.budget.add(stored)
+        if self._removed and stored.chunk_id.fingerprint == self._fingerprint:
+            self._removed.pop(stored.chunk_id.key, None)
 
     def _note_removed(self, chunk_id: ChunkId) -> None:
         if chunk_id.fingerprint == self._fingerprint:

@@ -27,6 +27,7 @@ CALLS += [(fcntl, "flock")]
 def open_store(bench: Workbench) -> ChunkStore:
     store = bench.make(capacity=CAPACITY_CHUNKS * bench.object_bytes)._store
     store.open()
+    store.count()
     return store
 
 

@@ -143,9 +143,12 @@ def test_repeated_uses_leave_no_outdated_entries() -> None:
     budget = Budget(None)
     chunk = ChunkId("a", b"1")
     budget.add(StoredChunk(chunk, 1, 0))
+    index = budget._indices["a"]
     for used_ns in range(1000):
         budget.touch(chunk, used_ns)
-    assert len(budget._recency["a"]._heap) < 100
+        if used_ns % 10 == 0:
+            assert index.oldest()[0] == used_ns
+        assert len(index._heap or ()) < 100
 
 
 def test_a_chunk_whose_use_is_unknown_stays_counted() -> None:

@@ -179,6 +179,7 @@ from conftest import Workbench
 
 store = Workbench(pathlib.Path(sys.argv[1])).make()._store
 store.open()
+store.count()
 with store._usage.locked():
     pid = os.fork()
     if pid == 0:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvtier_file import usage_replica
+from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.root import Root
 from kvtier_file.shared_header import HeaderFile
 from kvtier_sdk import ChunkNotFoundError, TierCapacityError, TierError, Usage
@@ -616,3 +617,54 @@ async def test_a_closed_tier_leaves_no_reservation_and_no_lease(pair):
     await other.close()
     assert read_header(one).reservations == {}
     assert os.listdir(one.root / ".shared" / "leases") == []
+
+
+@pytest.fixture
+async def slow_count(bench, monkeypatch, make_gate):
+    """A root with a chunk, and a gate at the last shard that the next tier counts."""
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    await bench.close()
+    gate = make_gate(NamespaceDirectory.list_shard, after=255)
+    monkeypatch.setattr(NamespaceDirectory, "list_shard", lambda *args: gate(*args))
+    yield gate
+    gate.leave.set()
+
+
+async def test_lookups_and_loads_do_not_wait_for_the_count(bench, slow_count):
+    tier = await bench.open()
+    assert slow_count.entered.is_set()
+    store = asyncio.create_task(bench.put(tier, KEYS[1]))
+    usage = asyncio.create_task(tier.usage())
+    assert await bench.has(tier, *KEYS[:2]) == [True, False]
+    assert await bench.loads(tier, KEYS[0])
+    await tier.touch([KEYS[0]])
+    assert (store.done(), usage.done()) == (False, False)
+    slow_count.leave.set()
+    assert await store == [None]
+    assert (await tier.usage()).chunks == 2
+
+
+async def test_a_count_that_fails_late_is_made_by_the_next_store(
+    bench, slow_count, monkeypatch, caplog
+):
+    tier = await bench.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(Root, "headroom_bytes", lambda *args: os.fstat(-1))
+        slow_count.leave.set()
+        await asyncio.wait([tier._counting])
+    assert "its chunks are not counted yet" in caplog.text
+    assert await bench.put(tier, KEYS[1]) == [None]
+    assert (await tier.usage()).chunks == 2
+
+
+async def test_a_tier_that_still_counts_is_closed(bench, slow_count):
+    slow_count._after = 100
+    tier = await bench.open()
+    closing = asyncio.create_task(tier.close())
+    while not tier._store._root.is_closing:
+        await asyncio.sleep(0)
+    slow_count.leave.set()
+    await closing
+    assert tier._counting.done()
+    assert not os.listdir(bench.root / ".shared" / "leases")
