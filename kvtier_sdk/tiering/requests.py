@@ -15,6 +15,8 @@ class RequestState:
         context: as the engine gave it.
         asked: the pending lookup of each chunk. Its answers never outlive the request.
         asking: the pending lookup that this step's new chunks are added to.
+        known: the chunks of this step that are loaded without a lookup.
+        asks_first: true if no more chunks are: there was no room for one.
         claims: slots of chunks that are promoted for the request, pinned until it uses them or
             ends.
         copies: slots that are being copied to the device, by key; twice where there are two.
@@ -30,10 +32,12 @@ class RequestState:
         "arrived_s",
         "asked",
         "asking",
+        "asks_first",
         "claims",
         "context",
         "copies",
         "finished",
+        "known",
         "missed",
         "prefix_order",
         "tiers",
@@ -52,6 +56,8 @@ class RequestState:
         self.tiers = tiers
         self.asked: dict[OffloadKey, PendingLookup] = {}
         self.asking: PendingLookup | None = None
+        self.known: PendingLookup | None = None
+        self.asks_first = False
         self.claims: dict[OffloadKey, Slot] = {}
         self.copies: dict[OffloadKey, list[Slot]] = {}
         self.writes: dict[OffloadKey, Slot] = {}
@@ -69,3 +75,5 @@ class RequestState:
         """Forget what the tiers have said so far."""
         self.asked.clear()
         self.asking = None
+        self.known = None
+        self.asks_first = False

@@ -314,7 +314,9 @@ class Engine:
             LookupResult.HIT: readable,
             LookupResult.MISS: slot is None,
             LookupResult.HIT_PENDING: slot is not None and (not readable or self._plan.one_copy),
-            LookupResult.RETRY: slot is None and pending is not None and pending.waiting != 0,
+            LookupResult.RETRY: slot is None
+            and pending is not None
+            and (pending.waiting != 0 or not pending.sealed),
         }[answer]
         if not true:
             state = "not in the primary tier" if slot is None else slot.state.value
