@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +44,13 @@ class KVTierSide:
         self._step_s = step_s
         self._pool = HostPool(slots, chunk_bytes)
         self._runner: _CountingRunner | None = None
-        self.manager = TieringManager(self._pool, policy=load_policy("lru")(), clock=clock)
+        self.manager = TieringManager(
+            self._pool,
+            policy=load_policy("lru")(),
+            clock=clock,
+            # Nothing is computed, so there is nothing to compare a load with.
+            recompute_s=math.inf,
+        )
         if url is None:
             return
         spec = TierSpec.from_url(url, **dict.fromkeys(_DEADLINES, _PATIENT_S))

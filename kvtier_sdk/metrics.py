@@ -252,6 +252,14 @@ class TierStats:
         keys=_MISSES,
         of="pool",
     )
+    recompute_s: float | None = _gauge(
+        "recompute_seconds",
+        "seconds",
+        "Time in which the engine computes a chunk: configured or learnt; absent until known.",
+        "tier",
+        default=None,
+        of="pool",
+    )
     lookup_chunks: int = _counter(
         "lookup_chunks",
         "chunks",

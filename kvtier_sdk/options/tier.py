@@ -128,7 +128,9 @@ class RunnerOptions(StrictModel):
             tier is opened when its store can be reached.
         open_deadline_s: an attempt to open the tier that takes longer has failed; an engine waits
             no longer for it.
-        lookup_deadline_s: a lookup that takes longer is a miss.
+        lookup_deadline_s: time that a lookup has at least; one that takes longer is a miss.
+        max_lookup_deadline_s: time that a lookup has at most, if recomputing what it asks for
+            would take as long.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a retryable failure is tried again, inside the deadline.
@@ -154,6 +156,7 @@ class RunnerOptions(StrictModel):
     required: Flag = False
     open_deadline_s: Seconds = Field(30.0, alias="open_deadline", gt=0)
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
+    max_lookup_deadline_s: Seconds = Field(1.0, alias="max_lookup_deadline")
     load_deadline_s: Seconds = Field(5.0, alias="load_deadline")
     store_deadline_s: Seconds = Field(30.0, alias="store_deadline")
     retries: Count = Field(2, ge=0, le=100)

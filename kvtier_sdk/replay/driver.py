@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from array import array
@@ -69,6 +70,9 @@ def replay(
     config = config.model_copy(update={"tiers": needed})
     if closed:
         config = config.model_copy(update={"tiers": tuple(map(_patient, config.tiers))})
+    if config.recompute_s is None:
+        # Nothing is computed, so there is nothing to compare a load with.
+        config = config.model_copy(update={"recompute_s": math.inf})
     if not evict_others:
         check_bystanders(config.tiers, clock)
     reported = threading.Event()

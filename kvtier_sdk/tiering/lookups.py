@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from kvtier_sdk.runner.jobs import Verdict
@@ -29,19 +30,23 @@ class PendingLookup:
         waiting: tiers that have not answered.
         hits: tiers that have a chunk and have not failed to bring it; 0 where all of them have
             failed, absent where no tier has it.
-        deadline_s: when tiers that have not answered count as not having the chunks.
+        deadline_s: when tiers that have not answered count as not having the chunks; infinite
+            until they are asked.
         doubt: why an answer may be wrong: a tier could not be asked or did not answer. A miss is
             counted under this reason.
         skipped: tiers that may have the chunks and could not be asked.
         sealed: true once it was handed over: no key is added.
         shared: true if all tiers may be asked for the request, so that others may use the answers.
         worth_loading: true if loading is faster than recomputing; ``None`` until it was weighed.
+        is_known: true if no tier is asked: those of ``hits`` are known to have the chunks. If they
+            fail to bring one, the tiers are asked for it.
     """
 
     __slots__ = (
         "deadline_s",
         "doubt",
         "hits",
+        "is_known",
         "keys",
         "request",
         "sealed",
@@ -51,19 +56,18 @@ class PendingLookup:
         "worth_loading",
     )
 
-    def __init__(
-        self, request: RequestContext, waiting: int, deadline_s: float, *, shared: bool
-    ) -> None:
+    def __init__(self, request: RequestContext, waiting: int, *, shared: bool) -> None:
         self.keys: list[OffloadKey] = []
         self.request = request
         self.waiting = waiting
         self.hits: dict[OffloadKey, int] = {}
-        self.deadline_s = deadline_s
+        self.deadline_s = math.inf
         self.doubt: str | None = None
         self.skipped = 0
         self.sealed = False
         self.shared = shared
         self.worth_loading: bool | None = None
+        self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
         """Return the index of the first of these tiers that has the chunk; there must be one."""
@@ -108,26 +112,26 @@ class LookupTable:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self._new: list[PendingLookup] = []
 
-    def begin(
-        self, request: RequestContext, tiers: int, deadline_s: float, *, shared: bool
-    ) -> PendingLookup:
+    def begin(self, request: RequestContext, tiers: int, *, shared: bool) -> PendingLookup:
         """Begin a lookup, to be handed over at the end of the step.
 
         Args:
             request: on whose behalf.
             tiers: mask of the tiers that are asked.
-            deadline_s: of the answers.
             shared: whether all tiers may be asked for the request.
 
         Returns:
             The lookup, still without keys.
         """
-        pending = PendingLookup(request, tiers, deadline_s, shared=shared)
+        pending = PendingLookup(request, tiers, shared=shared)
         self._new.append(pending)
         return pending
 
     def take_new(self) -> list[PendingLookup]:
-        """Take the lookups that no tier has been asked yet, and seal them."""
+        """Take the lookups that no tier has been asked yet, and seal them.
+
+        Among them are chunks that no tier is asked for, since they are known to be there.
+        """
         taken, self._new = self._new, []
         for pending in taken:
             pending.sealed = True

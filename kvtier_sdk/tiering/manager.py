@@ -17,6 +17,7 @@ from kvtier_sdk.runner import PoolMemory, TierRunner
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.tiering.compute_rate import ComputeRate
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
@@ -55,8 +56,9 @@ class TieringManager:
         events: true to collect events for :meth:`take_events`; the engine must take them.
         one_copy: true to tell a request to wait if another one is copying the same chunk to the
             device, so that one copy serves both. Leave it off for an engine that does this itself.
-        recompute_s: time that the engine takes to recompute a chunk; with it, chunks that a tier
-            brings more slowly are a ``MISS``.
+        recompute_s: time that the engine takes to compute a chunk; learnt where it is ``None``.
+            Chunks that a tier brings more slowly are a ``MISS``, and the tiers may take as long to
+            answer.
         recorder: takes each request that finishes, with its chunks; the caller closes it.
     """
 
@@ -83,8 +85,11 @@ class TieringManager:
         # Looked up once: this is the engine's thread.
         self._by_key = self._primary.by_key
         self._misses = self._primary.stats.misses
+        self._primary.stats.recompute_s = recompute_s
+        self._compute_rate = ComputeRate()
+        # Requests that have not finished.
+        self._alive = 0
         self._tiers: list[ManagedTier] = []
-        self._lookup_deadline_s = 0.0
         self._lookups = LookupTable()
         reserve = round(pool.slots * store_reserve)
         self._promotions = Promotions(self._primary, limit=pool.slots - reserve)
@@ -130,7 +135,6 @@ class TieringManager:
         tier = ManagedTier(client, index, store_policy, whole_requests, admission)
         self._tiers.append(tier)
         self._cascade.add(tier)
-        self._lookup_deadline_s = max(self._lookup_deadline_s, spec.runner.lookup_deadline_s)
 
     @property
     def headroom_slots(self) -> int:
@@ -227,6 +231,7 @@ class TieringManager:
         self._requests[request.request_id] = RequestState(
             request, order, tiers=mask, arrived_s=arrived_s
         )
+        self._alive += 1
 
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
         """Look a chunk up.
@@ -238,7 +243,8 @@ class TieringManager:
         Returns:
             ``HIT``: readable now; ``prepare_load`` of it in this step succeeds. ``HIT_PENDING``:
             on its way into the primary tier, ask again next step. ``RETRY``: a tier is still
-            answering, ask again next step; bounded by the lookup deadline. ``MISS``: recompute.
+            answering, or a load begins at the end of the step, ask again next step; bounded by
+            the lookup deadline. ``MISS``: recompute.
 
         Raises:
             KVTierError: the request is unknown.
@@ -259,7 +265,7 @@ class TieringManager:
         having = pending.hits.get(key)
         # A load that it joined may rest on answers of tiers that it may not ask.
         if having and having & state.tiers:
-            return self._promote(key, pending, state)
+            return self._promote(key, pending, state) if pending.sealed else _RETRY
         if pending.waiting:
             if self._now_s <= pending.deadline_s:
                 wait = state.wait
@@ -460,6 +466,8 @@ class TieringManager:
         if state.prefix_order is not None:
             for key, slot in zip(new, slots, strict=True):
                 slot.parent, slot.position = state.prefix_order.note(key)
+        if new:
+            self._compute_rate.named(len(new), self._clock.now_s())
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def complete_store(
@@ -513,7 +521,12 @@ class TieringManager:
             return
         if self._recorder is not None and state.prefix_order is not None and not state.finished:
             self._recorder.record(state.arrived_s, state.prefix_order.keys, end_tokens or {})
-        state.finished = True
+        if not state.finished:
+            state.finished = True
+            self._alive -= 1
+            if not self._alive:
+                # The engine may be idle from here on.
+                self._compute_rate.burst_ended(self._clock.now_s())
         self._promotions.abandon(state)
         self._end_if_over(state)
         self._flush()
@@ -540,6 +553,9 @@ class TieringManager:
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)
+        self._compute_rate.step_ended(self._now_s)
+        if self._recompute_s is None:
+            self._primary.stats.recompute_s = self._compute_rate.chunk_s
         self._cascade.keep_headroom()
         self._flush()
         self._primary.step += 1
@@ -660,6 +676,10 @@ class TieringManager:
         if pending is None:
             pending = state.asking
             if pending is None or pending.sealed:
+                # Behind a chunk that tiers are asked for, a load may be in vain.
+                known = 0 if state.asks_first else self._known_tiers(key, state)
+                if known:
+                    return self._take_known(key, known, state)
                 pending = self._begin_lookup(state)
                 if pending is None:
                     may_ask = self._tiers_of(state)
@@ -690,53 +710,95 @@ class TieringManager:
                 tiers |= tier.bit & may_ask
         if not tiers:
             return None
-        deadline_s = self._now_s + self._lookup_deadline_s
-        pending = self._lookups.begin(state.context, tiers, deadline_s, shared=state.tiers == -1)
+        pending = self._lookups.begin(state.context, tiers, shared=state.tiers == -1)
         if tiers != may_ask:
             pending.doubt = MissReason.UNAVAILABLE.value
             pending.skipped = may_ask & ~tiers
         state.asking = pending
         return pending
 
+    def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
+        """Mask of the tiers that are known to have a chunk, if the first to be asked is."""
+        known = 0
+        for tier in self._tiers:
+            if tier.bit & state.tiers and tier.client.takes_reads:
+                if tier.client.knows(key):
+                    known |= tier.bit
+                elif not known:
+                    break
+        return known
+
+    def _take_known(self, key: OffloadKey, known: int, state: RequestState) -> PendingLookup:
+        """Have a chunk loaded at the end of the step, with the others that are known."""
+        pending = state.known
+        if pending is None or pending.sealed:
+            pending = self._lookups.begin(state.context, 0, shared=state.tiers == -1)
+            pending.is_known = True
+            state.known = pending
+        pending.keys.append(key)
+        pending.hits[key] = known
+        state.asked[key] = pending
+        return pending
+
+    def _load_known(self, pending: PendingLookup) -> None:
+        state = self._requests.get(pending.request.request_id)
+        if state is None or state.finished:
+            return
+        for key in pending.keys:
+            if state.asked.get(key) is not pending:
+                continue
+            if key not in self._by_key and not state.asks_first:
+                # Where it cannot begin, the tiers are asked, and the miss is counted then.
+                state.asks_first = self._begin_load(key, pending, state) is not None
+            if key not in state.claims:
+                del state.asked[key]
+
     def _promote(
         self, key: OffloadKey, pending: PendingLookup, state: RequestState
     ) -> LookupResult:
+        reason = self._begin_load(key, pending, state)
+        if reason is None:
+            return _HIT_PENDING
+        self._count_miss(key, state, reason.value)
+        return _MISS
+
+    def _begin_load(
+        self, key: OffloadKey, pending: PendingLookup, state: RequestState
+    ) -> MissReason | None:
+        """Load a chunk from the first tier that has it, and those behind it; say why not."""
         tier = self._tiers[pending.first_hit(key, state.tiers)]
         while not tier.client.takes_reads:
             # It had the chunk when it answered, and would refuse now.
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
-                self._count_miss(key, state, MissReason.UNAVAILABLE.value)
-                return _MISS
+                return MissReason.UNAVAILABLE
             tier = self._tiers[pending.first_hit(key, state.tiers)]
         room = tier.client.load_room
         if not room:
             tier.client.stats.dropped["load.queue_full"] += 1
-            reason = MissReason.QUEUE_FULL
-        elif not self._is_worth_loading(pending, tier.client):
-            reason = MissReason.SLOWER_THAN_RECOMPUTE
-        else:
-            keys = [key]
-            if pending.request is state.context:
-                # The scan will come to the chunks found behind this one too: load them in one go.
-                keys = pending.run_from(key, tier.index, room)
-                by_key = self._primary.by_key
-                if len(keys) > 1:
-                    keys = [k for k in keys if k not in by_key]
-            if self._promotions.start(keys, pending, tier, state):
-                return _HIT_PENDING
-            tier.client.stats.dropped["load.primary_full"] += 1
-            reason = MissReason.PRIMARY_FULL
-        self._count_miss(key, state, reason.value)
-        return _MISS
+            return MissReason.QUEUE_FULL
+        if not self._is_worth_loading(pending, tier.client):
+            return MissReason.SLOWER_THAN_RECOMPUTE
+        keys = [key]
+        if pending.request is state.context:
+            # The scan will come to the chunks found behind this one too: load them in one go.
+            keys = pending.run_from(key, tier.index, room)
+            by_key = self._primary.by_key
+            if len(keys) > 1:
+                keys = [k for k in keys if k not in by_key]
+        if self._promotions.start(keys, pending, tier, state):
+            return None
+        tier.client.stats.dropped["load.primary_full"] += 1
+        return MissReason.PRIMARY_FULL
 
     def _is_worth_loading(self, pending: PendingLookup, tier: TierClient) -> bool:
         """Weigh, once a lookup, loading all that was found against recomputing it."""
-        if self._recompute_s is None:
+        recompute_s = self._primary.stats.recompute_s
+        if recompute_s is None:
             return True
         if pending.worth_loading is None:
             found = len(pending.hits)
-            pending.worth_loading = tier.expected_load_s(found) <= found * self._recompute_s
+            pending.worth_loading = tier.expected_load_s(found) <= found * recompute_s
         return pending.worth_loading
 
     def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
@@ -762,9 +824,17 @@ class TieringManager:
     def _flush(self) -> None:
         """Hand over what was collected, to each tier in one hop."""
         for pending in self._lookups.take_new():
+            if not pending.waiting:
+                self._load_known(pending)
+                continue
+            worth_s = len(pending.keys) * (self._primary.stats.recompute_s or 0.0)
+            pending.deadline_s = 0.0
             for tier in self._tiers:
                 if pending.waiting & tier.bit:
-                    tier.client.lookup(pending.keys, pending.request, tag=pending)
+                    job = tier.client.lookup(
+                        pending.keys, pending.request, tag=pending, worth_s=worth_s
+                    )
+                    pending.deadline_s = max(pending.deadline_s, job.deadline_s)
             if pending.skipped:
                 self._drop_lookups(pending.skipped, len(pending.keys))
         for tier in self._tiers:

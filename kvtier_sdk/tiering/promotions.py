@@ -161,12 +161,16 @@ class Promotions:
         self._primary.unpin(slot)
 
     def _fail(self, slot: Slot) -> None:
-        # The next tier that has the chunk is tried; with none left, the answer is a miss.
+        # The next tier that has the chunk is tried; with none left, the answer is a miss. The tiers
+        # are asked where none was.
         promotion = slot.promotion
         assert promotion is not None
-        promotion.pending.strike(slot.key, promotion.tier)
+        pending = promotion.pending
+        pending.strike(slot.key, promotion.tier)
         for state in promotion.waiters:
             del state.claims[slot.key]
+            if pending.is_known and not pending.hits[slot.key] & state.tiers:
+                state.asked.pop(slot.key, None)
         self.forget(slot)
 
     def _vacate(self, slot: Slot) -> None:

@@ -16,6 +16,8 @@ class RequestState:
         context: as the engine gave it.
         asked: the pending lookup of each chunk. Its answers never outlive the request.
         asking: the pending lookup that this step's new chunks are added to.
+        known: the chunks of this step that are loaded without a lookup.
+        asks_first: true if no more chunks are: there was no room for one.
         claims: slots of chunks that are promoted for the request, pinned until it uses them or
             ends.
         copies: slots that are being copied to the device, by key; twice where there are two.
@@ -32,10 +34,12 @@ class RequestState:
         "arrived_s",
         "asked",
         "asking",
+        "asks_first",
         "claims",
         "context",
         "copies",
         "finished",
+        "known",
         "missed",
         "prefix_order",
         "tiers",
@@ -55,6 +59,8 @@ class RequestState:
         self.tiers = tiers
         self.asked: dict[OffloadKey, PendingLookup] = {}
         self.asking: PendingLookup | None = None
+        self.known: PendingLookup | None = None
+        self.asks_first = False
         self.claims: dict[OffloadKey, Slot] = {}
         self.copies: dict[OffloadKey, list[Slot]] = {}
         self.writes: dict[OffloadKey, Slot] = {}
@@ -74,3 +80,5 @@ class RequestState:
         self.asked.clear()
         self.asking = None
         self.wait = None
+        self.known = None
+        self.asks_first = False

@@ -37,6 +37,7 @@ from kvtier_sdk.runner.jobs import (
 )
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.job_table import JobTable
+from kvtier_sdk.tiering.known_chunks import KnownChunks
 from kvtier_sdk.tiering.load_rate import LoadRate
 from kvtier_sdk.tiering.removals import RecentRemovals
 from kvtier_sdk.tiering.tier_listener import TierListener
@@ -150,6 +151,10 @@ class TierClient:
         self._refused: list[JobResult] = []
         self._load_rate = LoadRate()
         self._loads_running = 0
+        # Chunks that the tier has stored or brought, and has not reported removed.
+        self._known = KnownChunks()
+        # Time of the tier's last answer, or of the hand-over of loads if none was under way.
+        self._heard_s = 0.0
         self._next_overdue_look_s = -math.inf
         # What each direction had missed when its last outage began.
         self._missed_before = dict.fromkeys(Direction, 0)
@@ -275,10 +280,33 @@ class TierClient:
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self._load_rate.expected_s(size_bytes, self._clock.now_s())
 
+    def knows(self, key: OffloadKey) -> bool:
+        """Return true if a chunk (``key``) can be loaded without a lookup before.
+
+        The tier has stored it or brought it, and has not reported it removed. It may have lost it
+        in silence: then the load fails, and no chunk is known any more. While loads are under way
+        and the tier has answered nothing for longer than ``lookup_deadline``, none is known
+        either: a tier that hangs is found out by lookups, which do not wait as long.
+        """
+        if key not in self._known:
+            return False
+        if not self._loads_running:
+            return True
+        return self._clock.now_s() - self._heard_s <= self.spec.runner.lookup_deadline_s
+
+    def forget_chunks(self) -> None:
+        """Forget which chunks the tier has, as after a restart of the engine."""
+        self._known.clear()
+
     # --- collecting -----------------------------------------------------------------------------
 
     def lookup(
-        self, keys: Sequence[OffloadKey], request: RequestContext, *, tag: Any = None
+        self,
+        keys: Sequence[OffloadKey],
+        request: RequestContext,
+        *,
+        tag: Any = None,
+        worth_s: float = 0.0,
     ) -> Job:
         """Collect a lookup.
 
@@ -286,11 +314,15 @@ class TierClient:
             keys: the chunks; the sequence belongs to the client from now on.
             request: on whose behalf.
             tag: handed back in ``job.tag``.
+            worth_s: time in which the engine would compute the chunks. The lookup has as long,
+                within the tier's ``lookup_deadline`` and ``max_lookup_deadline``.
 
         Returns:
             The job.
         """
-        job = self._new_job(_LOOKUP, keys, (), request, self.spec.runner.lookup_deadline_s, tag)
+        options = self.spec.runner
+        within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
+        job = self._new_job(_LOOKUP, keys, (), request, within_s, tag)
         self._collected.append(job)
         return job
 
@@ -404,6 +436,7 @@ class TierClient:
                 self.spec.name,
             )
         self._stale = True
+        self._known.clear()
 
     def drop_stores(self, count: int) -> None:
         """Count chunks that are not offered because stores are refused.
@@ -456,7 +489,8 @@ class TierClient:
                 self.stats.lookup_chunks += len(job.keys)
         if loads:
             if not self._loads_running:
-                self._load_rate.begin(self._clock.now_s())
+                self._heard_s = self._clock.now_s()
+                self._load_rate.begin(self._heard_s)
             self._loads_running += loads
         self._refused += self._runner.submit(jobs)
 
@@ -544,9 +578,10 @@ class TierClient:
         elif isinstance(report, ChunksRemoved):
             self.stats.evicted_chunks += len(report.keys)
             self._listener.removed(self, report.keys)
+            self._known.discard(report.keys)
+            self._removals.note(report.keys)
             if self._events is not None:
                 self._add_event(report.keys, removed=True)
-                self._removals.note(report.keys)
         else:
             self._note_state(report)
             if isinstance(report, RunnerStopped):
@@ -559,6 +594,8 @@ class TierClient:
                 _log.error("tier %s: a result that does not fit its job", self.spec.name)
                 result.verdicts = [Verdict.FAILED] * len(job.keys)
             job.result = result
+            if Verdict.TIMEOUT not in result.verdicts:
+                self._heard_s = now_s
             self._return_bytes(job)
             self._count(job, result)
             if job.operation is _LOAD:
@@ -607,17 +644,33 @@ class TierClient:
             self._listener.answered(self, job, verdicts)
         elif operation is _LOAD:
             self._listener.loaded(self, job, verdicts)
+            self._learn(job.keys, verdicts)
         elif operation is _STORE:
             self._listener.stored(self, job, verdicts)
+            stored = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
+            stored = self._removals.without(job, stored)
+            # A purge that was asked for meanwhile deletes them.
+            if not self._stale:
+                self._known.add(stored)
             if self._events is not None:
-                stored = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
-                self._add_event(self._removals.without(job, stored), removed=False)
+                self._add_event(stored, removed=False)
         elif operation is _DELETE:
+            self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
             # Nothing was stored since the purge was asked for, so another one changes nothing.
             self._purging = False
             self._stale = verdicts[0] is not _OK
+
+    def _learn(self, keys: Sequence[OffloadKey], verdicts: Sequence[Verdict]) -> None:
+        """Note which chunks are in the tier, from the verdicts of a load."""
+        if _NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
+            # A tier that has lost a chunk in silence has lost others. One that hangs is asked.
+            self._known.clear()
+        elif verdicts.count(_OK) == len(verdicts):
+            self._known.add(keys)
+        else:
+            self._known.discard(k for k, v in zip(keys, verdicts, strict=True) if v is not _OK)
 
     def _release(self, job_id: int) -> None:
         job = self.jobs.release(job_id)
@@ -654,6 +707,8 @@ class TierClient:
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
         """Conclude the jobs that have no result, and release what can be released."""
+        # A tier in the memory of its process has lost everything.
+        self._known.clear()
         for job in self.jobs.running:
             error = None
             if report.reason is not None:

@@ -274,16 +274,6 @@ def an_open_breaker_is_not_probed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TierHealth, "_probe", probe)
 
 
-@bug("a lookup has its whole time")
-def a_step_begins_before_the_engine_sleeps(patch: pytest.MonkeyPatch) -> None:
-    def pending(original: Any, self: Any) -> bool:
-        answer: bool = original(self)
-        self._collected = True
-        return answer
-
-    around(patch, TieringManager, "has_pending_work", pending)
-
-
 @bug("a request asks its own tiers alone")
 def who_joins_a_load_may_ask_all_tiers(patch: pytest.MonkeyPatch) -> None:
     def join(original: Any, self: Any, slot: Slot, state: RequestState) -> None:

@@ -46,6 +46,7 @@ load ok
 load corrupt
 load timeout
 load unavailable
+chunks loaded without a lookup
 store ok
 store timeout
 store capacity

@@ -230,12 +230,17 @@ class Engine:
 
 
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
-    """Store chunks for A, and push them out of the primary tier."""
+    """Store chunks for A, push them out of the primary tier, and forget which tier has them.
+
+    So they would lie there after a restart of the engine: a tier is asked before it loads them.
+    """
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])
         engine.step()
         engine.step()
     engine.push_out(A)
+    for client in engine.manager.clients:
+        client.forget_chunks()
 
 
 def start_promotion(engine: Engine, key: OffloadKey) -> None:

@@ -33,6 +33,7 @@ from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.tiering.compute_rate import ComputeRate
 from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
@@ -65,12 +66,14 @@ class _Request:
         answers: true if the tier has a chunk; ``None`` while it is asked.
         new: chunks that it is still to be asked for.
         deadline_s: until when missing answers are waited for.
+        scheduled_s: when its computation began, until its first chunks are stored.
     """
 
     context: RequestContext
     answers: dict[OffloadKey, bool | None] = field(default_factory=dict)
     new: list[OffloadKey] = field(default_factory=list)
     deadline_s: float = 0.0
+    scheduled_s: float | None = None
 
 
 class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[misc]
@@ -120,6 +123,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._feed = StatsFeed()
         self._requests: dict[str, _Request] = {}
         self._touched: dict[OffloadKey, None] = {}
+        self._compute_rate = ComputeRate()
         self._finished: list[EngineResult] = []
         # Closes the tier that was opened under the expected namespace, where it was another one.
         self._closing: threading.Thread | None = None
@@ -163,6 +167,10 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             if not self._tier.takes_reads:
                 self._tier.drop_lookups(1)
                 return _MISS
+            # Behind a chunk that the tier is asked for, a load may be in vain.
+            if not request.new and self._tier.knows(key):
+                request.answers[key] = True
+                return _HIT
             request.answers[key] = None
             request.new.append(key)
             return _RETRY
@@ -178,9 +186,15 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Hand over the step's lookups and uses."""
+        now_s = self._clock.now_s()
+        for req_id in context.new_req_ids:
+            if req_id in self._requests:
+                self._requests[req_id].scheduled_s = now_s
+        chunk_s = self._compute_rate.chunk_s or 0.0
         for request in self._requests.values():
             if request.new:
-                job = self._tier.lookup(request.new, request.context, tag=request)
+                worth_s = len(request.new) * chunk_s
+                job = self._tier.lookup(request.new, request.context, tag=request, worth_s=worth_s)
                 request.new = []
                 request.deadline_s = job.deadline_s
         if self._touched:
@@ -196,6 +210,12 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     # --- jobs ---------------------------------------------------------------------------------
 
     def submit_store(self, job_metadata: TransferJob) -> None:
+        request = self._requests.get(job_metadata.req_context.req_id)
+        if request is not None and request.scheduled_s is not None:
+            # Until its first chunks are stored, others are computed too: it waits for those.
+            duration_s = self._clock.now_s() - request.scheduled_s
+            self._compute_rate.note(len(job_metadata.keys), duration_s)
+            request.scheduled_s = None
         self._submit(self._tier.store, job_metadata)
 
     def submit_load(self, job_metadata: TransferJob) -> None:

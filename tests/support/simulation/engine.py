@@ -16,7 +16,6 @@ from support.simulation.breach import Journal, short
 from support.simulation.chunks import ChunkTree
 from support.simulation.device import Copy, Device
 from support.simulation.inside import Inside
-from support.simulation.ledger import ROUNDING_S
 from support.simulation.plan import Plan
 
 _READY = SlotState.READY
@@ -110,7 +109,6 @@ class Engine:
         self._breach = on_breach
         self._resetting = resetting
         self._patience_s = _patience_s(plan)
-        self._lookup_deadline_s = _lookup_deadline_s(plan)
         self._arrived = 0
         self._flush_step = 0
         # Requests that load at the end of the step, after others have taken slots.
@@ -312,18 +310,13 @@ class Engine:
             LookupResult.HIT: readable,
             LookupResult.MISS: slot is None,
             LookupResult.HIT_PENDING: slot is not None and (not readable or self._plan.one_copy),
-            LookupResult.RETRY: slot is None and pending is not None and pending.waiting != 0,
+            LookupResult.RETRY: slot is None
+            and pending is not None
+            and (pending.waiting != 0 or not pending.sealed),
         }[answer]
         if not true:
             state = "not in the primary tier" if slot is None else slot.state.value
             self._breach("an answer is true", f"{answer.name} for {short(key)}, which is {state}")
-        if answer is LookupResult.RETRY and pending is not None and not pending.sealed:
-            left_s = pending.deadline_s - self._clock.now_s()
-            if left_s < self._lookup_deadline_s - ROUNDING_S:
-                self._breach(
-                    "a lookup has its whole time",
-                    f"{short(key)} is asked for just now, and {left_s:g} s are left",
-                )
 
     def _check_wait(self, keys: Sequence[OffloadKey], context: RequestContext) -> None:
         self._count("lookups left out")

@@ -62,6 +62,8 @@ class Ledger:
         held: jobs whose end the manager has not taken, and which still hold pins.
         found: chunks that the tier said it has since the last reset, in answers to questions of
             after it, and how often it did.
+        known: chunks that it has stored or loaded since it was last reset, and has not failed to
+            load.
         settled: chunks that a store of the tier has been concluded for, well or not.
         arrived: those for which one was concluded well.
         stored: chunks to announce as stored, in order: not those that left before the manager
@@ -89,6 +91,7 @@ class Ledger:
         self.pending: dict[int, Job] = {}
         self.held: dict[int, Job] = {}
         self.found: Counter[OffloadKey] = Counter()
+        self.known: set[OffloadKey] = set()
         self.settled: set[OffloadKey] = set()
         self.arrived: set[OffloadKey] = set()
         self.stored: list[OffloadKey] = []
@@ -105,6 +108,8 @@ class Ledger:
         self._outdated: set[int] = set()
         # Loads that failed since then.
         self._failed: Counter[OffloadKey] = Counter()
+        # Loads of known chunks that rest on no answer.
+        self._unasked: set[tuple[int, OffloadKey]] = set()
         self._results: dict[int, JobResult] = {}
         # Chunks that left while these jobs were to store them.
         self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
@@ -189,6 +194,8 @@ class Ledger:
             tiers_too: chunks stored in the tiers before must not be found either.
         """
         self._era += tiers_too
+        if tiers_too:
+            self.known.clear()
         self.found.clear()
         self._failed.clear()
         self._outdated.update(self.pending)
@@ -250,6 +257,10 @@ class Ledger:
 
     def _check_answers(self, load: Job, what: str) -> None:
         for key in load.keys:
+            if key in self.known and self._failed[key] >= self.found[key]:
+                self._unasked.add((load.job_id, key))
+                self.counts["chunks loaded without a lookup"] += 1
+                continue
             if not self.found[key]:
                 self._on_breach(
                     "a load rests on an answer",
@@ -307,12 +318,21 @@ class Ledger:
             if verdict is Verdict.OK:
                 if job.operation is Operation.LOOKUP and not outdated:
                     self.found[key] += 1
+                elif job.operation is Operation.LOAD:
+                    self._know(job, key)
                 elif job.operation is Operation.STORE:
+                    self._know(job, key)
                     self.arrived.add(key)
                     if (job.job_id, key) not in self._left_meanwhile:
                         self.stored.append(key)
-            elif job.operation is Operation.LOAD and not outdated:
-                self._failed[key] += 1
+            elif job.operation is Operation.LOAD:
+                self.known.discard(key)
+                if (job.job_id, key) not in self._unasked and not outdated:
+                    self._failed[key] += 1
+
+    def _know(self, job: Job, key: OffloadKey) -> None:
+        if self._job_eras[job.job_id] == self._era:
+            self.known.add(key)
 
 
 class WatchedRunner(InlineRunner):

@@ -51,7 +51,7 @@ class SpillRule:
         if self.resetting:
             return
         for tier, ledger in self._owed:
-            had = key in ledger.settled or ledger.found[key]
+            had = key in ledger.settled or ledger.found[key] or key in ledger.known
             if not had and tier.client.takes_stores and key not in self._let_go[ledger.name]:
                 self._breach(
                     "what is owed to a tier stays until it had it",

@@ -340,8 +340,10 @@ class World:
             self._run_tiers(self.rng.uniform(0, self.plan.step_s), stalled)
             if self.rng.random() < self.plan.lull_rate:
                 self.journal.note("lull")
-                # An engine asks before it sleeps.
-                self.manager.has_pending_work()
+                # An engine asks before it sleeps, and steps while there is work to hand over.
+                if self.manager.has_pending_work():
+                    self.manager.on_schedule_end()
+                    self.manager.has_pending_work()
                 self._run_tiers(_LULL_S)
                 self.engine.excuse(_LULL_S * len(self.runners))
         self._raise_first_breach()

@@ -127,6 +127,7 @@ def test_the_runner_has_the_documented_defaults() -> None:
         "required": False,
         "open_deadline_s": 30.0,
         "lookup_deadline_s": 0.05,
+        "max_lookup_deadline_s": 1.0,
         "load_deadline_s": 5.0,
         "store_deadline_s": 30.0,
         "retries": 2,

@@ -1,0 +1,177 @@
+"""Chunks that are loaded without a lookup, since this process knows where they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from support.engine import KEYS, A, B, Engine
+
+from kvtier_sdk import CorruptChunkError, RequestContext, ResetScope
+from kvtier_sdk.tiering.known_chunks import KnownChunks
+
+EngineFactory = Callable[..., Engine]
+
+
+def with_known(make: EngineFactory, **options: object) -> Engine:
+    """Make an engine with KEYS[:4] in its tiers, which knows it, and no longer in its pool."""
+    engine = make(**options)
+    engine.store(A, *KEYS[:4])
+    engine.step()
+    engine.step()
+    engine.push_out(A)
+    for tier in engine.tiers:
+        tier.calls.clear()
+    return engine
+
+
+def misses(engine: Engine) -> dict[str, int]:
+    return dict(engine.manager.stats[0].misses)
+
+
+def test_what_was_stored_is_loaded_in_the_step_that_wants_it(make: EngineFactory) -> None:
+    engine = with_known(make)
+    assert engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
+    engine.step()
+    assert engine.look(B, *KEYS[:4]) == ["HIT"] * 4
+    assert engine.tiers[0].calls == [("load", KEYS[:4])]
+    engine.load(B, *KEYS[:4])
+    assert engine.manager.stats[1].hit_chunks == 4
+    engine.at_rest()
+
+
+def test_two_requests_of_one_step_share_the_load(make: EngineFactory) -> None:
+    engine = with_known(make)
+    engine.look(A, *KEYS[:4])
+    engine.look(B, *KEYS[:4])
+    engine.step()
+    assert engine.look(A, *KEYS[:4]) == engine.look(B, *KEYS[:4]) == ["HIT"] * 4
+    assert engine.tiers[0].calls == [("load", KEYS[:4])]
+
+
+def test_what_the_tier_has_reported_removed_is_asked_for(make: EngineFactory) -> None:
+    engine = with_known(make)
+    engine.tiers[0]._remove(KEYS[:1])
+    engine.step()
+    assert engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
+    engine.step()
+    assert engine.look(B, *KEYS[:1]) == ["MISS"]
+    # Behind a chunk that is asked for, the others are asked for too.
+    assert engine.tiers[0].calls == [("lookup", KEYS[:4])]
+    assert misses(engine) == {"absent": 1}
+
+
+def test_what_left_the_tier_while_its_store_was_under_way_is_not_known(
+    make: EngineFactory,
+) -> None:
+    engine = make()
+    tier = engine.tiers[0]
+    engine.store(A, *KEYS[:2])
+    tier.gate, tier.gated = asyncio.Event(), {"store"}
+    engine.step()
+    tier.context.report_removed(KEYS[:1])
+    engine.step()
+    tier.gate.set()
+    engine.step()
+    engine.step()
+    assert [engine.manager.clients[0].knows(key) for key in KEYS[:2]] == [False, True]
+
+
+def test_a_chunk_lost_in_silence_is_a_miss_and_nothing_is_known_any_more(
+    make: EngineFactory,
+) -> None:
+    engine = with_known(make)
+    del engine.tiers[0]._objects[KEYS[0]]
+    assert engine.settle(B, *KEYS[:4]) == ["MISS", "HIT", "HIT", "HIT"]
+    assert misses(engine) == {"absent": 1}
+    assert engine.manager.stats[1].failures["load.not_found"] == 1
+    assert engine.tiers[0].called() == ["load", "lookup"]
+    assert not engine.manager.clients[0].knows(KEYS[40])
+    engine.load(B, *KEYS[1:4])
+    engine.at_rest()
+
+
+def test_a_tier_that_fails_to_bring_a_chunk_is_followed_by_the_next(make: EngineFactory) -> None:
+    engine = with_known(make, tiers=2)
+    engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
+    assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
+    assert engine.tiers[1].called() == ["load"]
+    engine.load(B, *KEYS[:4])
+    engine.at_rest()
+
+
+def test_a_tier_is_not_passed_over_for_a_later_one_that_is_known_to_have_it(
+    make: EngineFactory,
+) -> None:
+    engine = with_known(make, tiers=2)
+    engine.manager.clients[0].forget_chunks()
+    assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
+    assert engine.tiers[0].called() == ["lookup", "load"]
+    assert engine.tiers[1].called() == ["lookup"]
+
+
+def test_a_tier_that_may_not_be_asked_is_not_read(make: EngineFactory) -> None:
+    engine = with_known(make)
+    choosy = RequestContext("choosy")
+    engine.manager.on_new_request(choosy, [])
+    assert engine.settle(choosy, *KEYS[:4]) == ["MISS"] * 4
+    assert engine.tiers[0].calls == []
+
+
+def test_a_tier_that_is_taken_out_is_not_read(make: EngineFactory) -> None:
+    engine = with_known(make)
+    engine.manager.clients[0].is_drained = True
+    assert engine.settle(B, *KEYS[:4]) == ["MISS"] * 4
+    assert engine.tiers[0].calls == []
+
+
+def test_without_room_in_the_pool_the_miss_says_so(make: EngineFactory) -> None:
+    engine = with_known(make, slots=4)
+    engine.manager.prepare_store(KEYS[10:14], A)
+    assert engine.settle(B, *KEYS[:4])[0] == "MISS"
+    assert misses(engine)["primary_full"] >= 1
+    engine.manager.complete_store(KEYS[10:14], A, success=False)
+
+
+def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: EngineFactory) -> None:
+    engine = with_known(make, load_deadline="2s")
+    tier = engine.tiers[0]
+    tier.gate, tier.gated = asyncio.Event(), {"lookup", "load"}
+    engine.look(B, KEYS[0])
+    engine.step(0.1)
+    assert engine.look(A, KEYS[1]) == ["RETRY"]
+    engine.step(0.06)
+    assert engine.look(A, KEYS[1]) == ["MISS"]
+    assert tier.called() == ["load", "lookup"]
+    assert misses(engine) == {"timeout": 1}
+    # Nor is it believed once the load has failed.
+    engine.steps(2.0)
+    engine.look(A, KEYS[2])
+    engine.step(0.06)
+    assert tier.called()[2:] == ["lookup"]
+
+
+def test_a_reset_of_the_pool_keeps_what_is_known_and_one_of_all_tiers_forgets_it(
+    make: EngineFactory,
+) -> None:
+    engine = with_known(make)
+    engine.manager.reset_cache()
+    assert engine.settle(B, *KEYS[:2]) == ["HIT"] * 2
+    engine.manager.reset_cache(ResetScope.ALL)
+    engine.step()
+    engine.step()
+    assert engine.settle(B, *KEYS[:4]) == ["MISS"] * 4
+    assert engine.tiers[0].called()[-1] == "lookup"
+
+
+def test_memory_is_bounded_and_the_newest_stay() -> None:
+    known = KnownChunks()
+    for start in range(0, 300_000, 1000):
+        known.add(index.to_bytes(8, "big") for index in range(start, start + 1000))
+    assert all(index.to_bytes(8, "big") in known for index in range(299_990, 300_000))
+    assert known._hashes is not None
+    assert known._hashes.itemsize * len(known._hashes) == 2**20
+    known.discard([(299_999).to_bytes(8, "big")])
+    assert (299_999).to_bytes(8, "big") not in known
+    known.clear()
+    assert (299_998).to_bytes(8, "big") not in known

@@ -1,0 +1,81 @@
+"""How long a lookup may take, and when a load is not worth it, by what the engine has computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.engine import KEYS, A, B, Engine, stored_below
+
+EngineFactory = Callable[..., Engine]
+
+#: The time in which the engine of these tests computes a chunk.
+CHUNK_S = 0.04
+
+
+def computing(make: EngineFactory, **options: object) -> Engine:
+    """Make an engine with KEYS[:4] in a tier, which has computed three prompts of four chunks."""
+    engine = make(slots=16, **options)
+    stored_below(engine, *KEYS[:4])
+    for start in range(100, 112, 4):
+        engine.store(A, *KEYS[start : start + 4])
+        engine.step(4 * CHUNK_S)
+        engine.step()
+    return engine
+
+
+def slow_down(engine: Engine, seconds: float) -> None:
+    """Let each call of the tier take so long."""
+    tier = engine.tiers[0]
+    tier.config = tier.config.model_copy(update={"latency_s": seconds})
+
+
+def answers_after(engine: Engine, seconds: float) -> list[str]:
+    """Look up the stored chunks on a busy machine, where the tier takes so long to answer."""
+    slow_down(engine, seconds)
+    engine.look(B, *KEYS[:4])
+    engine.steps(seconds, step_s=seconds / 4)
+    slow_down(engine, 0.0)
+    return engine.settle(B, *KEYS[:4])
+
+
+def test_a_busy_machine_still_serves_full_hits(make: EngineFactory) -> None:
+    engine = computing(make)
+    assert engine.manager.stats[0].recompute_s == pytest.approx(CHUNK_S, rel=0.05)
+    # Twice as long as the 50 ms that every lookup has; recomputing would take 160 ms.
+    assert answers_after(engine, 0.1) == ["HIT"] * 4
+
+
+def test_an_answer_that_comes_later_than_recomputing_would_take_is_a_miss(
+    make: EngineFactory,
+) -> None:
+    engine = computing(make)
+    assert answers_after(engine, 0.3) == ["MISS"] * 4
+    assert engine.manager.stats[0].misses["timeout"] == 4
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_lookup_deadline": "50ms"}, {"manager": {"recompute_s": 0.001}}]
+)
+def test_a_bound_and_a_fixed_time_take_the_place_of_what_was_learnt(
+    make: EngineFactory, options: dict[str, object]
+) -> None:
+    assert answers_after(computing(make, **options), 0.1) == ["MISS"] * 4
+
+
+def test_a_lookup_never_has_longer_than_its_bound(make: EngineFactory) -> None:
+    engine = computing(make, manager={"recompute_s": 3600.0})
+    assert answers_after(engine, 1.2) == ["MISS"] * 4
+
+
+def test_a_load_that_would_take_longer_than_recomputing_is_a_miss(make: EngineFactory) -> None:
+    engine = computing(make, lookup_deadline="1s")
+    slow_down(engine, 0.2)
+    engine.look(B, KEYS[0])
+    engine.step(0.2)
+    engine.look(B, KEYS[0])
+    engine.step(0.2)
+    assert engine.look(B, KEYS[0]) == ["HIT"], "nothing was known of the tier's speed"
+    slow_down(engine, 0.0)
+    assert engine.settle(B, *KEYS[1:4]) == ["MISS"] * 3
+    assert engine.manager.stats[0].misses == {"slower_than_recompute": 3}
