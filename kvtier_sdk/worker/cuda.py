@@ -88,7 +88,8 @@ class CUDADevice(Device):
         with self._driver.during_captures(), torch.cuda.device(self._device):
             # Of a stream, what is queued on it now counts, even if the copy is queued later.
             event = after.record_event() if isinstance(after, torch.Stream) else after
-            copy = _StreamCopy(self, lane, self._pieces(plan), operation, event)
+            pieces = self._pieces(plan, lane.staging)
+            copy = _StreamCopy(self, lane.copies, pieces, operation, event)
             lane.add(copy)
         return copy
 
@@ -137,7 +138,7 @@ class CUDADevice(Device):
             kernel = PageKernel(self._device)
             gatherer = Gatherer(kernel, groups)
             staging = [Staging(kernel, lane.priority) for lane in lanes]
-        except (ImportError, KVTierError, RuntimeError) as raised:
+        except Exception as raised:  # torch's, and triton's, which have no class in common
             _log.warning(
                 "pages of less than 128 KiB are copied one by one, which is slower: %s",
                 _first_line(raised),
@@ -147,9 +148,9 @@ class CUDADevice(Device):
         for lane, parts in zip(lanes, staging, strict=True):
             lane.staging = parts
 
-    def _pieces(self, plan: JobPlan) -> Sequence[_Piece]:
-        if self._gatherer is not None and self._gatherer.suits(plan):
-            return self._gatherer.pieces(plan)
+    def _pieces(self, plan: JobPlan, staging: Staging | None) -> Sequence[_Piece]:
+        if self._gatherer is not None and staging is not None and self._gatherer.suits(plan):
+            return self._gatherer.pieces(plan, staging)
         return plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
 
 
@@ -252,22 +253,19 @@ class _StreamCopy(Copy):
     def __init__(
         self,
         device: CUDADevice,
-        lane: _Lane,
+        copies: torch.cuda.Stream,
         pieces: Sequence[_Piece],
         operation: Operation,
         after: torch.Event,
     ) -> None:
         self._device = device
-        self._lane = lane
+        self._copies = copies
         self._operation = operation
         self._pieces = list(reversed(pieces))
         self._after = after
-        self._first = self._last = lane.copies
-        if lane.staging is not None and isinstance(pieces[0], StagedPiece):
-            if operation is Operation.STORE:
-                self._first = lane.staging.kernels
-            else:
-                self._last = lane.staging.kernels
+        self._first = self._last = copies
+        if isinstance(pieces[0], StagedPiece):
+            self._first, self._last = pieces[0].ends(operation, copies)
         self._began: torch.cuda.Event | None = None
         self._ended: _Mark | None = None
         self._queued = threading.Event()
@@ -291,7 +289,10 @@ class _StreamCopy(Copy):
                 self._first.wait_event(self._after)
                 self._began = torch.cuda.Event(enable_timing=True)
                 self._began.record(self._first)
-            self._queue(piece)
+            if isinstance(piece, StagedPiece):
+                piece.queue(self._operation, self._copies, self._device.enqueue)
+            else:
+                self._device.enqueue(piece, self._operation, self._copies)
         except (KVTierError, RuntimeError) as raised:
             # Some runs may be queued: the copy is done when they have ended.
             self._error = _first_line(raised)
@@ -305,13 +306,6 @@ class _StreamCopy(Copy):
         if not self._pieces:
             self._queued.set()
         return mark, piece.size_bytes
-
-    def _queue(self, piece: _Piece) -> None:
-        lane, enqueue = self._lane, self._device.enqueue
-        if isinstance(piece, CopyPlan):
-            enqueue(piece, self._operation, lane.copies)
-        elif lane.staging is not None:
-            piece.queue(self._operation, lane.staging, lane.copies, enqueue)
 
     def done(self) -> bool:
         return self._queued.is_set() and self._ended is not None and self._ended.is_reached()

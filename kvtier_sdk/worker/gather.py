@@ -78,7 +78,7 @@ class PageKernel:
         """Queue the kernel; see :func:`kvtier_sdk.worker.kernel.launch`.
 
         Raises:
-            KVTierError: it cannot be compiled or started.
+            KVTierError: it cannot be started, and is not to be used any more.
         """
         try:
             self.start(stream, *arguments, gather=gather)
@@ -90,7 +90,7 @@ class PageKernel:
     def start(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Queue the kernel, or raise an error of any class."""
+        """Compile the kernel if it is not yet, and queue it, or raise an error of any class."""
         with torch.cuda.stream(stream):
             self._launch(*arguments, gather=gather)
 
@@ -160,12 +160,9 @@ class Gatherer:
     """Cuts jobs into pieces that fit into a staging part.
 
     Args:
-        kernel: of the device; it is compiled here, before the first job.
+        kernel: of the device; it is compiled here, before the first job. That may raise errors of
+            triton's own classes.
         layouts: of the worker's groups; :meth:`is_wanted` is true of them.
-
-    Raises:
-        KVTierError: the kernel cannot be compiled or started.
-        RuntimeError: the device has no memory left for its tables.
     """
 
     def __init__(self, kernel: PageKernel, layouts: Sequence[GroupLayout]) -> None:
@@ -176,7 +173,7 @@ class Gatherer:
         for gather in (True, False):
             # It has nothing to copy, so it is compiled and no more.
             nowhere = kernel.allocate(16).data_ptr()
-            kernel.queue(stream, nowhere, table, table, 0, 0, 0, 0, 1, 0, gather=gather)
+            kernel.start(stream, nowhere, table, table, 0, 0, 0, 0, 1, 0, gather=gather)
         stream.synchronize()
 
     @staticmethod
@@ -197,9 +194,9 @@ class Gatherer:
             and all(share.layout in self._shapes for share in plan.shares)
         )
 
-    def pieces(self, plan: JobPlan) -> list[StagedPiece]:
+    def pieces(self, plan: JobPlan, staging: Staging) -> list[StagedPiece]:
         """Return the pieces of a job, each for one staging part."""
-        job = _StagedJob(self.kernel, plan)
+        job = _StagedJob(self.kernel, plan, staging)
         found = []
         first_entry = 0
         for share in plan.shares:
@@ -215,18 +212,19 @@ class Gatherer:
 
 
 class _StagedJob:
-    """The block ids of a job, uploaded with its first piece."""
+    """What the pieces of a job have in common: block ids, uploaded with the first of them."""
 
-    def __init__(self, kernel: PageKernel, plan: JobPlan) -> None:
+    def __init__(self, kernel: PageKernel, plan: JobPlan, staging: Staging) -> None:
         self.kernel = kernel
+        self.staging = staging
         self._plan = plan
         self._block_ids: torch.Tensor | None = None
 
-    def block_ids(self, stream: torch.cuda.Stream) -> torch.Tensor:
-        """Return those of all shares, chunk by chunk, for the kernels on this stream."""
+    def block_ids(self) -> torch.Tensor:
+        """Return those of all shares, chunk by chunk, for the kernels of the job."""
         if self._block_ids is None:
             ids = np.concatenate([share.blocks.ravel() for share in self._plan.shares])
-            self._block_ids = self.kernel.upload(ids, stream)
+            self._block_ids = self.kernel.upload(ids, self.staging.kernels)
         return self._block_ids
 
 
@@ -255,26 +253,26 @@ class StagedPiece:
             share.layout.lengths_bytes[segments].sum()
         )
 
-    def queue(
-        self,
-        operation: Operation,
-        staging: Staging,
-        copies: torch.cuda.Stream,
-        enqueue: Enqueue,
-    ) -> None:
-        """Queue the kernel and the copies; each waits for the other, and for the staging part.
+    def ends(
+        self, operation: Operation, copies: torch.cuda.Stream
+    ) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        """Return the streams on which the piece begins and ends: kernels, copies, or vice versa."""
+        kernels = self._job.staging.kernels
+        return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
-        A store begins on the stream of the kernels and ends on that of the copies; a load the
-        other way round. After a failure, what ends last waits for all that was queued.
+    def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
+        """Queue the kernel and the copies, one behind the other, once a staging part is free.
+
+        After a failure, the stream on which the piece ends waits for all that was queued.
         """
-        part = staging.next_part()
+        part = self._job.staging.next_part()
         store = operation is Operation.STORE
-        first, last = (staging.kernels, copies) if store else (copies, staging.kernels)
+        first, last = self.ends(operation, copies)
         if part.free is not None:
             first.wait_event(part.free)
         try:
             if store:
-                self._move(part, staging.kernels, gather=True)
+                self._move(part, gather=True)
             else:
                 enqueue(self._runs(part), operation, copies)
         finally:
@@ -283,16 +281,16 @@ class StagedPiece:
             if store:
                 enqueue(self._runs(part), operation, copies)
             else:
-                self._move(part, staging.kernels, gather=False)
+                self._move(part, gather=False)
         finally:
             part.free = last.record_event()
 
-    def _move(self, part: _Part, stream: torch.cuda.Stream, *, gather: bool) -> None:
+    def _move(self, part: _Part, *, gather: bool) -> None:
         band = self._band
         self._job.kernel.queue(
-            stream,
+            self._job.staging.kernels,
             part.memory.data_ptr(),
-            self._job.block_ids(stream),
+            self._job.block_ids(),
             self._table,
             self._first_entry,
             self._share.blocks.size,

@@ -171,9 +171,9 @@ class GroupShare:
         lengths = np.empty_like(device)
         lengths[:] = layout.lengths_bytes[:, None]
         if (self.blocks >= 0).all():
-            return merge(device.ravel(), host.ravel(), lengths.ravel())
+            return _merge(device.ravel(), host.ravel(), lengths.ravel())
         there = np.broadcast_to(blocks >= 0, device.shape)
-        return merge(device[there], host[there], lengths[there])
+        return _merge(device[there], host[there], lengths[there])
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +230,7 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
     nothing = [np.empty(0, np.int64)]
     host = np.concatenate([plan.host for plan in plans] or nothing)
     order = np.argsort(host, kind="stable")
-    return merge(
+    return _merge(
         np.concatenate([plan.device for plan in plans] or nothing)[order],
         host[order],
         np.concatenate([plan.lengths_bytes for plan in plans] or nothing)[order],
@@ -271,8 +271,7 @@ def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
     return bool((begins[1:] < begins[:-1] + lengths_bytes[order][:-1]).any())
 
 
-def merge(device: Int64s, host: Int64s, lengths: Int64s) -> CopyPlan:
-    """Plan these runs, in the order of their host addresses, with neighbours as one."""
+def _merge(device: Int64s, host: Int64s, lengths: Int64s) -> CopyPlan:
     if not len(lengths):
         return CopyPlan(device, host, lengths)
     begins_here = np.empty(len(lengths), np.bool_)
