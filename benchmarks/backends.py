@@ -44,7 +44,7 @@ def main() -> None:
     measured: list[Series] = []
     for backend in arguments.backend:
         make_subject = getattr(import_module(f"ways.{backend}_ways"), SUBJECTS[backend])
-        with make_subject(arguments.root) as subject:
+        with make_subject(arguments.root, **({"keep": True} if arguments.keep else {})) as subject:
             for kib in arguments.kib:
                 work = _work(subject, kib * 1024, arguments)
                 series = _series(subject, work, _measure(subject, work, arguments.rounds))
@@ -69,7 +69,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kib", type=int, nargs="+", default=[2048, 128], help="length of a chunk (2048 128)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="to take medians over (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="to take medians over, at least 2 (%(default)s)"
+    )
     parser.add_argument(
         "--total",
         type=parse_bytes,
@@ -81,6 +83,12 @@ def _arguments() -> argparse.Namespace:
         type=int,
         default=4,
         help="connections, or threads, of each way (%(default)s)",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="file: remove nothing between the rounds; ext4 makes files slowly for a minute after "
+        "many were removed",
     )
     parser.add_argument("--root", type=Path, help="a directory on the disk to measure")
     results.add_option(parser)
@@ -100,10 +108,14 @@ def _work(subject: Subject, chunk_bytes: int, arguments: argparse.Namespace) -> 
 
 def _measure(subject: Subject, work: Work, rounds: int) -> dict[str, Rounds]:
     figures: dict[str, Rounds] = {}
-    for _ in range(rounds):
-        for way in subject.ways(work):
-            figures.setdefault(way.name, []).append(way.measure())
-        subject.clear()
+    for number in range(rounds):
+        ways = list(subject.ways(work))
+        figures = figures or {way.name: [] for way in ways}
+        # A disk may still be busy with the way before: each way follows another in turn.
+        start = number % len(ways)
+        for way in ways[start:] + ways[:start]:
+            figures[way.name].append(way.measure())
+            subject.clear()
     return figures
 
 

@@ -1,4 +1,4 @@
-"""Files: the tier, aiofiles, and plain vectors of reads and writes."""
+"""Files: the tier, vLLM's C extension, aiofiles, and plain vectors of reads and writes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import aiofiles
-import aiofiles.os
-
+from ways.engine_way import EngineWay
 from ways.sockets import in_threads
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
+
+# Peers, each left out of the table where it is not installed.
+try:
+    import aiofiles
+    import aiofiles.os
+except ImportError:
+    aiofiles = None  # type: ignore[assignment]
+try:
+    from vllm import fs_io_C as vllm_io
+except ImportError:
+    vllm_io = None
 
 
 class Aiofiles(Way):
@@ -42,6 +51,52 @@ class Aiofiles(Way):
                 await file.read()
 
         await self.work.each(load)
+
+
+class VLLMFiles(Way):
+    """The C extension of vLLM's tier for files: a batch a call, from as many threads.
+
+    All files are in one directory; vLLM spreads them over a million, which costs it more. It asks
+    for O_DIRECT, as vLLM does where a probe succeeds. Payloads only: it stores no header.
+    """
+
+    name = "vllm.fs_io_C"
+
+    def __init__(self, work: Work, root: Path) -> None:
+        super().__init__(work)
+        self._root = root
+
+    async def store(self) -> None:
+        def store(paths: list[str], views: list[memoryview]) -> None:
+            vllm_io.batch_store_block([f"{path}.tmp" for path in paths], paths, views, True)
+
+        self._each(store)
+
+    async def load(self) -> None:
+        def load(paths: list[str], views: list[memoryview]) -> None:
+            vllm_io.batch_load_block(paths, views, True)
+
+        self._each(load)
+
+    def _each(self, move: Callable[[list[str], list[memoryview]], None]) -> None:
+        batches = self._batches()
+
+        def lane(slots: list[list[memoryview]]) -> None:
+            for paths in batches:
+                move(paths, [payload for _, payload in slots[: len(paths)]])
+
+        in_threads(lane, self.work.lanes())
+
+    def _batches(self) -> Iterator[list[str]]:
+        step = self.work.batch_chunks
+        names = [f"{self._root}/{number:064}.bin" for number in range(self.work.keys)]
+        return iter([names[start : start + step] for start in range(0, len(names), step)])
+
+
+class TierAlone(TierWay):
+    """The tier without its runner: no process, no digests."""
+
+    name = "the tier alone"
 
 
 class PlainFiles(Way):
@@ -101,6 +156,7 @@ class FileSubject(Subject):
 
     Args:
         root: its parent; the system's directory for temporary files if ``None``.
+        keep: remove nothing before the end. Each round has its own directories and keys then.
     """
 
     name = "file"
@@ -108,29 +164,48 @@ class FileSubject(Subject):
     # The tier's alignment.
     header_bytes = 4096
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path | None, *, keep: bool = False) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="kvtier-bench-", dir=root))
+        self._keep = keep
+        self._rounds = 0
 
     def __enter__(self) -> FileSubject:
-        for client in (Aiofiles, PlainFiles):
-            self._place(client).mkdir()
         return self
 
     def __exit__(self, *failure: object) -> None:
         shutil.rmtree(self._directory)
 
     def clear(self) -> None:
-        for client in (Aiofiles, PlainFiles):
+        for client in () if self._keep else (Aiofiles, PlainFiles, VLLMFiles):
             for file in self._place(client).iterdir():
                 file.unlink()
 
     def ways(self, work: Work) -> Sequence[Way]:
-        tier_root = self._directory / "tier"
-        return [
-            TierWay(work, type="file", root=str(tier_root), min_free=0),
-            Aiofiles(work, self._place(Aiofiles)),
+        start = 0
+        if self._keep:
+            self._rounds += 1
+            start = self._rounds * work.keys
+        tier = {"type": "file", "min_free": 0}
+        ways = [
+            EngineWay(
+                work, start=start, keep=self._keep, root=str(self._directory / "tier"), **tier
+            ),
+            TierAlone(
+                work,
+                key_start=b"%d" % start,
+                keep=self._keep,
+                root=str(self._directory / "alone"),
+                **tier,
+            ),
             PlainFiles(work, self._place(PlainFiles), direct_io="auto"),
         ]
+        if aiofiles is not None:
+            ways.append(Aiofiles(work, self._place(Aiofiles)))
+        if vllm_io is not None:
+            ways.append(VLLMFiles(work, self._place(VLLMFiles)))
+        return ways
 
     def _place(self, client: type[Way]) -> Path:
-        return self._directory / client.__name__
+        place = self._directory / f"{client.__name__}-{self._rounds}"
+        place.mkdir(exist_ok=True)
+        return place

@@ -28,6 +28,7 @@ class TierWay(Way):
         options: the tier's entry.
         key_start: prefix of its keys, for a store that others use at the same time.
         may_evict: allow chunks to be evicted again, or to find no room.
+        keep: leave the chunks in the tier.
     """
 
     name = "kvtier"
@@ -35,12 +36,19 @@ class TierWay(Way):
     _tier: SecondaryTierManager
 
     def __init__(
-        self, work: Work, *, key_start: bytes = b"", may_evict: bool = False, **options: object
+        self,
+        work: Work,
+        *,
+        key_start: bytes = b"",
+        may_evict: bool = False,
+        keep: bool = False,
+        **options: object,
     ) -> None:
         super().__init__(work)
         self._options = options
         self._key_start = key_start
         self._may_evict = may_evict
+        self._keep = keep
 
     async def open(self) -> None:
         spec = TierSpec.from_options(self._options)
@@ -60,7 +68,7 @@ class TierWay(Way):
 
     async def close(self) -> None:
         # Deleted by the tier itself, so that its directories and such serve the next round too.
-        for keys in self._batches():
+        for keys in () if self._keep else self._batches():
             await self._tier.delete(keys)
         await self._tier.close()
 

@@ -33,6 +33,7 @@ class Work:
         at_a_time: connections of a client, or threads, and calls of a tier.
         slots: headers and payloads in slots of a host pool, as many as a tier has under way. All
             ways move them in turns: what stays in the processor's cache is sent in less time.
+        pool: the host pool.
         regions: the memory of all headers and of the pool.
         values: the same, for clients that take their own objects.
     """
@@ -43,6 +44,7 @@ class Work:
     keys: int
     at_a_time: int
     slots: list[list[memoryview]] = field(init=False, default_factory=list)
+    pool: HostPool = field(init=False)
     regions: list[Region] = field(init=False, default_factory=list)
     values: list[bytes] = field(init=False, default_factory=list)
 
@@ -59,6 +61,7 @@ class Work:
     def __post_init__(self) -> None:
         count = self.at_a_time * self.batch_chunks
         pool = HostPool.create(PoolLayout(count, self.chunk_bytes))
+        object.__setattr__(self, "pool", pool)
         headers = memoryview(mmap.mmap(-1, count * self.header_bytes))
         self.regions.extend([Region.of(headers), pool.region])
         for number in range(count):
@@ -128,6 +131,11 @@ class Way(ABC):
     async def load(self) -> float | None:
         """Load all chunks; return as :meth:`store` does."""
 
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of this process and its ended programs, thus of no server."""
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + children.ru_utime + children.ru_stime
+
     def measure(self) -> dict[str, Figures]:
         """Store and load all chunks.
 
@@ -143,22 +151,15 @@ class Way(ABC):
     async def _measure(self) -> dict[str, Figures]:
         await self.open()
         try:
-            return {operation: await _timed(getattr(self, operation)) for operation in OPERATIONS}
+            return {one: await self._timed(getattr(self, one)) for one in OPERATIONS}
         finally:
             await self.close()
 
-
-async def _timed(move: Callable[[], Awaitable[float | None]]) -> Figures:
-    start_cpu_s, start_s = _cpu_s(), time.perf_counter()
-    seconds = await move()
-    wall_s = time.perf_counter() - start_s
-    return Figures(wall_s if seconds is None else seconds, _cpu_s() - start_cpu_s)
-
-
-def _cpu_s() -> float:
-    """Return the CPU seconds of this process and of its ended programs, thus of no server."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    async def _timed(self, move: Callable[[], Awaitable[float | None]]) -> Figures:
+        start_cpu_s, start_s = self.cpu_s(), time.perf_counter()
+        seconds = await move()
+        wall_s = time.perf_counter() - start_s
+        return Figures(wall_s if seconds is None else seconds, self.cpu_s() - start_cpu_s)
 
 
 class Subject(ABC):

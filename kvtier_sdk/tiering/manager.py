@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from kvtier_sdk.aio.clock import Clock
@@ -27,6 +26,7 @@ from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_reports import TierReports
+from kvtier_sdk.tiering.waits import Wait
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
@@ -163,16 +163,27 @@ class TieringManager:
         return list(metric_samples(stats, self.usage()))
 
     def usage(self) -> PoolUsage:
-        """Return how the host pool is used right now. Walks over all slots: not for every step."""
-        states = Counter(slot.state for slot in self._primary.slots)
+        """Return how the host pool is used. Walks over what is pinned: not for every step."""
+        primary = self._primary
+        count, free, known = len(primary.slots), primary.free_slots, len(primary.by_key)
+        writing, loading = primary.writing, primary.loading
+        held = set(itertools.chain.from_iterable(tier.client.held_slots() for tier in self._tiers))
+        # Copies of the tables: a thread that reads metrics walks while the engine's goes on.
+        for state in list(self._requests.values()):
+            if state.claims:
+                held.update([slot.index for slot in list(state.claims.values())])
+            if state.copies:
+                held.update(
+                    [slot.index for copied in list(state.copies.values()) for slot in copied]
+                )
         return PoolUsage(
-            slots=len(self._primary.slots),
-            free=states[SlotState.FREE],
-            ready=states[_READY],
-            writing=states[_WRITING],
-            loading=states[_LOADING],
-            quarantined=states[SlotState.QUARANTINED],
-            pinned=sum(1 for s in self._primary.slots if s.pins and s.state is _READY),
+            slots=count,
+            free=free,
+            ready=known - writing - loading,
+            writing=writing,
+            loading=loading,
+            quarantined=count - free - known,
+            pinned=sum(1 for index in held if primary.slots[index].state is _READY),
         )
 
     def left_over(self) -> dict[str, int]:
@@ -251,6 +262,11 @@ class TieringManager:
             return self._promote(key, pending, state)
         if pending.waiting:
             if self._now_s <= pending.deadline_s:
+                wait = state.wait
+                if wait is None or wait.step != self._primary.step:
+                    wait = state.wait = Wait(self._primary.step)
+                if pending is not wait.latest:
+                    wait.note_lookup(pending)
                 return _RETRY
             self._lookups.give_up(pending)
         if having is None:
@@ -258,6 +274,29 @@ class TieringManager:
         else:
             self._count_miss(key, state, MissReason.LOAD_FAILED.value)
         return _MISS
+
+    def is_waiting(self, request: RequestContext) -> bool:
+        """Return true if what a request's earlier lookups found pending has not changed since.
+
+        An engine with many waiting requests leaves the lookups of such a request out in this step:
+        they would not end its wait. Chunks that are there already are not protected from eviction
+        meanwhile, and need not be there any more when it is over.
+
+        Args:
+            request: the request.
+
+        Returns:
+            False also if nothing was pending: then look its chunks up.
+
+        Raises:
+            KVTierError: the request is unknown.
+        """
+        if not self._collected:
+            self._collect()
+        state = self._requests.get(request.request_id) or self._state(request)
+        if state.wait is not None and state.wait.is_over(self._now_s):
+            state.wait = None
+        return state.wait is not None
 
     def lookup_prefix(
         self, keys: Sequence[OffloadKey], request: RequestContext
@@ -270,7 +309,8 @@ class TieringManager:
 
         Returns:
             The number of chunks from the start that are there or on their way; and true if an
-            answer or a chunk is still awaited: then ask again next step.
+            answer or a chunk is still awaited: then ask again next step. While nothing has changed
+            that costs no lookup, and the number is that of the earlier call.
 
         ::
 
@@ -281,6 +321,10 @@ class TieringManager:
         Raises:
             KVTierError: the request is unknown.
         """
+        state = self._state(request)
+        prefix = (keys[0], keys[-1]) if keys else None
+        if self.is_waiting(request) and state.wait is not None and state.wait.prefix == prefix:
+            return state.wait.hits, True
         hits = 0
         pending = False
         for key in keys:
@@ -293,6 +337,8 @@ class TieringManager:
             # The scan goes on so that the whole prefix is asked for in one step.
             if result is not _RETRY:
                 hits += 1
+        if pending and state.wait is not None:
+            state.wait.prefix, state.wait.hits = prefix, hits
         return hits, pending
 
     def prepare_load(self, keys: Sequence[OffloadKey], request: RequestContext) -> LoadSpec:
@@ -599,6 +645,9 @@ class TieringManager:
             return _HIT
         if slot.state is _LOADING and slot.key not in state.claims:
             self._promotions.join(slot, state)
+        if state.wait is None or state.wait.step != self._primary.step:
+            state.wait = Wait(self._primary.step)
+        state.wait.note_slot(slot)
         return _HIT_PENDING
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:

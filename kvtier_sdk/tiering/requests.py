@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtier_sdk.tiering.lookups import PendingLookup
 from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.slots import Slot
+from kvtier_sdk.tiering.waits import Wait
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 
@@ -22,6 +23,7 @@ class RequestState:
         prefix_order: the order of the request's chunks, where the policy or a trace needs it.
         arrived_s: when it arrived, where a trace is recorded.
         tiers: mask of the tiers that may be asked for it; -1 for all.
+        wait: what its lookups were last found to wait for.
         missed: the chunks whose miss was counted, so that each is counted once.
         finished: true once the engine is done with it; completions may still arrive.
     """
@@ -37,6 +39,7 @@ class RequestState:
         "missed",
         "prefix_order",
         "tiers",
+        "wait",
         "writes",
     )
 
@@ -57,6 +60,7 @@ class RequestState:
         self.writes: dict[OffloadKey, Slot] = {}
         self.prefix_order = prefix_order
         self.arrived_s = arrived_s
+        self.wait: Wait | None = None
         self.missed: set[OffloadKey] = set()
         self.finished = False
 
@@ -69,3 +73,4 @@ class RequestState:
         """Forget what the tiers have said so far."""
         self.asked.clear()
         self.asking = None
+        self.wait = None

@@ -134,6 +134,8 @@ class PrimaryTier:
         chunk_bytes: payload of a slot.
         step: the manager's step counter; the manager advances it.
         now_s: the time of the step; the manager advances it.
+        writing: number of slots that the device is writing.
+        loading: number of slots that a tier is writing.
         stats: counters of the primary tier.
 
     Args:
@@ -151,6 +153,8 @@ class PrimaryTier:
         self.chunk_bytes = chunk_bytes
         self.step = 0
         self.now_s = 0.0
+        self.writing = 0
+        self.loading = 0
         self.stats = TierStats(PRIMARY, "primary", build_facts("primary"))
         self.stats.capacity_bytes = slot_count * chunk_bytes
         self._free = self.slots[::-1]
@@ -196,6 +200,7 @@ class PrimaryTier:
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
         """Give taken slots to chunks that are about to be written; the writer has a pin on each."""
         self.by_key.update(zip(keys, slots, strict=True))
+        self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
             slot.key = key
             slot.state = state
@@ -207,9 +212,10 @@ class PrimaryTier:
         The writer's pins stay until they are given back.
 
         Args:
-            slots: the slots of the chunks, in prefix order.
+            slots: the slots of the chunks, in prefix order; all were being written, or all loading.
             request: the request that brought them.
         """
+        self._count(slots[0].state, -len(slots))
         insert, now_s = self._policy.on_insert, self.now_s
         # The last first: a chunk without those before it is worth nothing, so the start of the
         # prefix has to be the last to go.
@@ -228,6 +234,7 @@ class PrimaryTier:
 
     def forget(self, slot: Slot) -> None:
         """Take the chunk out of the slot, which is free as soon as it has no pin."""
+        self._count(slot.state, -1)
         del self.by_key[slot.key]
         if slot.state is _READY:
             self._policy.on_remove(slot.key)
@@ -306,6 +313,12 @@ class PrimaryTier:
         if slot.pins or slot.hit_step == self.step:
             return False
         return slot.offers is None or not slot.offers.owed
+
+    def _count(self, state: SlotState, slots: int) -> None:
+        if state is _WRITING:
+            self.writing += slots
+        elif state is _LOADING:
+            self.loading += slots
 
     def _set_free(self, slot: Slot) -> None:
         slot.state = _FREE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
@@ -257,6 +257,11 @@ class TierClient:
     def store_room(self) -> int:
         """Number of chunks for which the queue of stores has room."""
         return int(max(0, (self._max_store_bytes - self.store_bytes) // self._chunk_bytes))
+
+    def held_slots(self) -> Iterator[int]:
+        """Iterate over the slots of loads and stores that are collected or not yet released."""
+        for job in [*self._collected, *self.jobs.running, *self.jobs.quarantined]:
+            yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
         """Estimate how long further loads would take.

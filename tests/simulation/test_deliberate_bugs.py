@@ -27,6 +27,7 @@ from kvtier_sdk.tiering.removals import RecentRemovals
 from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.tiering.waits import Wait
 
 #: Number of seeds within which each bug has to be found.
 SEEDS = 200
@@ -382,6 +383,11 @@ def a_policy_chooses_what_is_pinned(patch: pytest.MonkeyPatch) -> None:
         return original(self, count, lambda key: True)
 
     around(patch, LRUPolicy, "choose_victims", choose)
+
+
+@bug("nothing waits for ever", "an answer is true")
+def a_request_waits_on_for_what_has_come(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Wait, "is_over", lambda self, now_s: False)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -68,6 +68,8 @@ _RESULTS = {
 _USAGE_INTERVAL_S = 1.0
 #: The step in which the work may end, and the one after it.
 _STEPS_TO_TELL = 2
+#: Length of the KV-cache group's index at the end of a key.
+_GROUP_BYTES = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -77,10 +79,32 @@ class _Request:
     Attributes:
         context: as our manager knows it.
         sources: the tier's index of each chunk that was prepared for loading.
+        step: the step of its latest lookup.
+        first: the chunk that was looked up first in that step.
+        is_waiting: true if nothing of what it waits for had changed then.
+        retried: while it waits, the chunk that was answered last, if by ``RETRY``.
     """
 
     context: RequestContext
     sources: dict[OffloadKey, int] = field(default_factory=dict)
+    step: int = -1
+    first: OffloadKey = b""
+    is_waiting: bool = False
+    retried: OffloadKey | None = None
+
+    def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
+        """Answer so that vLLM puts the request off, and looks up few of its chunks.
+
+        A ``RETRY`` puts the request off, whatever follows. vLLM scans a prefix up to a ``MISS``, so
+        the next chunk of the group gets one, and the scan is over after two. A sliding window is
+        scanned from its end through misses too, and gets the two in turns.
+        """
+        retried = self.retried
+        if retried is None or retried == key or retried[-_GROUP_BYTES:] != key[-_GROUP_BYTES:]:
+            self.retried = key
+            return EngineLookupResult.RETRY
+        self.retried = None
+        return EngineLookupResult.MISS
 
 
 class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
@@ -117,6 +141,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._tiers = tiers
         self._sources = [cache_hit_source(tier.tier_class.medium) for tier in tiers]
         self._feed = StatsFeed()
+        self._step = 0
         self._usage_due_s = 0.0
         # Steps that the engine still has to make so that vLLM learns how the last work ended.
         self._steps_to_tell = 0
@@ -152,7 +177,16 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._manager.on_request_finished(_of(req_context).context, compat.end_tokens(req_context))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
-        return _RESULTS[self._manager.lookup(key, _of(req_context).context)]
+        request = _of(req_context)
+        if request.step != self._step:
+            request.step = self._step
+            # Another first chunk is another question: the device has more of the prefix now.
+            is_same = request.first == key
+            request.first, request.retried = key, None
+            request.is_waiting = is_same and self._manager.is_waiting(request.context)
+        if request.is_waiting:
+            return request.answer_waiting(key)
+        return _RESULTS[self._manager.lookup(key, request.context)]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         tier = _of(req_context).sources.get(key, -1)
@@ -197,6 +231,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             if not self._reset_steps:
                 self._manager.on_reset_flushed()
         self._manager.on_schedule_end(context.preempted_req_ids)
+        self._step += 1
         if self._steps_to_tell:
             self._steps_to_tell -= 1
             if not self._steps_to_tell:

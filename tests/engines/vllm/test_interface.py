@@ -174,6 +174,28 @@ def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> N
     assert manager.usage().pinned == 0
 
 
+def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
+    # A chunk of a second KV-cache group, and no answer from the tier.
+    group = KEYS[0][:-4] + (1).to_bytes(4, "big")
+    config = make_config([{"type": "memory", "latency": "30s", "lookup_deadline": "30s"}])
+    with opened_manager(config) as manager:
+        context = request(manager, "waits")
+
+        def answers(*keys: bytes) -> list[str]:
+            return [manager.lookup(key, context).name for key in keys]
+
+        assert answers(*KEYS[:3], group) == ["RETRY"] * 4
+        end_step(manager)
+        # Each scan begins with a pending answer, in either order and however short it is.
+        assert answers(*KEYS[:2]) == ["RETRY", "MISS"]
+        assert answers(group) == ["RETRY"]
+        assert answers(KEYS[0]) == answers(KEYS[0]) == ["RETRY"]
+        assert answers(*reversed(KEYS[1:3])) == ["MISS", "RETRY"]
+        end_step(manager)
+        # The device has the first chunk meanwhile: the others are looked up.
+        assert answers(*KEYS[1:3]) == ["RETRY", "RETRY"]
+
+
 @pytest.mark.parametrize(
     ("medium", "found"), [("CPU", LookupResult.HIT), ("STORAGE", LookupResult.MISS)]
 )

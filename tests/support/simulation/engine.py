@@ -257,7 +257,10 @@ class Engine:
 
     def _look(self, request: _Request) -> None:
         keys = self._tree.keys(request.path)
-        if self._rng.random() < 0.3:
+        if self._rng.random() < 0.5 and self._manager.is_waiting(request.context):
+            self._check_wait(keys, request.context)
+            hits, pending = 0, True
+        elif self._rng.random() < 0.3:
             hits, pending = self._manager.lookup_prefix(keys, request.context)
             self._note("lookup_prefix", request.context.request_id, keys, hits, pending)
         else:
@@ -326,6 +329,15 @@ class Engine:
                     "a lookup has its whole time",
                     f"{short(key)} is asked for just now, and {left_s:g} s are left",
                 )
+
+    def _check_wait(self, keys: Sequence[OffloadKey], context: RequestContext) -> None:
+        self._count("lookups left out")
+        for key in keys:
+            slot = self._inside.primary.by_key.get(key)
+            asked = self._inside.asked(context.request_id, key)
+            if (slot is not None and slot.state is not _READY) or (asked and asked.waiting):
+                return
+        self._breach("an answer is true", f"{context.request_id} waits for nothing")
 
     def _load(self, request: _Request, keys: Sequence[OffloadKey]) -> None:
         request.phase = _Phase.LOADING

@@ -328,7 +328,15 @@ class Rules:
     def _check_usage(self) -> None:
         usage = self._see.manager.usage()
         parts = usage.free + usage.ready + usage.writing + usage.loading + usage.quarantined
-        if parts != usage.slots or usage.pinned > usage.ready:
+        states = Counter(slot.state for slot in self._see.inside.primary.slots)
+        pinned = sum(
+            slot.pins > 0 for slot in self._see.inside.primary.slots if slot.state is _READY
+        )
+        counted = states[_FREE], states[_READY], states[_LOADING], pinned
+        if (
+            parts != usage.slots
+            or (usage.free, usage.ready, usage.loading, usage.pinned) != counted
+        ):
             self._breach("the pool's figures add up", str(usage))
 
     # --- events -------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
 from kvtier_sdk import (
     CorruptChunkError,
     LookupResult,
+    OffloadKey,
     RequestContext,
     make_offload_key,
     split_offload_key,
@@ -286,3 +287,62 @@ def test_what_another_request_asked_for_is_not_brought_for_this_one(make: Engine
     engine.manager.on_request_finished(A)
     engine.manager.on_request_finished(B)
     engine.at_rest()
+
+
+def gated(make: EngineFactory, *keys: OffloadKey) -> Engine:
+    """Make an engine whose tier has chunks, and answers no lookup until its gate opens."""
+    engine = make()
+    stored_below(engine, *keys)
+    engine.tiers[0].gated.add("lookup")
+    engine.tiers[0].gate = asyncio.Event()
+    return engine
+
+
+def test_a_request_waits_until_a_tier_has_answered_and_until_its_chunk_is_there(
+    make: EngineFactory,
+) -> None:
+    engine = gated(make, *KEYS[:2])
+    manager = engine.manager
+    assert not manager.is_waiting(B)
+    for answer in ("RETRY", "HIT_PENDING"):
+        engine.tiers[0].gate = gate = asyncio.Event()
+        assert engine.look(B, *KEYS[:2]) == [answer] * 2
+        for _ in range(2):
+            engine.step()
+            assert manager.is_waiting(B)
+        gate.set()
+        engine.step()
+        assert not manager.is_waiting(B)
+    assert engine.look(B, *KEYS[:2]) == ["HIT"] * 2
+    engine.step()
+    assert not manager.is_waiting(B)
+
+
+def test_a_wait_ends_at_the_lookup_deadline(make: EngineFactory) -> None:
+    engine = gated(make)
+    assert engine.look(A, KEYS[0]) == ["RETRY"]
+    engine.step(1.0)
+    assert not engine.manager.is_waiting(A)
+    assert engine.look(A, KEYS[0]) == ["MISS"]
+
+
+def test_a_preempted_request_does_not_wait(make: EngineFactory) -> None:
+    engine = gated(make)
+    assert engine.look(A, KEYS[0]) == ["RETRY"]
+    engine.manager.on_schedule_end([A.request_id])
+    assert not engine.manager.is_waiting(A)
+
+
+def test_a_waiting_prefix_costs_no_lookup(
+    make: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = gated(make)
+    engine.store(A, KEYS[0])
+    keys = KEYS[:3]
+    assert engine.manager.lookup_prefix(keys, A) == (1, True)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.manager, "lookup", None)
+        assert engine.manager.lookup_prefix(keys, A) == (1, True)
+    # A longer prefix is another question.
+    assert engine.manager.lookup_prefix(KEYS[:1], A) == (1, False)

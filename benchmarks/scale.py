@@ -1,0 +1,516 @@
+"""Cost of many slots, chunks, tiers and waiting requests, and of a large root at the start.
+
+Usage: python benchmarks/scale.py [SECTION ...] [--slots N ...] [--chunks N ...] [--root DIR] ...
+
+    slots     the manager's memory and time, by the number of slots of the host pool
+    chunks    what a tier remembers of each chunk: memory and time, by the number of chunks
+    tiers     a step and a lookup, by the number of tiers
+    waiting   10,000 requests of 500 chunks that wait for a tier, looked up in each step
+    files     the start of a file tier over a root with a million chunks
+
+Times are medians of the calling thread's CPU time, and wall time in ``files``. Memory is the growth
+of the process's resident memory. Every measurement has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import itertools
+import logging
+import multiprocessing
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtier_file.budget import Budget
+from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.namespace import shard_of
+from kvtier_sdk import (
+    Namespace,
+    RequestContext,
+    SystemClock,
+    TierContext,
+    TieringManager,
+    TierSpec,
+    Transfer,
+    make_offload_key,
+)
+from kvtier_sdk.pool import HostPool
+from kvtier_sdk.registry import load_policy
+from kvtier_sdk.runner import ThreadRunner, TierLoop
+
+_CHUNK_BYTES = 4096
+_REQUEST_CHUNKS = 500
+_NAMESPACE = Namespace({"engine": "benchmark"})
+
+Row = dict[str, float]
+
+
+def main() -> None:
+    """Measure the sections and print a table for each."""
+    arguments = _arguments()
+    sections: dict[str, Callable[[argparse.Namespace], None]] = {
+        "slots": _print_slots,
+        "chunks": _print_chunks,
+        "tiers": _print_tiers,
+        "waiting": _print_waiting,
+        "files": _print_files,
+    }
+    for name in arguments.sections or sections:
+        sections[name](arguments)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sections",
+        nargs="*",
+        choices=[[], "slots", "chunks", "tiers", "waiting", "files"],
+        metavar="SECTION",
+        help="what to measure; default: everything",
+    )
+    parser.add_argument("--slots", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--tiers", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--requests", type=int, default=10_000, help="that wait")
+    parser.add_argument("--files", type=int, default=1_000_000, help="under the root")
+    parser.add_argument(
+        "--root", type=Path, default="/dev/shm", help="where the files are made and removed"
+    )
+    return parser.parse_args()
+
+
+# --- slots --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Slots:
+    """A pool of which the manager asks only the numbers: no tier reads or writes its slots."""
+
+    slots: int
+    chunk_bytes: int = _CHUNK_BYTES
+
+
+def _print_slots(arguments: argparse.Namespace) -> None:
+    rows = {f"{slots:,}": _apart(_measure_slots, slots) for slots in arguments.slots}
+    _print_table("slots of the pool: bytes a slot, us a chunk, ms a walk", "slots", rows)
+
+
+def _measure_slots(slots: int) -> Row:
+    keys = _Keys()
+    before_bytes = _resident_bytes()
+    pool: Any = _Slots(slots)
+    manager = TieringManager(pool, policy=load_policy("lru")(), clock=SystemClock())
+    meter = _Meter()
+    # Filled by requests that end at once; then a request in two finds its chunks.
+    for _ in range(-(-slots // _REQUEST_CHUNKS)):
+        _compute(manager, _Meter(), next(keys))
+    row = {"bytes": (_resident_bytes() - before_bytes) / slots}
+    _settle()
+    for _ in range(50):
+        _compute(manager, meter, next(keys), evicts=True)
+        _reuse(manager, meter, keys.earlier(min(slots, 5000) // _REQUEST_CHUNKS))
+        meter.call("ms usage", 1e3, manager.usage)
+    return {**row, **meter.medians()}
+
+
+def _compute(
+    manager: TieringManager, meter: _Meter, keys: Sequence[bytes], *, evicts: bool = False
+) -> None:
+    request = RequestContext("compute")
+    manager.on_new_request(request)
+    meter.each("lookup, miss", manager.lookup, keys, request)
+    name = "prepare_store, evicting" if evicts else "prepare_store"
+    meter.batch(name, manager.prepare_store, keys, request)
+    meter.batch("complete_store", manager.complete_store, keys, request)
+    manager.on_request_finished(request)
+    manager.on_schedule_end()
+
+
+def _reuse(manager: TieringManager, meter: _Meter, keys: Sequence[bytes]) -> None:
+    request = RequestContext("reuse")
+    manager.on_new_request(request)
+    meter.each("lookup, hit", manager.lookup, keys, request)
+    meter.batch("prepare_load", manager.prepare_load, keys, request)
+    meter.batch("complete_load", manager.complete_load, keys, request)
+    manager.on_request_finished(request)
+    meter.call("end of step", 1e6 / len(keys), manager.on_schedule_end)
+
+
+# --- chunks -------------------------------------------------------------------------------------
+
+
+def _print_chunks(arguments: argparse.Namespace) -> None:
+    for title, measure in (
+        ("chunks in the memory tier: bytes beside the chunk's own, us a chunk", _measure_memory),
+        ("chunks in the file tier's account: bytes and us a chunk", _measure_budget),
+    ):
+        rows = {f"{chunks:,}": _apart(measure, chunks) for chunks in arguments.chunks}
+        _print_table(title, "chunks", rows)
+
+
+def _measure_memory(chunks: int) -> Row:
+    header_bytes, payload_bytes = 64, 64
+    spec = TierSpec.from_url(f"memory:?capacity={chunks * (header_bytes + payload_bytes)}")
+    context = _context(spec, header_bytes, payload_bytes)
+    tier = spec.tier_class(spec.config, context)
+    payload = memoryview(np.zeros(header_bytes + payload_bytes, np.uint8)).cast("B")
+    request = RequestContext("r")
+    meter = _Meter()
+
+    def transfers(keys: Sequence[bytes]) -> list[Transfer]:
+        return [Transfer(k, request, payload[:header_bytes], payload[header_bytes:]) for k in keys]
+
+    def run(name: str, call: Callable[[Any], Any], argument: Sequence[Any]) -> None:
+        meter.call(name, 1e6 / len(argument), lambda: asyncio.run(call(argument)))
+
+    keys = _Keys()
+    before_bytes = _resident_bytes()
+    for _ in range(chunks // _REQUEST_CHUNKS):
+        _drive(tier.store(transfers(next(keys))))
+    used_bytes = _resident_bytes() - before_bytes
+    _settle()
+    for _ in range(50):
+        some = keys.earlier(1)
+        run("lookup", lambda keys: tier.lookup(keys, request), some)
+        run("load", tier.load, transfers(some))
+        run("store, evicting", tier.store, transfers(next(keys)))
+    return {"bytes": used_bytes / chunks - header_bytes - payload_bytes, **meter.medians()}
+
+
+def _drive(coroutine: Any) -> None:
+    """Run a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")
+
+
+def _measure_budget(chunks: int) -> Row:
+    keys = _Keys()
+    fingerprint = _NAMESPACE.fingerprint
+    budget = Budget(chunks * _CHUNK_BYTES)
+    meter = _Meter()
+    times_ns = itertools.count(time.time_ns())
+
+    def add(keys: Sequence[bytes]) -> None:
+        for key in keys:
+            budget.add(StoredChunk(ChunkId(fingerprint, key), _CHUNK_BYTES, next(times_ns)))
+
+    def evict(count: int) -> None:
+        victims = budget.victims(
+            count * _CHUNK_BYTES,
+            0,
+            pinned=(),
+            open_namespaces={fingerprint},
+            last_used_ns=lambda chunk_id: None,
+        )
+        for chunk_id in victims:
+            budget.discard(chunk_id)
+
+    before_bytes = _resident_bytes()
+    for _ in range(chunks // _REQUEST_CHUNKS):
+        add(next(keys))
+    used_bytes = _resident_bytes() - before_bytes
+    _settle()
+    for _ in range(50):
+        some = keys.earlier(1)
+        scale = 1e6 / len(some)
+        meter.call(
+            "contains", scale, lambda keys: [ChunkId(fingerprint, k) in budget for k in keys], some
+        )
+        meter.call("evict", scale, evict, _REQUEST_CHUNKS)
+        meter.call("add", scale, add, next(keys))
+    return {"bytes": used_bytes / chunks, **meter.medians()}
+
+
+# --- tiers and waiting requests -----------------------------------------------------------------
+
+
+class _Engine:
+    """A manager with memory tiers, each in a thread of its own."""
+
+    def __init__(self, slots: int, tiers: int, **options: object) -> None:
+        clock = SystemClock()
+        self._pool = HostPool(slots, _CHUNK_BYTES)
+        self.manager = TieringManager(self._pool, policy=load_policy("lru")(), clock=clock)
+        for index in range(tiers):
+            spec = TierSpec.from_options({"type": "memory", "name": f"tier{index}", **options})
+
+            def make_loop(report: Any, spec: TierSpec = spec) -> TierLoop:
+                return TierLoop(
+                    spec,
+                    namespace=_NAMESPACE,
+                    memory=self._pool,
+                    clock=clock,
+                    report=report,
+                    verify=True,
+                )
+
+            self.manager.add_tier(spec, ThreadRunner(spec.name, make_loop, clock))
+
+    def finish(self) -> None:
+        """Step until the tiers have nothing left to do."""
+        while self.manager.has_pending_work():
+            self.manager.on_schedule_end()
+            time.sleep(1e-4)
+
+    def close(self) -> None:
+        self.manager.shutdown(timeout_s=1.0)
+        self._pool.close()
+
+
+def _print_tiers(arguments: argparse.Namespace) -> None:
+    rows = {str(tiers): _apart(_measure_tiers, tiers) for tiers in arguments.tiers}
+    _print_table("tiers: us a step, and a request of 500 chunks, us a chunk", "tiers", rows)
+
+
+def _measure_tiers(tiers: int) -> Row:
+    keys = _Keys()
+    patient = dict.fromkeys(("lookup_deadline", "load_deadline", "store_deadline"), 600)
+    engine = _Engine(4 * _REQUEST_CHUNKS, tiers, **patient)
+    manager, meter = engine.manager, _Meter()
+    try:
+        _settle()
+        for _ in range(500):
+            meter.call("empty step, us", 1e6, manager.on_schedule_end)
+        for _ in range(10):
+            request, chunks = RequestContext("r"), next(keys)
+            manager.on_new_request(request)
+            meter.each("lookup", manager.lookup, chunks, request)
+            meter.call("hand over", 1e6 / len(chunks), manager.on_schedule_end)
+            answers = _Meter()
+            while manager.lookup_prefix(chunks, request)[1]:
+                time.sleep(1e-3)
+                answers.call("answers", 1e6 / len(chunks), manager.on_schedule_end)
+            meter.samples["answers"].append(sum(answers.samples["answers"]))
+            meter.batch("prepare_store", manager.prepare_store, chunks, request)
+            meter.batch("complete_store", manager.complete_store, chunks, request)
+            manager.on_request_finished(request)
+            engine.finish()
+    finally:
+        engine.close()
+    return meter.medians()
+
+
+def _print_waiting(arguments: argparse.Namespace) -> None:
+    rows = {"lookup_prefix": _apart(_measure_waiting, arguments.requests)}
+    title = f"{arguments.requests:,} requests of {_REQUEST_CHUNKS} chunks that wait: ms a step"
+    _print_table(title, "", rows)
+
+
+def _measure_waiting(requests: int) -> Row:
+    keys = _Keys()
+    engine = _Engine(4 * _REQUEST_CHUNKS, 1, latency=3600, lookup_deadline=3600)
+    manager, meter = engine.manager, _Meter()
+    waiting = [(RequestContext(f"r{index}"), next(keys)) for index in range(requests)]
+    for request, _ in waiting:
+        manager.on_new_request(request)
+
+    def look_up() -> None:
+        for request, chunks in waiting:
+            _, pending = manager.lookup_prefix(chunks, request)
+            assert pending
+
+    try:
+        before_bytes = _resident_bytes()
+        _settle()
+        meter.call("first lookups", 1e3, look_up)
+        meter.call("hand over", 1e3, manager.on_schedule_end)
+        used_bytes = _resident_bytes() - before_bytes
+        for _ in range(5):
+            meter.call("later lookups", 1e3, look_up)
+            meter.call("end of a later step", 1e3, manager.on_schedule_end)
+    finally:
+        engine.close()
+    return {**meter.medians(), "MiB": used_bytes / 2**20}
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def _print_files(arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=arguments.root) as root:
+        started_s = time.perf_counter()
+        object_bytes = 2 * _CHUNK_BYTES
+        _make_files(Path(root), arguments.files, object_bytes)
+        print(
+            f"\n{root}: {arguments.files:,} files without content in "
+            f"{time.perf_counter() - started_s:.0f} s"
+        )
+        rows = {
+            f"start {number + 1}": _apart(_measure_files, root, arguments.files)
+            for number in range(2)
+        }
+        _print_table("start of the file tier: seconds from before open, MiB", "", rows)
+        shutil.rmtree(root)
+        os.mkdir(root)
+
+
+def _make_files(root: Path, files: int, object_bytes: int) -> None:
+    """Make files of the right length, without room for their content."""
+    directory = root / _NAMESPACE.fingerprint
+    for shard in range(256):
+        (directory / f"{shard:02x}").mkdir(parents=True, mode=0o700)
+    root.chmod(0o700)
+    directory.chmod(0o700)
+    for key in itertools.islice(itertools.chain.from_iterable(_Keys()), files):
+        fd = os.open(directory / shard_of(key) / f"{key.hex()}.kv", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.truncate(fd, object_bytes)
+        os.close(fd)
+
+
+def _measure_files(root: str, files: int) -> Row:
+    return asyncio.run(_start_over(root, files))
+
+
+async def _start_over(root: str, files: int) -> Row:
+    spec = TierSpec.from_url(f"file://{root}", capacity="1TiB", min_free=0)
+    tier = spec.tier_class(spec.config, _context(spec, _CHUNK_BYTES, _CHUNK_BYTES))
+    pool = HostPool(2, _CHUNK_BYTES)
+    request = RequestContext("r")
+    transfer = Transfer(b"a new chunk", request, pool.view(0), pool.view(1))
+    there = next(_Keys())[0]
+    before_bytes, started_s = _resident_bytes(), time.perf_counter()
+    row: Row = {}
+
+    async def note(name: str, call: Any) -> Any:
+        result = await call
+        row[name] = time.perf_counter() - started_s
+        return result
+
+    await note("open", tier.open())
+    hits, stored, usage = await asyncio.gather(
+        note("lookup", tier.lookup([there], request)),
+        note("store", tier.store([transfer])),
+        note("account", tier.usage()),
+    )
+    assert (list(hits), stored) == ([True], [None])
+    assert usage.chunks >= files
+    row["MiB"] = (_resident_bytes() - before_bytes) / 2**20
+    await tier.delete([transfer.key])
+    await tier.close()
+    pool.close()
+    return row
+
+
+# --- what the sections share --------------------------------------------------------------------
+
+
+class _Keys(Iterator[list[bytes]]):
+    """Keys as long as an engine's, those of one request at a time."""
+
+    def __init__(self) -> None:
+        self._requests = 0
+
+    def __next__(self) -> list[bytes]:
+        self._requests += 1
+        return self._of(self._requests)
+
+    def earlier(self, requests: int) -> list[bytes]:
+        """Return the keys of the request so many before the next one."""
+        return self._of(self._requests - requests + 1)
+
+    def _of(self, request: int) -> list[bytes]:
+        start = request * _REQUEST_CHUNKS
+        return [
+            make_offload_key(index.to_bytes(32, "little"))
+            for index in range(start, start + _REQUEST_CHUNKS)
+        ]
+
+
+class _Meter:
+    """Samples the thread's CPU time of calls, by name."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[float]] = defaultdict(list)
+
+    def call(self, name: str, scale: float, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function, and sample its time in seconds times ``scale``."""
+        started_s = time.thread_time()
+        function(*args)
+        self.samples[name].append((time.thread_time() - started_s) * scale)
+
+    def batch(
+        self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *args: Any
+    ) -> None:
+        """Sample microseconds a key of a call that takes them all."""
+        self.call(name, 1e6 / len(keys), function, keys, *args)
+
+    def each(
+        self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *args: Any
+    ) -> None:
+        """Sample microseconds a key of a call for each."""
+
+        def run() -> None:
+            for key in keys:
+                function(key, *args)
+
+        self.call(name, 1e6 / len(keys), run)
+
+    def medians(self) -> Row:
+        """Return the median of each name's samples."""
+        return {name: statistics.median(samples) for name, samples in self.samples.items()}
+
+
+def _context(spec: TierSpec, header_bytes: int, payload_bytes: int) -> TierContext:
+    return TierContext(
+        name=spec.name,
+        namespace=_NAMESPACE,
+        chunk_bytes=payload_bytes,
+        header_bytes=header_bytes,
+        payload_bytes=payload_bytes,
+        clock=SystemClock(),
+        logger=logging.getLogger("benchmark"),
+        report_removed=lambda keys: None,
+    )
+
+
+def _apart(measure: Callable[..., Row], *arguments: Any) -> Row:
+    """Measure in a process of its own, so that no other measurement's memory counts."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as processes:
+        return processes.submit(measure, *arguments).result()
+
+
+def _settle() -> None:
+    """Leave what is there out of later collections, as vLLM does after its start."""
+    gc.collect()
+    gc.freeze()
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _print_table(title: str, corner: str, rows: dict[str, Row]) -> None:
+    names = list(next(iter(rows.values())))
+    widths = [max(len(name), 9) + 2 for name in names]
+    print(
+        f"\n{title}\n{corner:>14}"
+        + "".join(f"{n:>{w}}" for n, w in zip(names, widths, strict=True))
+    )
+    for label, row in rows.items():
+        cells = (f"{row[n]:>{w},.2f}" for n, w in zip(names, widths, strict=True))
+        print(f"{label:>14}" + "".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

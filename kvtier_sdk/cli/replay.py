@@ -1,0 +1,272 @@
+"""``kvtier replay``: a workload through the tiers, without an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from kvtier_sdk.cli.replay_page import Played, replay_page
+from kvtier_sdk.cli.replay_view import print_json, print_table, progress
+from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
+from kvtier_sdk.options.files import read_options
+from kvtier_sdk.replay import (
+    PoolSweep,
+    ReplayRequest,
+    chat_workload,
+    read_trace,
+    replay,
+    sweep_pool,
+)
+from kvtier_sdk.tiering import TieringConfig
+from kvtier_sdk.tiering.assembly import pool_slots
+
+#: Options of a replay that neither the command line nor the file gives.
+_DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
+#: A replay is not the engine: it takes neither its trace nor its socket nor its port.
+_ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
+#: Tokens of a block in the published traces.
+_TRACE_TOKENS = 512
+
+
+def replay_command(
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Play a block-hash trace: JSON lines with 'hash_ids', as published with Mooncake; "
+            "or a directory of them, as an engine records them with 'trace_dir'.",
+        ),
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="chat",
+            help="Without --trace: the workload to generate ('chat').",
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Play this many requests: by default 500 generated ones, or the whole trace.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(show_default="0", help="Seed of the generated workload.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Host pool, policies and tiers, in TOML, JSON or YAML, or the JSON of vLLM's "
+            "--kv-transfer-config. The options below win over the file: --slots also over its "
+            "'pool_bytes', all --tier together over all its tiers.",
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, show_default="2000", help="Slots of the host pool."),
+    ] = None,
+    chunk_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", show_default="64KiB", help="Size of a chunk, for example 64KiB."
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default="lru", help="Eviction policy of the host pool."),
+    ] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="A secondary tier, for example 'file:///data/kv?capacity=1GiB' or 'memory:'; "
+            "repeat it for more tiers, which are searched in this order.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Requests that overlap. With 1, the replay waits where an engine would skip, so "
+            "that nothing is dropped and the hit rate is exact.",
+        ),
+    ] = 1,
+    evict_others: Annotated[
+        bool,
+        typer.Option(
+            "--evict-others",
+            help="Play although a tier's capacity would evict chunks that no replay has stored.",
+        ),
+    ] = False,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            show_default="verify",
+            help="Check digests; switch this off for measurements and tests only.",
+        ),
+    ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--sweep",
+            help="Instead of a replay, print the hit rate of host pools and tiers of many sizes. "
+            "Requests run one at a time, nothing is stored, and no tier is opened. Exact for "
+            "'lru'; another policy is estimated from a share of a long trace.",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout instead of the table.")
+    ] = False,
+    report_file: Annotated[
+        typer.FileTextWrite | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            lazy=False,
+            help="Write the JSON object into this file too; into a file named .html, a page with "
+            "charts.",
+        ),
+    ] = None,
+    chunk_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            show_default="512 with --trace",
+            help="Tokens of a chunk, for the page.",
+        ),
+    ] = None,
+) -> None:
+    """Play a workload through the tiers, without an engine but with real bytes.
+
+    Each chunk's content follows from its key, and is compared whenever the chunk comes back. The
+    exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
+    configuration, an option or the trace is wrong, 3 after an unexpected error.
+    """
+    played = _workload(trace, workload, requests, seed)
+    flags = {
+        "slots": slots,
+        "chunk_bytes": chunk_bytes,
+        "policy": policy,
+        "tiers": tier or None,
+        "verify": verify,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    options = _configuration(config, given)
+    if sweep:
+        _sweep(played, options, concurrency, report_file, as_json=as_json)
+        return
+    with progress(len(played)) as advance:
+        report = replay(
+            played,
+            options,
+            concurrency=concurrency,
+            evict_others=evict_others,
+            on_progress=advance,
+        )
+    if as_json:
+        print_json(report)
+    else:
+        print_table(report, overlapped=concurrency > 1)
+    if report_file is not None and _is_page(report_file):
+        page = Played(
+            workload=f"chats, seed {seed or 0}" if trace is None else trace.name,
+            concurrency=concurrency,
+            chunk_tokens=chunk_tokens or (None if trace is None else _TRACE_TOKENS),
+            options=json.dumps(options.to_dict(), indent=2),
+        )
+        report_file.write(replay_page(report, _swept(played, options), page))
+    elif report_file is not None:
+        print_json(report, report_file)
+    if report.wrong_bytes:
+        raise typer.Exit(1)
+
+
+def _sweep(
+    workload: Sequence[ReplayRequest],
+    config: TieringConfig,
+    concurrency: int,
+    report_file: TextIO | None,
+    *,
+    as_json: bool,
+) -> None:
+    if concurrency > 1:
+        raise ConfigError(
+            f"--sweep counts one request at a time; leave out --concurrency {concurrency}"
+        )
+    if report_file is not None and _is_page(report_file):
+        raise ConfigError(
+            f"--report {report_file.name}: a page is of a replay, and has the sweep's curve too; "
+            "leave out --sweep"
+        )
+    swept = _swept(workload, config)
+    chunk_bytes = config.chunk_bytes or 0
+    if as_json:
+        print_sweep_json(swept, chunk_bytes)
+    else:
+        print_sweep(swept, chunk_bytes)
+    if report_file is not None:
+        print_sweep_json(swept, chunk_bytes, report_file)
+
+
+def _swept(workload: Sequence[ReplayRequest], config: TieringConfig) -> PoolSweep:
+    slots = pool_slots(config, config.chunk_bytes or 0)
+    return sweep_pool(workload, policy=config.policy, pool_slots=slots)
+
+
+def _is_page(file: TextIO) -> bool:
+    return file.name.endswith(".html")
+
+
+def _workload(
+    trace: Path | None, name: str | None, requests: int | None, seed: int | None
+) -> list[ReplayRequest]:
+    if trace is None:
+        if name not in (None, "chat"):
+            raise ConfigError(f"--workload {name!r}: only 'chat' can be generated")
+        return chat_workload(requests or 500, seed or 0)
+    for flag, value in (("--workload", name), ("--seed", seed)):
+        if value is not None:
+            raise ConfigError(f"{flag} {value}: cannot be combined with --trace")
+    return read_trace(trace)[:requests]
+
+
+def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig:
+    """Read the flags, and beside them those options of the file that no flag overrides."""
+    given = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
+    if file is None:
+        return given
+    options = read_options(file)
+    if is_transfer_config(options):
+        return _of_vllm(read_transfer_config(options, where=str(file)), given, flags)
+    options = {name: value for name, value in options.items() if name not in flags}
+    defaults = dict(_DEFAULTS)
+    if "slots" in flags:
+        options.pop("pool_bytes", None)
+    elif "pool_bytes" in options:
+        del defaults["slots"]
+    config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
+    return config.model_copy(
+        update={**_ENGINES_OWN, **{name: getattr(given, name) for name in flags}}
+    )
+
+
+def _of_vllm(
+    config: TieringConfig, given: TieringConfig, flags: Mapping[str, Any]
+) -> TieringConfig:
+    """Put the flags over an engine's options, among which there is no size of a chunk."""
+    names = {*flags, "chunk_bytes"}
+    size = {"pool_bytes": None} if "slots" in flags else {}
+    update = {**_ENGINES_OWN, **size, **{name: getattr(given, name) for name in names}}
+    return config.model_copy(update=update)
