@@ -33,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results
+from results import Series
 
 from kvtier_file.budget import Budget
 from kvtier_file.chunks import ChunkId, StoredChunk
@@ -56,6 +58,8 @@ _REQUEST_CHUNKS = 500
 _NAMESPACE = Namespace({"engine": "benchmark"})
 
 Row = dict[str, float]
+#: What the tables have shown.
+_measured: list[Series] = []
 
 
 def main() -> None:
@@ -70,6 +74,7 @@ def main() -> None:
     }
     for name in arguments.sections or sections:
         sections[name](arguments)
+    results.write(arguments.json, _measured, root=arguments.root)
 
 
 def _arguments() -> argparse.Namespace:
@@ -91,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--root", type=Path, default="/dev/shm", help="where the files are made and removed"
     )
+    results.add_option(parser)
     return parser.parse_args()
 
 
@@ -501,6 +507,11 @@ def _resident_bytes() -> int:
 
 
 def _print_table(title: str, corner: str, rows: dict[str, Row]) -> None:
+    _measured.extend(
+        Series(title, f"{label} {corner}".strip(), "kvtier", name, "", [value])
+        for label, row in rows.items()
+        for name, value in row.items()
+    )
     names = list(next(iter(rows.values())))
     widths = [max(len(name), 9) + 2 for name in names]
     print(
