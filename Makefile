@@ -14,6 +14,7 @@ FUZZ_VENV := .venv-fuzz
 
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
+LMCACHE_VENV := .venv-lmcache
 
 # Tests run side by side, one more than there are cores: many of them only wait. A worker that has
 # none left takes some of another's.
@@ -31,8 +32,9 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace test-wheels check format demo bench bench-backends \
-	bench-interference bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
+.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels test-wheels check format demo bench bench-backends \
+	bench-interference bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-kernel test-vllm-next demo-vllm \
+	setup-lmcache test-lmcache test-engines
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
@@ -43,7 +45,8 @@ help:
 	@echo "make fuzz [MINUTES=60]        fuzz everything that reads what others wrote, and keep new inputs"
 	@echo "make search                   property tests with ten times as many examples, new ones each time"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
-	@echo "make test-wheels              build the wheels, and run tests against them (python tests/wheels.py --help)"
+	@echo "make wheels                   the packages' wheels in dist/; the core's is compiled where there is a C compiler"
+	@echo "make test-wheels              make wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make docs                     docs/ and the API reference as a site, in site/"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
@@ -56,7 +59,10 @@ help:
 	@echo "make bench-vllm               first token from files in real engines, and damaged files: vLLM's tier beside ours"
 	@echo "make messages                 write tests/integration/messages.txt: what mistakes and a healthy start print"
 	@echo "make gpu-bundle [BUNDLE=dir]  one folder that checks the worker on a GPU without a network"
+	@echo "make test-engines             all engines on the CPU: test-vllm, test-lmcache"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
+	@echo "make test-lmcache             LMCache's storage manager on the CPU: environment and tests"
+	@echo "make test-kernel              the kernel that gathers small pages, in triton's interpreter"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
 	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
 	@echo "make format                   format the code"
@@ -147,7 +153,17 @@ test-trace: setup redis-server
 	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
 		$(BIN)/python -m pytest -v --capture=no tests/integration/test_three_tiers.py
 
-test-wheels: setup servers
+# A wheel of the core is compiled, for this Python and this kind of machine, if it is asked for.
+COMPILED := $(if $(shell command -v $(CC)),HATCH_BUILD_HOOK_ENABLE_CUSTOM=1)
+
+wheels: setup
+	@$(if $(COMPILED),,echo "There is no C compiler ($(CC)): the core's wheel is pure Python")
+	@rm -rf dist
+	@$(COMPILED) $(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	@for package in backends/*/; do \
+		$(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
+
+test-wheels: wheels servers
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
 
 check: setup
@@ -203,6 +219,18 @@ setup-vllm:
 test-vllm: setup-vllm redis-server mooncake
 	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
 
+setup-lmcache:
+	$(PYTHON) scripts/lmcache_environment.py $(LMCACHE_VENV)
+
+test-lmcache: setup-lmcache redis-server memcached
+	$(LMCACHE_VENV)/bin/python -m pytest tests/engines/lmcache
+
+test-engines: test-vllm test-lmcache
+
+# triton is large, and vLLM has brought it.
+test-kernel: setup-vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/unit/worker/test_gather.py tests/unit/worker/test_kernel.py
+
 test-vllm-next: setup-vllm
 	$(PYTHON) scripts/vllm_next.py $(VLLM_VENV)
 
@@ -225,4 +253,4 @@ docs: $(DOCS_VENV)/.setup
 	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(DOCS_VENV) $(FUZZ_VENV) $(PROMETHEUS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(LMCACHE_VENV) $(DOCS_VENV) $(FUZZ_VENV) $(PROMETHEUS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -234,11 +234,12 @@ class TierStats:
     backend: str
     build: tuple[str, ...] = _facts(
         "build_info",
-        "Always 1; the labels name the backend, its version, and kvtier's.",
+        "Always 1; the labels name the backend, its version, kvtier's, and the form of the core.",
         "backend",
         "backend_version",
         "sdk_version",
         "contract",
+        "core",
     )
     hit_chunks: int = _counter(
         "hit_chunks", "chunks", "Chunks that requests copied to the device out of this tier."

@@ -28,6 +28,7 @@ from kvtier_sdk.contract import (
     SecondaryTierManager,
     StorePolicy,
 )
+from kvtier_sdk.core import CORE
 from kvtier_sdk.errors import (
     BackendLoadError,
     ConfigError,
@@ -152,14 +153,15 @@ def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple
         contract_version: the contract that it was written for.
 
     Returns:
-        The backend's name, the version of its package, kvtier's version, and the contract's; empty
-        where no package is installed.
+        The backend's name, the version of its package, kvtier's version, the contract's, and the
+        form of the core; empty where no package is installed.
     """
     found = _find_backend(backend)
     sdk = ""
     with suppress(PackageNotFoundError):
         sdk = version("kvtier-sdk")
-    return (backend, _describe(found[0]).version if found else "", sdk, str(contract_version))
+    backend_version = _describe(found[0]).version if found else ""
+    return (backend, backend_version, sdk, str(contract_version), CORE)
 
 
 def backend_name(name: str) -> str:

@@ -496,8 +496,8 @@ WORKER = Section(
         Run(
             "copies",
             "worker.py",
-            "--pages 16,256,4096",
-            "--pages 16,256 --max-mib 512",
+            "--layers 1 --pages 16,256,4096",
+            "--layers 1 --pages 16,256 --max-mib 512",
             9,
             (120, 20),
         )

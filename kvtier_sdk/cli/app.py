@@ -22,6 +22,7 @@ from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.cli.vllm_config import vllm_config_command
+from kvtier_sdk.core import CORE
 from kvtier_sdk.errors import KVTierError, TierError
 from kvtier_sdk.options.secrets import MaskingFormatter, without_password
 from kvtier_sdk.runner.jobs import verdict_of
@@ -38,7 +39,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"kvtier {version('kvtier-sdk')}")
+        print(f"kvtier {version('kvtier-sdk')} ({CORE} core)")
         raise typer.Exit
 
 

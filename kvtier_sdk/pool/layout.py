@@ -33,6 +33,9 @@ class PoolLayout:
         workers: number of workers that map the pool, at least 1.
         replicated: all workers hold the same bytes, which are stored once: a row has one part,
             worker 0 writes it, and all workers read it.
+        stride_bytes: distance between slots in the memory of an engine that places chunks itself,
+            a multiple of 4,096; a slot is a place where a chunk may begin. Slots may overlap, and
+            the engine uses no two that do at the same time. None: one row after the other.
 
     Raises:
         ConfigError: a number is out of range.
@@ -42,6 +45,7 @@ class PoolLayout:
     part_bytes: int
     workers: int = 1
     replicated: bool = False
+    stride_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.slots < 1 or self.part_bytes < 1:
@@ -64,13 +68,13 @@ class PoolLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Distance between slots: ``chunk_bytes`` rounded up to 4,096."""
-        return round_up(self.chunk_bytes, ROW_ALIGNMENT)
+        """Distance between slots: ``chunk_bytes`` rounded up to 4,096, or the stride."""
+        return self.stride_bytes or round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     @property
     def size_bytes(self) -> int:
         """Size of the whole pool, without its header."""
-        return self.slots * self.row_bytes
+        return (self.slots - 1) * self.row_bytes + round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     def check_worker(self, worker: int) -> None:
         """Check the index of a worker.

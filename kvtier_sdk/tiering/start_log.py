@@ -8,6 +8,7 @@ from importlib.metadata import version
 from urllib.parse import unquote
 
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.core import CORE
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.tier import BoundedTierConfig, ExpiringTierConfig
@@ -30,7 +31,10 @@ def log_start(
     """
     chunk_bytes = pool.chunk_bytes
     common = engine.for_chunks(chunk_bytes).fingerprint
-    lines = [f"kvtier {version('kvtier-sdk')} offloads to", _pool_in_words(pool, policy)]
+    lines = [
+        f"kvtier {version('kvtier-sdk')} ({CORE} core) offloads to",
+        _pool_in_words(pool, policy),
+    ]
     for spec, runner in tiers:
         own = spec.namespace_of(engine, chunk_bytes).fingerprint
         apart = "" if own == common else f", namespace {own}"
@@ -40,8 +44,10 @@ def log_start(
 
 
 def _pool_in_words(pool: PoolMemory, policy: str) -> str:
-    size = format_bytes(pool.slots * pool.chunk_bytes)
-    chunks = f"{pool.slots:,} chunks of {format_bytes(pool.chunk_bytes)}"
+    # Where slots overlap, fewer chunks fit than there are slots.
+    slots = min(pool.slots, pool.region.size_bytes // pool.chunk_bytes)
+    size = format_bytes(slots * pool.chunk_bytes)
+    chunks = f"{slots:,} chunks of {format_bytes(pool.chunk_bytes)}"
     memory = "shared between processes" if pool.is_shared else "of this process"
     return f"host pool: {size}, {chunks}, {memory}; eviction by {policy}"
 

@@ -9,7 +9,7 @@ except ImportError as error:
 
 from kvtier_sdk.worker.device import Copy, Device
 from kvtier_sdk.worker.geometry import DeviceBlocks, KVGroup, KVTensor
-from kvtier_sdk.worker.planning import CopyPlan, HostLayout
+from kvtier_sdk.worker.planning import CopyPlan, GroupLayout, GroupShare, HostLayout, JobPlan
 from kvtier_sdk.worker.worker import CopyResult, OffloadWorker
 
 __all__ = [
@@ -18,7 +18,10 @@ __all__ = [
     "CopyResult",
     "Device",
     "DeviceBlocks",
+    "GroupLayout",
+    "GroupShare",
     "HostLayout",
+    "JobPlan",
     "KVGroup",
     "KVTensor",
     "OffloadWorker",

@@ -8,14 +8,14 @@ import heapq
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
-from kvtier_sdk.worker.planning import CopyPlan, HostLayout, Int64s
+from kvtier_sdk.worker.planning import CopyPlan, GroupLayout, HostLayout, Int64s, JobPlan
 
 #: More threads do not help: memory bandwidth is the limit.
 MAX_THREADS = 4
@@ -67,12 +67,12 @@ class CPUDevice(Device):
         for thread in self._threads:
             thread.start()
 
-    def register(self, host: HostLayout) -> None:
+    def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
         """Do nothing: any memory will do."""
 
     def start(
         self,
-        plan: CopyPlan,
+        plan: JobPlan,
         operation: Operation,
         *,
         expedited: bool,
@@ -80,10 +80,11 @@ class CPUDevice(Device):
     ) -> Copy:
         """See :meth:`Device.start`; ``after`` is not needed, since nothing computes later."""
         # One part for each thread, and none so long that it keeps a load waiting.
-        size_bytes = plan.size_bytes
+        runs = plan.runs()
+        size_bytes = runs.size_bytes
         threads = max(1, min(len(self._threads), size_bytes // MIN_PART_BYTES))
         rounds = -(-size_bytes // (threads * MAX_PART_BYTES))
-        parts = [plan] if threads * rounds == 1 else plan.split(threads * rounds)
+        parts = [runs] if threads * rounds == 1 else runs.split(threads * rounds)
         copy = _ThreadedCopy(parts, operation, self._help)
         urgency = 2 if operation is Operation.STORE else 0 if expedited else 1
         with self._changed:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -13,27 +15,29 @@ from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.driver import ORDER_ANY, ORDER_STREAM, CUDADriver, Driver, HIPDriver
-from kvtier_sdk.worker.planning import CopyPlan, HostLayout
+from kvtier_sdk.worker.gather import Gatherer, PageKernel, StagedPiece, Staging
+from kvtier_sdk.worker.planning import CopyPlan, GroupLayout, HostLayout, JobPlan
 from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Loads on the stream at a time, about; an expedited load waits for no more. A link moves them in
+#: Copies on a stream at a time, about; an expedited load waits for no more. A link moves them in
 #: about 5 ms, which is how long a busy interpreter may keep the thread waiting that queues more.
-LOAD_WINDOW_BYTES = 256 * 1024**2
-#: Loads are queued in pieces of at most this size.
-LOAD_PIECE_BYTES = 64 * 1024**2
+WINDOW_BYTES = 256 * 1024**2
+#: Copies are queued in pieces of at most this size.
+PIECE_BYTES = 64 * 1024**2
 #: Pause before a question is asked again that the driver did not answer.
 _PAUSE_S = 0.001
+
+_Piece: TypeAlias = CopyPlan | StagedPiece
 
 
 class CUDADevice(Device):
     """One accelerator.
 
-    Stores have one stream, loads one of higher priority, and expedited loads another, so that none
-    queues behind the others. Of loads that are not expedited, a few hundred MiB are on their stream
-    at a time, since a copy engine finishes what is queued; a thread queues the rest as they end. It
-    runs only while there is a rest.
+    Stores have one lane, loads one of higher priority, and expedited loads another, so that none
+    queues behind the others. Jobs of many short runs are gathered on the device; all others are
+    copied run by run.
 
     Args:
         device: the device of the tensors.
@@ -46,18 +50,13 @@ class CUDADevice(Device):
         self._device = device
         self._driver = HIPDriver() if torch.version.hip else CUDADriver()
         with torch.cuda.device(device):
-            self._stores = torch.cuda.Stream(device, priority=0)
-            self._loads = torch.cuda.Stream(device, priority=-1)
-            self._expedited = torch.cuda.Stream(device, priority=-1)
+            self._stores = _Lane(self, priority=0)
+            self._loads = _Lane(self, priority=-1)
+            self._expedited = _Lane(self, priority=-1)
         self._registration: Registration | None = None
-        self._lock = threading.Lock()
-        #: Loads with pieces that are not on the stream yet, the oldest first.
-        self._waiting: deque[_StreamCopy] = deque()
-        #: Pieces of loads on the stream: the mark behind each, and its size in bytes.
-        self._in_flight: deque[tuple[_Mark, int]] = deque()
-        self._feeding = False
+        self._gatherer: Gatherer | None = None
 
-    def register(self, host: HostLayout) -> None:
+    def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
         with torch.cuda.device(self._device):
             try:
                 self._registration = Registration(host, self._driver)
@@ -68,10 +67,12 @@ class CUDADevice(Device):
                     format_bytes(refused.size_bytes),
                     refused.status,
                 )
+            if Gatherer.is_wanted(groups):
+                self._prepare_gathering(groups)
 
     def start(
         self,
-        plan: CopyPlan,
+        plan: JobPlan,
         operation: Operation,
         *,
         expedited: bool,
@@ -82,33 +83,28 @@ class CUDADevice(Device):
                 "a job on an accelerator needs 'after': the stream that computes on its blocks, or "
                 "an event recorded there"
             )
-        if self._registration is not None:
-            plan = self._registration.fit(plan)
         store = operation is Operation.STORE
-        stream = self._stores if store else self._expedited if expedited else self._loads
+        lane = self._stores if store else self._expedited if expedited else self._loads
         with self._driver.during_captures(), torch.cuda.device(self._device):
             # Of a stream, what is queued on it now counts, even if the copy is queued later.
             event = after.record_event() if isinstance(after, torch.Stream) else after
-            copy = _StreamCopy(self, plan, operation, stream, event)
-            if stream is self._loads:
-                copy.split(-(-plan.size_bytes // LOAD_PIECE_BYTES))
-                with self._lock:
-                    self._waiting.append(copy)
-                    self._queue_loads()
-                    if self._waiting and not self._feeding:
-                        self._feeding = True
-                        threading.Thread(
-                            target=self._feed, name="kvtier-loads", daemon=True
-                        ).start()
-            else:
-                copy.queue_piece()
+            copy = _StreamCopy(self, lane, self._pieces(plan), operation, event)
+            lane.add(copy)
         return copy
 
     def close(self) -> None:
+        self._gatherer = None
+        for lane in (self._stores, self._loads, self._expedited):
+            lane.staging = None
         if self._registration is not None:
             with torch.cuda.device(self._device):
                 self._registration.release()
             self._registration = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors."""
+        return self._device
 
     @property
     def driver(self) -> Driver:
@@ -117,6 +113,8 @@ class CUDADevice(Device):
 
     def enqueue(self, plan: CopyPlan, operation: Operation, stream: torch.cuda.Stream) -> None:
         """Queue the runs of a plan on a stream."""
+        if self._registration is not None:
+            plan = self._registration.fit(plan)
         store = operation is Operation.STORE
         ends = (plan.host, plan.device) if store else (plan.device, plan.host)
         # A slot does not change during a load; a block changes until the stream reaches the store.
@@ -133,12 +131,67 @@ class CUDADevice(Device):
             return True
         return False
 
-    def _queue_loads(self) -> None:
-        """Queue pieces of loads until as many are on the stream as may be; under the lock."""
+    def _prepare_gathering(self, groups: Sequence[GroupLayout]) -> None:
+        lanes = (self._stores, self._loads, self._expedited)
+        try:
+            kernel = PageKernel(self._device)
+            gatherer = Gatherer(kernel, groups)
+            staging = [Staging(kernel, lane.priority) for lane in lanes]
+        except (ImportError, KVTierError, RuntimeError) as raised:
+            _log.warning(
+                "pages of less than 128 KiB are copied one by one, which is slower: %s",
+                _first_line(raised),
+            )
+            return
+        self._gatherer = gatherer
+        for lane, parts in zip(lanes, staging, strict=True):
+            lane.staging = parts
+
+    def _pieces(self, plan: JobPlan) -> Sequence[_Piece]:
+        if self._gatherer is not None and self._gatherer.suits(plan):
+            return self._gatherer.pieces(plan)
+        return plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
+
+
+class _Lane:
+    """The streams of one kind of jobs, and the copies that are not on them yet.
+
+    A copy engine finishes what is queued, so a few hundred MiB are on a stream at a time. A thread
+    queues the rest as they end; it runs only while there is a rest.
+
+    Attributes:
+        copies: the stream on which bytes cross the link.
+        priority: of the streams.
+        staging: what gathers pages; ``None`` if nothing does.
+    """
+
+    def __init__(self, device: CUDADevice, *, priority: int) -> None:
+        self.copies = torch.cuda.Stream(device.device, priority=priority)
+        self.priority = priority
+        self.staging: Staging | None = None
+        self._device = device
+        self._lock = threading.Lock()
+        #: Copies with pieces that are not on the stream yet, the oldest first.
+        self._waiting: deque[_StreamCopy] = deque()
+        #: Pieces on the stream: the mark behind each, and its size in bytes.
+        self._in_flight: deque[tuple[_Mark, int]] = deque()
+        self._feeding = False
+
+    def add(self, copy: _StreamCopy) -> None:
+        """Queue a copy, or as much of it as there is room for now."""
+        with self._lock:
+            self._waiting.append(copy)
+            self._queue()
+            if self._waiting and not self._feeding:
+                self._feeding = True
+                threading.Thread(target=self._feed, name="kvtier-copies", daemon=True).start()
+
+    def _queue(self) -> None:
+        """Queue pieces until as many are on the stream as may be; under the lock."""
         while self._in_flight and self._in_flight[0][0].is_reached():
             self._in_flight.popleft()
         in_flight_bytes = sum(size_bytes for _, size_bytes in self._in_flight)
-        while self._waiting and in_flight_bytes < LOAD_WINDOW_BYTES:
+        while self._waiting and in_flight_bytes < WINDOW_BYTES:
             copy = self._waiting[0]
             piece = copy.queue_piece()
             self._in_flight.append(piece)
@@ -147,10 +200,10 @@ class CUDADevice(Device):
                 self._waiting.popleft()
 
     def _feed(self) -> None:
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device.device):
             while True:
-                with self._lock, self._driver.during_captures():
-                    self._queue_loads()
+                with self._lock, self._device.driver.during_captures():
+                    self._queue()
                     if not self._waiting:
                         self._feeding = False
                         return
@@ -199,26 +252,26 @@ class _StreamCopy(Copy):
     def __init__(
         self,
         device: CUDADevice,
-        plan: CopyPlan,
+        lane: _Lane,
+        pieces: Sequence[_Piece],
         operation: Operation,
-        stream: torch.cuda.Stream,
         after: torch.Event,
     ) -> None:
         self._device = device
-        self._plan = plan  # keeps the arrays alive that the driver reads
+        self._lane = lane
         self._operation = operation
-        self._stream = stream
+        self._pieces = list(reversed(pieces))
         self._after = after
-        self._pieces = [plan]
+        self._first = self._last = lane.copies
+        if lane.staging is not None and isinstance(pieces[0], StagedPiece):
+            if operation is Operation.STORE:
+                self._first = lane.staging.kernels
+            else:
+                self._last = lane.staging.kernels
         self._began: torch.cuda.Event | None = None
         self._ended: _Mark | None = None
         self._queued = threading.Event()
         self._error: str | None = None
-
-    def split(self, pieces: int) -> None:
-        """Cut the plan into pieces that are queued one by one; called before the first."""
-        if pieces > 1:
-            self._pieces = self._plan.split(pieces)[::-1]
 
     @property
     def is_queued(self) -> bool:
@@ -235,16 +288,16 @@ class _StreamCopy(Copy):
         mark = _Mark(self._device)
         try:
             if self._began is None:
-                self._stream.wait_event(self._after)
+                self._first.wait_event(self._after)
                 self._began = torch.cuda.Event(enable_timing=True)
-                self._began.record(self._stream)
-            self._device.enqueue(piece, self._operation, self._stream)
+                self._began.record(self._first)
+            self._queue(piece)
         except (KVTierError, RuntimeError) as raised:
             # Some runs may be queued: the copy is done when they have ended.
             self._error = _first_line(raised)
             self._pieces.clear()
         try:
-            mark.event.record(self._stream)
+            mark.event.record(self._last)
         except RuntimeError as raised:
             self._error = self._error or _first_line(raised)
             self._pieces.clear()
@@ -252,6 +305,13 @@ class _StreamCopy(Copy):
         if not self._pieces:
             self._queued.set()
         return mark, piece.size_bytes
+
+    def _queue(self, piece: _Piece) -> None:
+        lane, enqueue = self._lane, self._device.enqueue
+        if isinstance(piece, CopyPlan):
+            enqueue(piece, self._operation, lane.copies)
+        elif lane.staging is not None:
+            piece.queue(self._operation, lane.staging, lane.copies, enqueue)
 
     def done(self) -> bool:
         return self._queued.is_set() and self._ended is not None and self._ended.is_reached()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
 
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.worker.planning import CopyPlan, HostLayout
+from kvtier_sdk.worker.planning import GroupLayout, HostLayout, JobPlan
 
 StreamOrEvent: TypeAlias = torch.Stream | torch.Event
 
@@ -46,16 +47,20 @@ class Device(ABC):
     """
 
     @abstractmethod
-    def register(self, host: HostLayout) -> None:
+    def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
         """Pin host memory for asynchronous copies; called once, before the first copy.
 
         It stays pinned until :meth:`close`. If pinning is refused, copies still work, but slower.
+
+        Args:
+            host: the slots.
+            groups: the layouts of all groups, to prepare what depends on them alone.
         """
 
     @abstractmethod
     def start(
         self,
-        plan: CopyPlan,
+        plan: JobPlan,
         operation: Operation,
         *,
         expedited: bool,
@@ -64,7 +69,7 @@ class Device(ABC):
         """Start a copy and return at once. Several threads may call it at the same time.
 
         Args:
-            plan: at least one run. Its addresses are checked and its destinations are disjoint.
+            plan: at least one block.
             operation: ``STORE``, from the device to the host, or ``LOAD``. Loads overtake stores.
             expedited: let this load overtake other loads, also the rest of one that has begun.
             after: the copy begins after the work that is queued on this stream so far, or after

@@ -131,10 +131,78 @@ class CopyPlan:
         return CopyPlan(device, host, lengths)
 
 
-def plan_group(
+@dataclass(frozen=True, eq=False)
+class GroupShare:
+    """One group's share of a job.
+
+    Attributes:
+        layout: of the group.
+        blocks: block ids of shape (chunks, blocks_per_chunk); -1 for the blocks of the first and
+            the last chunk of a request that the job leaves out.
+        hosts: address of this worker's part of each chunk's slot, ascending.
+    """
+
+    layout: GroupLayout
+    blocks: Int64s
+    hosts: Int64s
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return int((self.blocks >= 0).sum()) * int(self.layout.lengths_bytes.sum())
+
+    def most_runs(self) -> int:
+        """Return the number of runs if no two chunks have adjacent memory: at least the actual."""
+        before, after = self.blocks[:, :-1], self.blocks[:, 1:]
+        neighbours = int(((after - before == 1) & (before >= 0)).sum())
+        gapless = int((self.layout.strides_bytes == self.layout.lengths_bytes).sum())
+        blocks = int((self.blocks >= 0).sum())
+        return blocks * len(self.layout.lengths_bytes) - neighbours * gapless
+
+    def runs(self) -> CopyPlan:
+        """Return the fewest runs that copy these blocks, in the order of their host addresses."""
+        layout = self.layout
+        # Axes: chunk, segment, block in the chunk, which is the order of host addresses.
+        blocks = self.blocks[:, None, :]
+        device = layout.addresses[:, None] + blocks * layout.strides_bytes[:, None]
+        columns = np.arange(layout.blocks_per_chunk)
+        in_chunk = layout.offsets_bytes[:, None] + columns * layout.lengths_bytes[:, None]
+        host = self.hosts[:, None, None] + in_chunk
+        lengths = np.empty_like(device)
+        lengths[:] = layout.lengths_bytes[:, None]
+        if (self.blocks >= 0).all():
+            return merge(device.ravel(), host.ravel(), lengths.ravel())
+        there = np.broadcast_to(blocks >= 0, device.shape)
+        return merge(device[there], host[there], lengths[there])
+
+
+@dataclass(frozen=True, eq=False)
+class JobPlan:
+    """The blocks and slots of a job; in range, and with disjoint destinations.
+
+    A device copies the runs, or derives from the blocks what suits it better. The runs of a large
+    job are many more numbers than its blocks, so they are computed when they are asked for.
+
+    Attributes:
+        shares: of the groups with blocks in the job.
+    """
+
+    shares: Sequence[GroupShare]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(share.size_bytes for share in self.shares)
+
+    def runs(self) -> CopyPlan:
+        """Return the fewest runs that copy the blocks."""
+        return join([share.runs() for share in self.shares])
+
+
+def share_of(
     layout: GroupLayout, host: HostLayout, block_ids: Int64s, first_block: int, slots: Int64s
-) -> CopyPlan:
-    """Plan one group's part of a job.
+) -> GroupShare:
+    """Return one group's share of a job.
 
     Args:
         layout: of the group.
@@ -142,33 +210,17 @@ def plan_group(
         block_ids: consecutive blocks of a request; at least one, all in range.
         first_block: index of the first one in its request; it may be inside a chunk.
         slots: one for each chunk that the blocks touch, all in range.
-
-    Returns:
-        The fewest runs that copy these blocks, in the order of their host addresses.
     """
     per_chunk = layout.blocks_per_chunk
     skipped = first_block % per_chunk
-    # Chunks by blocks; -1 for blocks of the first and last chunk that the job leaves out.
     row = np.full(len(slots) * per_chunk, -1, np.int64)
     row[skipped : skipped + len(block_ids)] = block_ids
-    whole_chunks = len(block_ids) == len(row)
-    grid = row.reshape(-1, per_chunk)
+    blocks = row.reshape(-1, per_chunk)
     if (slots[1:] < slots[:-1]).any():
         # Neighbours in the pool can only be merged if they are neighbours here.
         order = slots.argsort(kind="stable")
-        grid, slots = grid[order], slots[order]
-
-    # Axes: chunk, segment, block in the chunk, which is the order of host addresses.
-    blocks = grid[:, None, :]
-    device = layout.addresses[:, None] + blocks * layout.strides_bytes[:, None]
-    in_chunk = layout.offsets_bytes[:, None] + np.arange(per_chunk) * layout.lengths_bytes[:, None]
-    host_addresses = (host.address + slots * host.row_bytes)[:, None, None] + in_chunk
-    lengths = np.empty_like(device)
-    lengths[:] = layout.lengths_bytes[:, None]
-    if whole_chunks:
-        return _merge(device.ravel(), host_addresses.ravel(), lengths.ravel())
-    there = np.broadcast_to(blocks >= 0, device.shape)
-    return _merge(device[there], host_addresses[there], lengths[there])
+        blocks, slots = blocks[order], slots[order]
+    return GroupShare(layout, blocks, host.address + slots * host.row_bytes)
 
 
 def join(plans: Sequence[CopyPlan]) -> CopyPlan:
@@ -178,11 +230,38 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
     nothing = [np.empty(0, np.int64)]
     host = np.concatenate([plan.host for plan in plans] or nothing)
     order = np.argsort(host, kind="stable")
-    return _merge(
+    return merge(
         np.concatenate([plan.device for plan in plans] or nothing)[order],
         host[order],
         np.concatenate([plan.lengths_bytes for plan in plans] or nothing)[order],
     )
+
+
+def are_apart(layouts: Sequence[GroupLayout]) -> bool:
+    """Return true if blocks of different ids never share a byte, in one group or in two.
+
+    False means only that it cannot be told without the blocks of a job.
+    """
+    tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
+    if any(len(np.unique(table, axis=0)) < len(table) for table in tables):
+        return False
+    # Groups may share tensors: then a block of one is the block of the same id of the other.
+    segments = np.unique(np.concatenate(tables), axis=0)
+    begins, strides, lengths = segments.T
+    ends = begins + (max(of.blocks for of in layouts) - 1) * strides + lengths
+    (cuts,) = (begins[1:] >= np.maximum.accumulate(ends)[:-1]).nonzero()
+    for some in np.split(segments, cuts + 1):
+        if len(some) == 1:
+            continue
+        # They reach into each other, so they must alternate, block by block.
+        stride = int(some[0, 1])
+        if stride < 1 or (some[:, 1] != stride).any():
+            return False
+        places = (some[:, 0] - some[0, 0]) % stride
+        order = places.argsort()
+        if (places[order] + some[order, 2] > np.append(places[order][1:], stride)).any():
+            return False
+    return True
 
 
 def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
@@ -192,7 +271,8 @@ def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
     return bool((begins[1:] < begins[:-1] + lengths_bytes[order][:-1]).any())
 
 
-def _merge(device: Int64s, host: Int64s, lengths: Int64s) -> CopyPlan:
+def merge(device: Int64s, host: Int64s, lengths: Int64s) -> CopyPlan:
+    """Plan these runs, in the order of their host addresses, with neighbours as one."""
     if not len(lengths):
         return CopyPlan(device, host, lengths)
     begins_here = np.empty(len(lengths), np.bool_)

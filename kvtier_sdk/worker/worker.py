@@ -20,7 +20,7 @@ from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.geometry import DeviceBlocks, Indices, KVGroup, host_layout
-from kvtier_sdk.worker.planning import CopyPlan, Int64s, join, overlaps, plan_group
+from kvtier_sdk.worker.planning import Int64s, JobPlan, are_apart, overlaps, share_of
 
 _log = logging.getLogger("kvtier.worker")
 
@@ -122,13 +122,14 @@ class OffloadWorker:
                     "blocks_per_chunk or larger slots"
                 )
         self._layouts = [group.layout() for group in groups]
+        self._are_apart = are_apart(self._layouts)
         self._jobs: dict[int, _Job] = {}
         self._lock = threading.Lock()
         self._started = threading.Condition(self._lock)
         self._closed = False
         self._device = device or open_device(_device_of(groups), clock or SystemClock())
         try:
-            self._device.register(self._host)
+            self._device.register(self._host, self._layouts)
         except BaseException:
             self._device.close()
             raise
@@ -271,7 +272,7 @@ class OffloadWorker:
             self._jobs[job_id] = job
         # The driver may take long to start a copy: other threads do not wait for it.
         try:
-            if len(plan.lengths_bytes):
+            if plan.shares:
                 job.copy = self._device.start(plan, operation, expedited=expedited, after=after)
         except BaseException:
             with self._lock:
@@ -282,7 +283,7 @@ class OffloadWorker:
                 job.is_started = True
                 self._started.notify_all()
 
-    def _plan(self, operation: Operation, blocks: DeviceBlocks, slots: Indices) -> CopyPlan:
+    def _plan(self, operation: Operation, blocks: DeviceBlocks, slots: Indices) -> JobPlan:
         sizes = self._per_group("group_sizes", blocks.group_sizes, default=len(blocks.block_ids))
         firsts = self._per_group("first_blocks", blocks.first_blocks, default=0)
         block_ids = _indices("block ids", blocks.block_ids)
@@ -299,16 +300,19 @@ class OffloadWorker:
         if operation is Operation.STORE and _has_duplicates(slot_ids):
             raise ValueError("a store names a slot twice")
 
-        plans = []
+        shares = []
+        ids_are_distinct = operation is Operation.LOAD and not _has_duplicates(block_ids)
         for index, layout in enumerate(self._layouts):
             ids, block_ids = block_ids[: sizes[index]], block_ids[sizes[index] :]
             some, slot_ids = slot_ids[: wanted[index]], slot_ids[wanted[index] :]
             if len(ids):
                 _check_range(f"block ids of group {index}", ids, layout.blocks)
-                plans.append(plan_group(layout, self._host, ids, firsts[index], some))
-        plan = join(plans)
-        if operation is Operation.LOAD and overlaps(plan.device, plan.lengths_bytes):
-            raise ValueError("a load names a block twice")
+                shares.append(share_of(layout, self._host, ids, firsts[index], some))
+        plan = JobPlan(shares)
+        if operation is Operation.LOAD and not (self._are_apart and ids_are_distinct):
+            runs = plan.runs()
+            if overlaps(runs.device, runs.lengths_bytes):
+                raise ValueError("a load names a block twice")
         return plan
 
     def _per_group(self, name: str, values: Sequence[int] | None, *, default: int) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
+from kvtier_sdk.worker import gather as gather_module
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,11 +37,15 @@ LAYOUTS: dict[str, Callable[[], list[KVTensor]]] = {
 }
 
 
-@pytest.fixture(params=["batch", "each"])
+@pytest.fixture(params=["batch", "each", "gathered"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways through the driver: registered memory in a batch, other memory run by run."""
+    """Registered memory in a batch, other memory run by run, and by way of the kernel."""
+    if request.param == "gathered":
+        monkeypatch.setattr(gather_module, "MIN_GATHERED_RUNS", 1)
+        monkeypatch.setattr(gather_module, "MIN_RUNS_PER_COPY", 0)
+        monkeypatch.setattr(gather_module, "PART_BYTES", 300_000)
     if request.param == "each":
-        monkeypatch.setattr(cuda_module.CUDADevice, "register", lambda self, host: None)
+        monkeypatch.setattr(cuda_module.CUDADevice, "register", lambda self, host, groups: None)
 
 
 @pytest.mark.usefixtures("path")
@@ -75,6 +80,62 @@ def test_blocks_come_back_into_other_blocks(layout: str, per_chunk: int) -> None
 def steps(kv: KVTensor, block: int) -> torch.Tensor:
     k = kv.kernel_blocks
     return kv.tensor.movedim(kv.block_dim, 0)[block * k : (block + 1) * k]
+
+
+def layers(blocks: int, page_bytes: int) -> KVGroup:
+    return KVGroup([KVTensor(filled(blocks, page_bytes)) for _ in range(32)])
+
+
+@pytest.mark.parametrize("page_bytes", [2048, 16384, 65536])
+@pytest.mark.parametrize("expedited", [False, True])
+def test_small_pages_of_many_layers_are_gathered(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    page_bytes: int,
+    expedited: bool,
+) -> None:
+    group = layers(256, page_bytes)
+    host = np.zeros((256, group.chunk_bytes), np.uint8)
+    chooser = np.random.default_rng(0)
+    launches: list[bool] = []
+    start = gather_module.PageKernel.start
+
+    def counted(kernel: gather_module.PageKernel, *arguments: object, gather: bool) -> None:
+        launches.append(gather)
+        start(kernel, *arguments, gather=gather)
+
+    with OffloadWorker([group], host) as worker:
+        assert caplog.text == ""
+        monkeypatch.setattr(gather_module.PageKernel, "start", counted)
+        blocks, slots = chooser.permutation(128), chooser.permutation(256)[:128]
+        worker.submit_store(1, blocks, slots, after=computing())
+        worker.wait([1])
+        worker.submit_load(2, blocks + 128, slots, expedited=expedited, after=computing())
+        worker.wait([2])
+        assert [result.error for result in worker.get_finished()] == [None, None]
+    assert set(launches) == {True, False}
+    stored = np.stack([kv.tensor[blocks].cpu().numpy() for kv in group.tensors], 1)
+    assert np.array_equal(host[slots], stored.reshape(128, -1))
+    for kv in group.tensors:
+        assert torch.equal(kv.tensor[blocks + 128], kv.tensor[blocks])
+
+
+def test_the_kernel_waits_for_the_computation_that_was_queued_before_it() -> None:
+    group = layers(64, 16384)
+    host = np.full((64, group.chunk_bytes), 9, np.uint8)
+    with OffloadWorker([group], host) as worker:
+        torch.cuda._sleep(200_000_000)
+        for kv in group.tensors:
+            kv.tensor.fill_(7)
+        worker.submit_store(1, range(0, 32, 2), range(16), after=computing())
+        worker.submit_load(2, range(1, 32, 2), range(16, 32), after=computing())
+        assert worker.get_finished() == []
+        worker.wait([1, 2])
+        assert [result.error for result in worker.get_finished()] == [None, None]
+    assert (host[:16] == 7).all()
+    for kv in group.tensors:
+        assert (kv.tensor[1:32:2] == 9).all()
+        assert (kv.tensor[0:32:2] == 7).all()
 
 
 def test_a_store_waits_for_the_computation_that_was_queued_before_it() -> None:
@@ -113,8 +174,8 @@ def test_an_expedited_load_does_not_queue_behind_stores_and_loads() -> None:
 
 
 def test_a_load_larger_than_what_is_queued_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_module, "LOAD_WINDOW_BYTES", 8 << 20)
-    monkeypatch.setattr(cuda_module, "LOAD_PIECE_BYTES", 3 << 20)
+    monkeypatch.setattr(cuda_module, "WINDOW_BYTES", 8 << 20)
+    monkeypatch.setattr(cuda_module, "PIECE_BYTES", 3 << 20)
     kv = KVTensor(torch.zeros(128, 1 << 20, dtype=torch.uint8, device="cuda"))
     host = np.random.default_rng(0).integers(0, 256, (128, 1 << 20), np.uint8)
     with OffloadWorker([KVGroup([kv])], host) as worker:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from support.core import pure_core_only
 from support.simulation import Breach, simulate
 
 from kvtier_sdk.chunk_header import ChunkHeader
@@ -28,6 +29,8 @@ from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.waits import Wait
+
+pytestmark = pure_core_only
 
 #: Number of seeds within which each bug has to be found.
 SEEDS = 200

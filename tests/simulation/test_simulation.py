@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.core import pure_core_only
 from support.simulation import Breach, SimulationReport, simulate, soak
 from support.simulation.__main__ import main
 
@@ -98,6 +99,7 @@ def test_a_seed_decides_everything() -> None:
         assert int(output.stdout) == again.digest, "not even the hashes of the process matter"
 
 
+@pure_core_only
 def test_a_breach_says_how_to_see_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

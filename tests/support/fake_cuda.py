@@ -19,7 +19,10 @@ import numpy as np
 import pytest
 import torch
 
+from kvtier_sdk.worker import cuda as cuda_module
 from kvtier_sdk.worker import registration as registration_module
+from kvtier_sdk.worker.gather import PageKernel
+from kvtier_sdk.worker.planning import Int64s
 
 PAGE_BYTES = mmap.PAGESIZE
 REFUSED, REGISTERED_ALREADY, NOT_REGISTERED = 1, 712, 713
@@ -57,6 +60,9 @@ class Stream:
         event = Event()
         event.record(self)
         return event
+
+    def synchronize(self) -> None:
+        self.record_event().synchronize()
 
 
 class Event:
@@ -237,6 +243,70 @@ class FakeCUDA:
             self.changed.notify_all()
 
 
+def without_triton(device: torch.device) -> PageKernel:
+    raise ImportError("No module named 'triton'")
+
+
+class FakePageKernel(PageKernel):
+    """A kernel that runs when the work on its stream does.
+
+    Attributes:
+        launches: calls so far that had something to copy, ``gather`` of each.
+        failures: raised by the next calls, in this order.
+    """
+
+    def __init__(self, launch: Callable[..., None]) -> None:
+        self.has_failed = False
+        self.launches: list[bool] = []
+        self.failures: deque[Exception] = deque()
+        self._launch = launch
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        # Aligned as on a device.
+        memory = torch.zeros(size_bytes + 256, dtype=torch.uint8)
+        return memory[-memory.data_ptr() % 256 :][:size_bytes]
+
+    def upload(self, numbers: Int64s, stream: Any) -> torch.Tensor:
+        return torch.from_numpy(numbers.copy())
+
+    def start(self, stream: Any, *arguments: Any, gather: bool) -> None:
+        if self.failures:
+            raise self.failures.popleft()
+        if arguments[4]:
+            self.launches.append(gather)
+
+        def run() -> bool:
+            self._launch(*arguments, gather=gather)
+            return True
+
+        stream.add(run)
+
+
+def copy_pages(
+    staging: int,
+    block_ids: torch.Tensor,
+    table: torch.Tensor,
+    first_entry: int,
+    entries: int,
+    first_segment: int,
+    segments: int,
+    per_chunk: int,
+    chunk_words: int,
+    *,
+    gather: bool,
+) -> None:
+    """What :func:`kvtier_sdk.worker.kernel.launch` does, without triton."""
+    rows = table[first_segment : first_segment + segments].tolist()
+    for entry, block in enumerate(block_ids[first_entry : first_entry + entries].tolist()):
+        for address, stride_bytes, words, place_words in rows:
+            page = address + block * stride_bytes
+            at = entry // per_chunk * chunk_words + entry % per_chunk * words
+            place = staging + 8 * (at + place_words - rows[0][3])
+            if block >= 0:
+                ends = (place, page) if gather else (page, place)
+                ctypes.memmove(*ends, 8 * words)
+
+
 def pages_of(address: int, size_bytes: int) -> range:
     """The pages that these bytes lie in."""
     return range(address // PAGE_BYTES, -(-(address + size_bytes) // PAGE_BYTES))
@@ -276,6 +346,8 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "mem_get_info", runtime.memory_info)
         patch.setattr(registration_module, "_pieces", [])
+        # Without triton, unless a test brings a kernel.
+        patch.setattr(cuda_module, "PageKernel", without_triton)
         yield runtime
 
 

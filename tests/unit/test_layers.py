@@ -39,6 +39,7 @@ ONLY_IN = {
     "cryptography": "kvtier_sdk.codecs",
     "torch": "kvtier_sdk.worker",
     "vllm": "kvtier_sdk.integrations.vllm",
+    "lmcache": "kvtier_sdk.integrations.lmcache",
     "prometheus_client": "kvtier_sdk.exporter",
     "typer": "kvtier_sdk.cli",
     "rich": "kvtier_sdk.cli",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.core import pure_core_only
 
 import kvtier_sdk
 
@@ -103,6 +104,7 @@ def test_a_private_import_is_not_counted_as_public() -> None:
     assert names_imported_by("from a import B as C, d, _e\nimport f") == {"C", "d"}
 
 
+@pure_core_only
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_a_public_class_is_explained(name: str) -> None:
     prose = inspect.getdoc(CLASSES[name]) or ""
@@ -111,6 +113,7 @@ def test_a_public_class_is_explained(name: str) -> None:
     assert not prose.startswith(f"{name}(")
 
 
+@pure_core_only
 @pytest.mark.parametrize(("name", "function", "prose"), CALLABLES, ids=[c[0] for c in CALLABLES])
 def test_a_public_function_is_explained(
     name: str, function: Callable[..., Any], prose: str
@@ -119,6 +122,7 @@ def test_a_public_function_is_explained(
     assert unnamed_parameters(function, prose) == []
 
 
+@pure_core_only
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_a_public_property_is_explained(name: str) -> None:
     for attribute, found in inspect.getmembers_static(CLASSES[name]):
@@ -128,6 +132,7 @@ def test_a_public_property_is_explained(name: str) -> None:
                 assert inspect.getdoc(found), f"{name}.{attribute} has no docstring"
 
 
+@pure_core_only
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_a_public_attribute_is_explained(name: str) -> None:
     assert unnamed_attributes(CLASSES[name]) == []

@@ -19,6 +19,7 @@ MODULES = [
     "kvtier_sdk.worker",
     "kvtier_sdk.replay",
     "kvtier_sdk.integrations.vllm",
+    "kvtier_sdk.integrations.lmcache",
 ]
 BACKENDS = sorted(f"kvtier_{path.name}" for path in ROOT.glob("backends/*/"))
 

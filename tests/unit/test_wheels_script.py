@@ -27,6 +27,7 @@ def script() -> ModuleType:
     ("names", "faults"),
     [
         (GOOD, []),
+        ((*GOOD, "mine__mypyc.cpython-311-x86_64-linux-gnu.so"), []),
         (GOOD[:2], ["holds no LICENSE"]),
         ((*GOOD[::2], "mine/sub/py.typed"), ["holds no py.typed"]),
         ((*GOOD, "mine/tests/test_x.py"), ["holds mine/tests/test_x.py, a test"]),

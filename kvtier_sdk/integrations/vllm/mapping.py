@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.pool import PoolLayout
 from kvtier_sdk.pool.host_pool import UNNAMED_HOLDER
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
+from kvtier_sdk.pool.mapped_region import MappedRegion
 from kvtier_sdk.types import Region
 
 
@@ -112,32 +112,10 @@ def descriptor_of(view: memoryview) -> int | None:
         does not start at the file's beginning, or if this process has closed the file.
     """
     address = int(np.asarray(view).ctypes.data)
-    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
-        for line in maps:
-            region = _MappedRegion.read(line)
-            if region.start <= address < region.end:
-                begins = region.start == address and not region.offset
-                found = region.is_shared and begins
-                return _open_descriptor(region.file) if found else None
-    return None
-
-
-class _MappedRegion(NamedTuple):
-    """A line of ``/proc/self/maps``; ``file`` is the device and the inode."""
-
-    start: int
-    end: int
-    is_shared: bool
-    offset: int
-    file: tuple[int, int]
-
-    @classmethod
-    def read(cls, line: str) -> _MappedRegion:
-        addresses, permissions, offset, device, inode = line.split(maxsplit=5)[:5]
-        start, end = (int(part, 16) for part in addresses.split("-"))
-        major, minor = (int(part, 16) for part in device.split(":"))
-        file = os.makedev(major, minor), int(inode)
-        return cls(start, end, permissions.endswith("s"), int(offset, 16), file)
+    region = MappedRegion.at(address)
+    if region is None or not region.is_shared or (region.start, region.offset) != (address, 0):
+        return None
+    return _open_descriptor(region.file)
 
 
 def _open_descriptor(file: tuple[int, int]) -> int | None:

@@ -27,7 +27,7 @@ CHECKS = (
     Check("streams", "jobs after a side stream and after an event, from two threads", 45),
     Check("seam", "a merged run across a registration's end", 30),
     Check("submission", "131,072 runs submitted behind a sleeping stream", 75),
-    Check("bandwidth", "GB/s by run length, count and direction", 120),
+    Check("bandwidth", "GB/s by layers, page size, pages and direction", 150),
     Check("expedited", "an expedited load behind 1 GiB of others", 30),
     Check("capture", "polling while a graph is captured", 30),
     Check("dropped", "a worker dropped without shutdown", 60),

@@ -28,7 +28,7 @@ def check(findings: Findings) -> None:
     findings.figure("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
     findings.figure("torch", torch.__version__)
     findings.figure("CUDA of torch", torch.version.cuda or "none")
-    for name in ("numpy", "kvtier-sdk", "kvtier-file", "pydantic", "xxhash", "pytest"):
+    for name in ("numpy", "kvtier-sdk", "kvtier-file", "pydantic", "xxhash", "pytest", "triton"):
         findings.figure(name, _version(name))
     findings.figure("driver", _driver_release())
     if has_device():

@@ -10,9 +10,10 @@ import torch
 from gpu_checks.accelerator import computing, has_device, need_device, sleep_on_stream
 from gpu_checks.copies import finish, open_worker, random_blocks, run_by_run, same
 from gpu_checks.findings import Findings
-from kvtier_sdk.worker import OffloadWorker
+from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 
 _RUNS = 131_072
+_LAYERS = 32
 _POLLS = 100
 #: Longer than a submission may take: it has to return before the stream wakes.
 _ASLEEP_S = 2.0
@@ -36,7 +37,24 @@ def check(findings: Findings) -> None:
             with run_by_run(worker):
                 _submit(findings, worker, "load", ids, slots, "load, run by run")
             findings.expect(same(blocks, ids, host, slots), "load, run by run: bytes differ")
+    _check_layers(findings, page_bytes)
     need_device("a stream that sleeps")
+
+
+def _check_layers(findings: Findings, page_bytes: int) -> None:
+    """Submit as many runs of 32 layers, of which a slot holds all: on a device, gathered."""
+    pages = _RUNS // _LAYERS
+    layers = [random_blocks(2 * pages, page_bytes) for _ in range(_LAYERS)]
+    host = np.zeros((2 * pages, _LAYERS * page_bytes), np.uint8)
+    chooser = np.random.default_rng(0)
+    ids, slots = 2 * chooser.permutation(pages), 2 * chooser.permutation(pages)
+    with OffloadWorker([KVGroup([KVTensor(layer) for layer in layers])], host) as worker:
+        for operation in ("store", "load"):
+            _submit(findings, worker, operation, ids, slots, f"{operation}, 32 layers")
+            for number, layer in enumerate(layers):
+                part = host[:, number * page_bytes : (number + 1) * page_bytes]
+                findings.expect(same(layer, ids, part, slots), f"{operation}: bytes differ")
+            host[slots] += 1
 
 
 def _submit(
@@ -68,5 +86,5 @@ def _submit(
     findings.expect([result.success for result in ended] == [True], f"{name}: reported as {ended}")
     if ended:
         findings.figure(f"{name}: copied in", ended[0].duration_s * 1e3, "ms")
-    if name == operation:
+    if "run by run" not in name:
         findings.expect(asleep, f"{name}: the submission waited for the stream")

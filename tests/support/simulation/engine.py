@@ -115,9 +115,6 @@ class Engine:
         self._flush_step = 0
         # Requests that load at the end of the step, after others have taken slots.
         self._later: list[tuple[_Request, list[OffloadKey]]] = []
-        self._lookup = manager.lookup
-        # Here lookup_prefix passes by too.
-        manager.lookup = self._watch_lookup  # type: ignore[method-assign]
 
     def run_step(self, *, arrivals: bool = True) -> None:
         """Play one step to its end.
@@ -262,6 +259,9 @@ class Engine:
             hits, pending = 0, True
         elif self._rng.random() < 0.3:
             hits, pending = self._manager.lookup_prefix(keys, request.context)
+            # It does not tell which chunk ended the prefix.
+            request_id = request.context.request_id
+            self.missed |= {(request_id, key) for key in self._inside.missed(request_id)}
             self._note("lookup_prefix", request.context.request_id, keys, hits, pending)
         else:
             hits, pending = self._look_one_by_one(keys, request.context)
@@ -286,12 +286,6 @@ class Engine:
         elif hits:
             self._load(request, keys[:hits])
 
-    def _watch_lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
-        answer = self._lookup(key, request)
-        if answer is LookupResult.MISS:
-            self.missed.add((request.request_id, key))
-        return answer
-
     def _look_one_by_one(
         self, keys: Sequence[OffloadKey], context: RequestContext
     ) -> tuple[int, bool]:
@@ -303,6 +297,7 @@ class Engine:
             self._check_answer(key, answer, context)
             self._count(f"lookup {answer.name}")
             if answer is LookupResult.MISS:
+                self.missed.add((context.request_id, key))
                 break
             pending = pending or answer is not LookupResult.HIT
             hits += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from kvtier_sdk.core import IS_COMPILED
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.tiering.lookups import PendingLookup
@@ -59,6 +60,10 @@ class Inside:
         """Return the pending lookup of a request for a chunk."""
         return self._manager._requests[request_id].asked.get(key)
 
+    def missed(self, request_id: str) -> set[OffloadKey]:
+        """Return the chunks whose miss was counted for a request."""
+        return self._manager._requests[request_id].missed
+
     def sent(self, tier: ManagedTier) -> Iterator[OffloadKey]:
         """Return the readable chunks that a tier is believed to have or to be getting."""
         for key, slot in self.primary.by_key.items():
@@ -66,10 +71,15 @@ class Inside:
                 yield key
 
     def count_offers_again(self) -> Counter[ManagedTier]:
-        """Count from now on the chunks that tiers did not get when stored and are offered again."""
+        """Count from now on the chunks that tiers did not get when stored and are offered again.
+
+        Nothing can be counted in a compiled core.
+        """
         cascade = self._manager._cascade
         take_failed = cascade._take_failed
         counts: Counter[ManagedTier] = Counter()
+        if IS_COMPILED:
+            return counts
 
         def count(tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
             failed = take_failed(tier, slots)

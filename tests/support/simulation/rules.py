@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvtier_sdk.core import IS_COMPILED
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.runner.breaker import Direction
 from kvtier_sdk.runner.jobs import Operation
@@ -276,6 +277,8 @@ class Rules:
 
     def _check_stores(self) -> None:
         """Check that chunks withheld from a tier with ``through`` are counted, with the reason."""
+        if IS_COMPILED:
+            return
         inside = self._see.inside
         expected = self._see.manager.stats[0].stored_chunks
         for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.contract import StoreMoment
+from kvtier_sdk.core import IS_COMPILED
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
@@ -30,7 +31,9 @@ class SpillRule:
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
-        """Set the tiers, once they exist."""
+        """Set the tiers, once they exist. A compiled core cannot be watched."""
+        if IS_COMPILED:
+            return
         for tier, ledger in zip(inside.tiers, ledgers, strict=True):
             if tier.store_policy.moment is StoreMoment.EVICTED:
                 self._owed.append((tier, ledger))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import METRICS, MissReason, RunnerOptions, TieringConfig, load_backend
+from kvtier_sdk.integrations.lmcache.options import AdapterOptions
 from kvtier_sdk.integrations.vllm.options import EngineOptions, GuestOptions
 from kvtier_sdk.monitoring import ALERTS
 from kvtier_sdk.options.describe import OptionInfo, describe_options
@@ -21,6 +22,7 @@ from kvtier_sdk.runner.jobs import Verdict
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "configuration.md"
 VLLM_PAGE = DOCS / "vllm.md"
+ENGINES_PAGE = DOCS / "engines.md"
 METRICS_PAGE = DOCS / "metrics.md"
 DOCUMENTED = {
     "TieringConfig": (PAGE, TieringConfig),
@@ -32,6 +34,7 @@ DOCUMENTED = {
     "mooncake": (PAGE, load_backend("mooncake").config_model),
     "GuestOptions": (VLLM_PAGE, GuestOptions),
     "EngineOptions": (VLLM_PAGE, EngineOptions),
+    "AdapterOptions": (ENGINES_PAGE, AdapterOptions),
 }
 Row = tuple[str, str, str]
 

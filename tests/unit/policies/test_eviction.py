@@ -100,7 +100,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @invariant()
     def arc_is_as_the_paper_has_it(self) -> None:
-        if isinstance(self.policy, ARCPolicy):
+        if type(self.policy) is ARCPolicy:
             check_arc(self.policy, self.slots)
 
 

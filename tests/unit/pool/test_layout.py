@@ -42,6 +42,11 @@ def test_the_header_says_all_of_it(layout: PoolLayout) -> None:
     assert PoolLayout.from_header(header) == layout
 
 
+def test_slots_of_a_stride_may_overlap() -> None:
+    layout = PoolLayout(slots=3, part_bytes=10_000, stride_bytes=4096)
+    assert (layout.row_bytes, layout.size_bytes) == (4096, 2 * 4096 + 3 * 4096)
+
+
 @pytest.mark.parametrize("header", [b"", bytes(4096), PoolLayout(1, 1).to_header()[:-1]])
 def test_anything_else_is_no_header(header: bytes) -> None:
     assert PoolLayout.from_header(header) is None

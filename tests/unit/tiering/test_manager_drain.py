@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
+from support.core import pure_core_only
 from support.engine import KEYS, A, B, Engine, start_promotion, stored_below
 
 from kvtier_sdk import ResetScope, TierClient, TierUnavailableError
@@ -146,6 +147,7 @@ def test_a_store_that_goes_away_while_its_tier_is_out_is_no_failure(make: Make) 
     engine.at_rest()
 
 
+@pure_core_only
 def test_a_load_that_was_decided_on_begins_even_if_the_tier_goes_that_moment(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,8 +144,8 @@ def test_a_lost_context_ends_its_jobs_with_its_error(runtime: FakeCUDA, opened: 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_module, "LOAD_PIECE_BYTES", 2 * PAGE_BYTES)
-    monkeypatch.setattr(cuda_module, "LOAD_WINDOW_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr(cuda_module, "PIECE_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr(cuda_module, "WINDOW_BYTES", 4 * PAGE_BYTES)
 
 
 def in_flight_bytes(runtime: FakeCUDA, stream: int) -> int:
@@ -175,7 +175,7 @@ def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
     # No thread is left that queued them.
     worker.submit_load(3, [0], [1], after=computing)
     expect_success(worker, 3)
-    assert not [thread for thread in threading.enumerate() if thread.name == "kvtier-loads"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "kvtier-copies"]
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -11,9 +11,10 @@ from kvtier_sdk.worker.planning import (
     CopyPlan,
     GroupLayout,
     HostLayout,
+    are_apart,
     join,
     overlaps,
-    plan_group,
+    share_of,
 )
 
 HOST_ADDRESS = 1_000_000
@@ -106,7 +107,7 @@ def bytes_of(plan: CopyPlan) -> dict[int, int]:
 @given(shares())
 def test_a_plan_copies_the_same_bytes_as_the_oracle_in_the_fewest_runs(share) -> None:
     layout, host, blocks, first, slots = share
-    plan = plan_group(layout, host, int64s(blocks), first, int64s(slots))
+    plan = share_of(layout, host, int64s(blocks), first, int64s(slots)).runs()
     expected = naive(*share)
     assert bytes_of(plan) == expected
     assert len(plan.lengths_bytes) == fewest_runs(expected)
@@ -115,10 +116,34 @@ def test_a_plan_copies_the_same_bytes_as_the_oracle_in_the_fewest_runs(share) ->
     assert all(offset % host.row_bytes < host.part_bytes for offset in in_parts)
 
 
+@given(shares())
+def test_the_most_runs_are_those_of_chunks_that_are_no_neighbours(share) -> None:
+    layout, host, blocks, first, slots = share
+    found = share_of(layout, host, int64s(blocks), first, int64s(slots))
+    alone = [
+        fewest_runs(naive(layout, host, blocks[begin:end], first + begin, [slot]))
+        for begin, end, slot in chunks_of(layout, len(blocks), first, slots)
+    ]
+    assert found.most_runs() >= sum(alone)
+    assert found.size_bytes == found.runs().size_bytes
+    if len(layout.lengths_bytes) == 1:
+        assert found.most_runs() == sum(alone)
+
+
+def chunks_of(
+    layout: GroupLayout, blocks: int, first: int, slots: list[int]
+) -> list[tuple[int, int, int]]:
+    """Return the range of blocks in each chunk, and its slot."""
+    begin = first % layout.blocks_per_chunk
+    ends = [(number + 1) * layout.blocks_per_chunk - begin for number in range(len(slots))]
+    begins = [0, *ends]
+    return [(b, min(e, blocks), slot) for b, e, slot in zip(begins, ends, slots, strict=False)]
+
+
 @given(shares(), st.sets(st.integers(0, 80), max_size=6))
 def test_a_plan_that_is_cut_copies_the_same_bytes_and_crosses_no_cut(share, cuts) -> None:
     layout, host, blocks, first, slots = share
-    plan = plan_group(layout, host, int64s(blocks), first, int64s(slots))
+    plan = share_of(layout, host, int64s(blocks), first, int64s(slots)).runs()
     addresses = int64s([host.address + cut for cut in sorted(cuts)])
     cut = plan.cut_at(addresses)
     assert bytes_of(cut) == bytes_of(plan)
@@ -133,7 +158,7 @@ def test_a_plan_that_is_cut_copies_the_same_bytes_and_crosses_no_cut(share, cuts
 @given(shares(), st.integers(1, 9))
 def test_the_parts_of_a_plan_are_the_plan(share, parts: int) -> None:
     layout, host, blocks, first, slots = share
-    plan = plan_group(layout, host, int64s(blocks), first, int64s(slots))
+    plan = share_of(layout, host, int64s(blocks), first, int64s(slots)).runs()
     pieces = plan.split(parts)
     assert len(pieces) == min(parts, plan.size_bytes)
     sizes = [piece.size_bytes for piece in pieces]
@@ -156,7 +181,7 @@ def test_groups_are_joined_with_the_fewest_runs(share, cut: int) -> None:
     for ids, some in reversed(halves):
         if ids:
             some = some[: layout.slots_for(len(ids), 0)]
-            plans.append(plan_group(layout, host, int64s(ids), 0, int64s(some)))
+            plans.append(share_of(layout, host, int64s(ids), 0, int64s(some)).runs())
             expected |= naive(layout, host, ids, 0, some)
     plan = join(plans)
     assert bytes_of(plan) == expected
@@ -171,11 +196,11 @@ def test_a_contiguous_cache_is_one_run() -> None:
     layout = GroupLayout(64, 1, int64s([4096]), int64s([512]), int64s([512]), int64s([0]))
     host = HostLayout(64, HOST_ADDRESS, 512, 512)
     everything = np.arange(64)
-    plan = plan_group(layout, host, everything, 0, everything)
+    plan = share_of(layout, host, everything, 0, everything).runs()
     assert plan.lengths_bytes.tolist() == [64 * 512]
     # In any order, as long as block and slot go together.
     backwards = everything[::-1].copy()
-    assert len(plan_group(layout, host, backwards, 0, backwards).lengths_bytes) == 1
+    assert len(share_of(layout, host, backwards, 0, backwards).runs().lengths_bytes) == 1
 
 
 @pytest.mark.parametrize(
@@ -184,3 +209,54 @@ def test_a_contiguous_cache_is_one_run() -> None:
 )
 def test_overlaps(addresses: list[int], lengths: list[int], expected: bool) -> None:
     assert overlaps(int64s(addresses), int64s(lengths)) is expected
+
+
+def layer(address: int, stride: int, *, length: int = 8, blocks: int = 10) -> GroupLayout:
+    return GroupLayout(blocks, 1, *map(int64s, ([address], [stride], [length], [0])))
+
+
+def layers_of(*layouts: GroupLayout) -> GroupLayout:
+    """Return the layout of a group with the tensors of these."""
+    columns = ("addresses", "strides_bytes", "lengths_bytes", "offsets_bytes")
+    joined = [np.concatenate([getattr(of, name) for of in layouts]) for name in columns]
+    return GroupLayout(layouts[0].blocks, 1, *joined)
+
+
+KEYS, VALUES = layer(1000, 16), layer(1008, 16)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "expected"),
+    [
+        pytest.param([layers_of(layer(0, 8), layer(80, 8))], True, id="one after the other"),
+        pytest.param([layers_of(KEYS, VALUES)], True, id="alternating"),
+        pytest.param([layers_of(VALUES, KEYS, layer(0, 8))], True, id="in any order"),
+        pytest.param([layers_of(KEYS, VALUES), KEYS], True, id="groups that share a tensor"),
+        pytest.param([KEYS, VALUES], True, id="groups that alternate"),
+        pytest.param([layers_of(KEYS, KEYS)], False, id="a tensor twice in a group"),
+        pytest.param([KEYS, layer(1004, 16)], False, id="shifted"),
+        pytest.param([KEYS, layer(1016, 16)], False, id="shifted by a block"),
+        pytest.param([layer(0, 8), layer(0, 16)], False, id="blocks of other sizes"),
+        pytest.param([layer(0, 0, blocks=1), layer(4, 0, blocks=1)], False, id="one block"),
+    ],
+)
+def test_blocks_of_different_ids_are_apart_where_that_is_sure(
+    layouts: list[GroupLayout], expected: bool
+) -> None:
+    assert are_apart(layouts) is expected
+
+
+@given(st.lists(layouts(), min_size=1, max_size=3), st.data())
+def test_memory_that_is_apart_is_not_shared_by_blocks_of_different_ids(found, data) -> None:
+    if not are_apart(found):
+        return
+    ids = data.draw(st.permutations(range(8)))
+    runs = []
+    for number, layout in enumerate(found):
+        some = [block for block in ids[number :: len(found)] if block < layout.blocks]
+        if some:
+            host = HostLayout(100, 10**6 * (number + 1), 1000, 1000)
+            slots = np.arange(layout.slots_for(len(some), 0))
+            runs.append(share_of(layout, host, int64s(some), 0, slots).runs())
+    plan = join(runs)
+    assert not overlaps(plan.device, plan.lengths_bytes)

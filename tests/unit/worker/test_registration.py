@@ -35,7 +35,7 @@ def test_a_refusal_is_warned_of_and_not_left_for_the_engine(
 ) -> None:
     monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 8 * PAGE_BYTES)
     runtime.limit_bytes = limit_bytes
-    CUDADevice(torch.device("cuda")).register(host(100, PAGE_BYTES))
+    CUDADevice(torch.device("cuda")).register(host(100, PAGE_BYTES), ())
     assert runtime.pieces == {}
     assert "did not register 32 KiB of host memory (error 1)" in caplog.text
 
@@ -44,7 +44,7 @@ def test_memory_that_is_not_registered_any_more_is_no_error_of_the_engines(
     runtime: FakeCUDA,
 ) -> None:
     device = CUDADevice(torch.device("cuda"))
-    device.register(host(4, PAGE_BYTES))
+    device.register(host(4, PAGE_BYTES), ())
     runtime.pieces.clear()
     device.close()
 
@@ -57,7 +57,7 @@ def test_pieces_of_a_large_pool_share_no_page_and_cut_no_slot(
     monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 64 * PAGE_BYTES)
     part = host(100, part_bytes, workers=3, worker=worker)
     device = CUDADevice(torch.device("cuda"))
-    device.register(part)
+    device.register(part, ())
     assert len(runtime.pieces) > 1
     assert slot_pages(part) <= runtime.pages()
     for at in range(part.address, part.address + part.slots * part.row_bytes, part.row_bytes):
@@ -75,14 +75,14 @@ def test_rows_that_begin_inside_pages_are_registered_too(
 ) -> None:
     monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 64 * PAGE_BYTES)
     part = HostLayout(1000, ADDRESS + 32, row_bytes, row_bytes - 64)
-    CUDADevice(torch.device("cuda")).register(part)
+    CUDADevice(torch.device("cuda")).register(part, ())
     assert len(runtime.pieces) > 1
     assert slot_pages(part) <= runtime.pages()
 
 
 def open_device(host: HostLayout) -> CUDADevice:
     device = CUDADevice(torch.device("cuda"))
-    device.register(host)
+    device.register(host, ())
     return device
 
 

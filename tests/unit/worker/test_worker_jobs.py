@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cpu as cpu_module
 from kvtier_sdk.worker.cpu import CPUDevice
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
-from kvtier_sdk.worker.planning import CopyPlan, HostLayout
+from kvtier_sdk.worker.planning import GroupLayout, GroupShare, HostLayout, JobPlan
 
 
 def test_submit_returns_before_anything_is_copied(gate: Gate, gated) -> None:
@@ -305,12 +306,12 @@ class Refusing(Device):
 
     closed = False
 
-    def register(self, host: HostLayout) -> None:
+    def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
         raise RuntimeError("no")
 
     def start(
         self,
-        plan: CopyPlan,
+        plan: JobPlan,
         operation: Operation,
         *,
         expedited: bool,
@@ -349,6 +350,7 @@ def test_copy_threads_run_where_any_thread_of_the_process_may() -> None:
     assert pinned.wait(PATIENCE_S)
     thread.join()
     one = np.ones(1, np.int64)
-    made[0].start(CopyPlan(one, one, one), Operation.LOAD, expedited=False).wait()
+    share = GroupShare(GroupLayout(1, 1, one, one, one, 0 * one), np.zeros((1, 1), np.int64), one)
+    made[0].start(JobPlan([share]), Operation.LOAD, expedited=False).wait()
     made[0].close()
     assert found == [everywhere]

@@ -1,0 +1,45 @@
+"""Compiles the core with mypyc for a wheel, where ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class CompiledCore(BuildHookInterface[Any]):
+    """Adds an extension module beside each source that pyproject.toml names.
+
+    Nothing is written into the checkout: what runs there is always the sources.
+    """
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, but not for an editable install."""
+        if version == "editable":
+            return
+        from mypyc.build import mypycify
+        from setuptools import Distribution
+
+        # It lives as long as the hook: the wheel takes its files from there.
+        self._directory = tempfile.TemporaryDirectory(prefix="kvtier-core-")
+        work = Path(self._directory.name)
+        sources = self._named("compiled") - self._named("interpreted")
+        extensions = mypycify(
+            # An error in a module that is not compiled is for the type checker to find.
+            ["--follow-imports=silent", f"--cache-dir={work}/cache", *sorted(sources)],
+            group_name="kvtier_sdk",
+            debug_level="0",
+            target_dir=f"{work}/c",
+        )
+        command: Any = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
+        command.build_lib, command.build_temp = f"{work}/lib", f"{work}/objects"
+        command.ensure_finalized()
+        command.run()
+        for built in (work / "lib").rglob("*.so"):
+            build_data["force_include"][str(built)] = str(built.relative_to(work / "lib"))
+        build_data["pure_python"], build_data["infer_tag"] = False, True
+
+    def _named(self, option: str) -> set[str]:
+        return {str(path) for pattern in self.config[option] for path in Path().glob(pattern)}

@@ -1,0 +1,330 @@
+"""Small pages by way of the device: a kernel gathers them, and one copy a slot moves them.
+
+A copy engine needs microseconds for each run, however short. The pages of a chunk lie in one piece
+on the host, so a kernel lays them out in the same way on the device, in a *staging part*. A load
+goes the other way round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.worker.planning import (
+    CopyPlan,
+    GroupLayout,
+    GroupShare,
+    Int64s,
+    JobPlan,
+    join,
+)
+
+_log = logging.getLogger("kvtier.worker")
+
+#: Jobs with shorter runs on average are gathered: of longer ones, a copy engine moves as much as a
+#: link takes.
+MIN_DIRECT_RUN_BYTES = 128 * 1024
+#: Jobs with fewer runs are not: the kernel and its waits cost as much as a few runs.
+MIN_GATHERED_RUNS = 16
+#: Nor are those of which a copy would replace fewer runs: slots that are small themselves.
+MIN_RUNS_PER_COPY = 4
+#: Size of a staging part. A link moves it in 0.3 ms or more, the kernel in a fraction of that.
+PART_BYTES = 16 * 1024**2
+#: Staging parts of a lane: the kernel works on one while a copy engine works on the other.
+PARTS = 2
+#: The kernel copies words of this size.
+_WORD_BYTES = 16
+
+#: Queues runs on a stream.
+Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
+
+
+class PageKernel:
+    """The kernel and its memory, on one device.
+
+    Attributes:
+        has_failed: a launch failed; the kernel is not to be used any more.
+
+    Raises:
+        ImportError: triton is not installed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        from kvtier_sdk.worker.kernel import launch
+
+        self.has_failed = False
+        self._launch = launch
+        self._device = device
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Return memory of the device."""
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+
+    def upload(self, numbers: Int64s, stream: torch.cuda.Stream) -> torch.Tensor:
+        """Return numbers that the device has once the stream comes here."""
+        with torch.cuda.stream(stream):
+            return torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
+
+    def queue(
+        self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
+    ) -> None:
+        """Queue the kernel; see :func:`kvtier_sdk.worker.kernel.launch`.
+
+        Raises:
+            KVTierError: it cannot be compiled or started.
+        """
+        try:
+            self.start(stream, *arguments, gather=gather)
+        except Exception as raised:  # triton's errors have no class in common
+            self.has_failed = True
+            _log.warning("pages are copied one by one from now on: the kernel failed: %s", raised)
+            raise KVTierError(f"the kernel that gathers pages failed: {raised}") from raised
+
+    def start(
+        self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
+    ) -> None:
+        """Queue the kernel, or raise an error of any class."""
+        with torch.cuda.stream(stream):
+            self._launch(*arguments, gather=gather)
+
+
+@dataclass
+class _Part:
+    """A staging part.
+
+    Attributes:
+        memory: on the device.
+        free: reached when its last user has ended; ``None`` before the first.
+    """
+
+    memory: torch.Tensor
+    free: torch.cuda.Event | None = None
+
+
+class Staging:
+    """The staging parts of a lane, used in turn, and the stream on which its kernels run."""
+
+    def __init__(self, kernel: PageKernel, priority: int) -> None:
+        self.kernels = torch.cuda.Stream(priority=priority)
+        self._parts = [_Part(kernel.allocate(PART_BYTES)) for _ in range(PARTS)]
+
+    def next_part(self) -> _Part:
+        """Return the part that has not been used for longest."""
+        part = self._parts.pop(0)
+        self._parts.append(part)
+        return part
+
+
+@dataclass(frozen=True)
+class _Band:
+    """Consecutive segments of a chunk that fit into a staging part together.
+
+    Attributes:
+        first_segment: index of the first one.
+        segments: their number; all of a group's, unless a chunk is larger than a part.
+        begin_bytes: of the first one in a chunk.
+        size_bytes: of the band of one chunk.
+    """
+
+    first_segment: int
+    segments: int
+    begin_bytes: int
+    size_bytes: int
+
+
+class _Shape:
+    """What depends on the layout of a group alone."""
+
+    def __init__(self, layout: GroupLayout, kernel: PageKernel, stream: torch.cuda.Stream) -> None:
+        words = [layout.lengths_bytes // 8, layout.offsets_bytes // 8]
+        rows = np.stack([layout.addresses, layout.strides_bytes, *words], 1)
+        self.table = kernel.upload(rows, stream)
+        self.bands: list[_Band] = []
+        ends = layout.offsets_bytes + layout.lengths_bytes * layout.blocks_per_chunk
+        first = 0
+        while first < len(ends):
+            begin = int(layout.offsets_bytes[first])
+            after = int(ends.searchsorted(begin + PART_BYTES, side="right"))
+            self.bands.append(_Band(first, after - first, begin, int(ends[after - 1]) - begin))
+            first = after
+
+
+class Gatherer:
+    """Cuts jobs into pieces that fit into a staging part.
+
+    Args:
+        kernel: of the device; it is compiled here, before the first job.
+        layouts: of the worker's groups; :meth:`is_wanted` is true of them.
+
+    Raises:
+        KVTierError: the kernel cannot be compiled or started.
+        RuntimeError: the device has no memory left for its tables.
+    """
+
+    def __init__(self, kernel: PageKernel, layouts: Sequence[GroupLayout]) -> None:
+        stream = torch.cuda.Stream()
+        self.kernel = kernel
+        self._shapes = {of: _Shape(of, kernel, stream) for of in layouts if _is_possible(of)}
+        table = next(iter(self._shapes.values())).table
+        for gather in (True, False):
+            # It has nothing to copy, so it is compiled and no more.
+            nowhere = kernel.allocate(16).data_ptr()
+            kernel.queue(stream, nowhere, table, table, 0, 0, 0, 0, 1, 0, gather=gather)
+        stream.synchronize()
+
+    @staticmethod
+    def is_wanted(layouts: Sequence[GroupLayout]) -> bool:
+        """Return true if some groups have pages that are small enough, and can be gathered."""
+        return any(
+            _is_possible(of) and of.lengths_bytes.mean() < MIN_DIRECT_RUN_BYTES for of in layouts
+        )
+
+    def suits(self, plan: JobPlan) -> bool:
+        """Return true if a job has many short runs for each of its slots."""
+        runs = sum(share.most_runs() for share in plan.shares)
+        slots = sum(len(share.hosts) for share in plan.shares)
+        return (
+            not self.kernel.has_failed
+            and runs >= max(MIN_GATHERED_RUNS, MIN_RUNS_PER_COPY * slots)
+            and plan.size_bytes < runs * MIN_DIRECT_RUN_BYTES
+            and all(share.layout in self._shapes for share in plan.shares)
+        )
+
+    def pieces(self, plan: JobPlan) -> list[StagedPiece]:
+        """Return the pieces of a job, each for one staging part."""
+        job = _StagedJob(self.kernel, plan)
+        found = []
+        first_entry = 0
+        for share in plan.shares:
+            shape = self._shapes[share.layout]
+            for band in shape.bands:
+                step = PART_BYTES // band.size_bytes
+                found += [
+                    StagedPiece(job, share, shape.table, band, first, step, first_entry)
+                    for first in range(0, len(share.blocks), step)
+                ]
+            first_entry += share.blocks.size
+        return found
+
+
+class _StagedJob:
+    """The block ids of a job, uploaded with its first piece."""
+
+    def __init__(self, kernel: PageKernel, plan: JobPlan) -> None:
+        self.kernel = kernel
+        self._plan = plan
+        self._block_ids: torch.Tensor | None = None
+
+    def block_ids(self, stream: torch.cuda.Stream) -> torch.Tensor:
+        """Return those of all shares, chunk by chunk, for the kernels on this stream."""
+        if self._block_ids is None:
+            ids = np.concatenate([share.blocks.ravel() for share in self._plan.shares])
+            self._block_ids = self.kernel.upload(ids, stream)
+        return self._block_ids
+
+
+class StagedPiece:
+    """Some chunks of a group, or one band of each: what goes through a staging part at once."""
+
+    def __init__(
+        self,
+        job: _StagedJob,
+        share: GroupShare,
+        table: torch.Tensor,
+        band: _Band,
+        first_chunk: int,
+        chunks: int,
+        first_entry: int,
+    ) -> None:
+        some = slice(first_chunk, first_chunk + chunks)
+        self._job = job
+        self._share = GroupShare(share.layout, share.blocks[some], share.hosts[some])
+        self._table = table
+        self._band = band
+        self._first_entry = first_entry + first_chunk * share.layout.blocks_per_chunk
+        segments = slice(band.first_segment, band.first_segment + band.segments)
+        self._segments = segments
+        self.size_bytes = int((self._share.blocks >= 0).sum()) * int(
+            share.layout.lengths_bytes[segments].sum()
+        )
+
+    def queue(
+        self,
+        operation: Operation,
+        staging: Staging,
+        copies: torch.cuda.Stream,
+        enqueue: Enqueue,
+    ) -> None:
+        """Queue the kernel and the copies; each waits for the other, and for the staging part.
+
+        A store begins on the stream of the kernels and ends on that of the copies; a load the
+        other way round. After a failure, what ends last waits for all that was queued.
+        """
+        part = staging.next_part()
+        store = operation is Operation.STORE
+        first, last = (staging.kernels, copies) if store else (copies, staging.kernels)
+        if part.free is not None:
+            first.wait_event(part.free)
+        try:
+            if store:
+                self._move(part, staging.kernels, gather=True)
+            else:
+                enqueue(self._runs(part), operation, copies)
+        finally:
+            last.wait_event(first.record_event())
+        try:
+            if store:
+                enqueue(self._runs(part), operation, copies)
+            else:
+                self._move(part, staging.kernels, gather=False)
+        finally:
+            part.free = last.record_event()
+
+    def _move(self, part: _Part, stream: torch.cuda.Stream, *, gather: bool) -> None:
+        band = self._band
+        self._job.kernel.queue(
+            stream,
+            part.memory.data_ptr(),
+            self._job.block_ids(stream),
+            self._table,
+            self._first_entry,
+            self._share.blocks.size,
+            band.first_segment,
+            band.segments,
+            self._share.layout.blocks_per_chunk,
+            band.size_bytes // 8,
+            gather=gather,
+        )
+
+    def _runs(self, part: _Part) -> CopyPlan:
+        """Return the runs between the part and the host: one for each chunk that is whole."""
+        band, layout = self._band, self._share.layout
+        begins = part.memory.data_ptr() + np.arange(len(self._share.blocks)) * band.size_bytes
+        there = self._share.blocks >= 0
+        whole = there.all(1)
+        hosts = self._share.hosts + band.begin_bytes
+        plans = [CopyPlan(begins[whole], hosts[whole], np.full(whole.sum(), band.size_bytes))]
+        for chunk in np.flatnonzero(~whole):
+            # The job leaves blocks of this chunk out: of each segment, some are copied.
+            lengths = layout.lengths_bytes[self._segments]
+            in_band = layout.offsets_bytes[self._segments] - band.begin_bytes
+            in_band = in_band + int(there[chunk].argmax()) * lengths
+            blocks = int(there[chunk].sum())
+            plans.append(
+                CopyPlan(begins[chunk] + in_band, hosts[chunk] + in_band, lengths * blocks)
+            )
+        return join(plans)
+
+
+def _is_possible(layout: GroupLayout) -> bool:
+    """Return true if the kernel can copy these pages: whole words, and parts that hold them."""
+    numbers = np.concatenate([layout.addresses, layout.strides_bytes, layout.lengths_bytes])
+    longest_bytes = int(layout.lengths_bytes.max()) * layout.blocks_per_chunk
+    return not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES

@@ -1,0 +1,82 @@
+"""The kernel that copies pages between KV tensors and a staging part; needs triton.
+
+Imported by :mod:`kvtier_sdk.worker.gather` alone: triton is imported with it. Under
+``TRITON_INTERPRET=1`` it runs on CPU tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+#: Words of 8 bytes that a program copies at a time; two of them are one access of 16 bytes.
+_TILE_WORDS = 1024
+#: Programs of a launch. They move several times what a link does, and leave most of the device to
+#: the engine: an H100 has 132 multiprocessors, and each runs many programs.
+_PROGRAMS = 64
+
+
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=[
+        "staging",
+        "first_entry",
+        "entries",
+        "first_segment",
+        "segments",
+        "per_chunk",
+        "chunk_words",
+    ]
+)
+def _copy_pages(  # type: ignore[no-untyped-def]
+    staging,
+    block_ids,
+    table,
+    first_entry,
+    entries,
+    first_segment,
+    segments,
+    per_chunk,
+    chunk_words,
+    GATHER: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,  # noqa: N803
+):
+    lanes = tl.arange(0, TILE)
+    begin = tl.load(table + 4 * first_segment + 3)
+    for unit in range(tl.program_id(0), entries * segments, tl.num_programs(0)):
+        entry = unit // segments
+        row = table + 4 * (first_segment + unit % segments)
+        block = tl.load(block_ids + first_entry + entry)
+        if block >= 0:
+            # Addresses and lengths are multiples of 16 bytes: the compiler cannot know.
+            words = tl.multiple_of(tl.load(row + 2), 2)
+            page = tl.load(row) + block * tl.load(row + 1)
+            page = tl.multiple_of(page.to(tl.pointer_type(tl.int64)), 16)
+            in_chunk = tl.load(row + 3) - begin + entry % per_chunk * words
+            place = staging + 8 * (entry // per_chunk * chunk_words + in_chunk)
+            place = tl.multiple_of(place.to(tl.pointer_type(tl.int64)), 16)
+            for at in range(0, words, TILE):
+                inside = at + lanes < words
+                if GATHER:
+                    tl.store(
+                        place + at + lanes, tl.load(page + at + lanes, mask=inside), mask=inside
+                    )
+                else:
+                    tl.store(
+                        page + at + lanes, tl.load(place + at + lanes, mask=inside), mask=inside
+                    )
+
+
+def launch(*arguments: Any, gather: bool) -> None:
+    """Start the kernel on the current stream.
+
+    Args:
+        arguments: address of the staging part; block ids and the table of segments (tensors of
+            int64); the first of the block ids and their number; the first segment and their number;
+            blocks of a chunk; words of 8 bytes from chunk to chunk in the staging part. A row of
+            the table is a segment: address in block 0, bytes from block to block, length in words,
+            and place in a chunk in words.
+        gather: copy to the staging part, not from it.
+    """
+    _copy_pages[(_PROGRAMS,)](*arguments, GATHER=gather, TILE=_TILE_WORDS)

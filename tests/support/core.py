@@ -1,0 +1,11 @@
+"""The rule for tests that change the core's code while it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtier_sdk.core import IS_COMPILED
+
+#: Compiled code calls itself directly, so it sees no method that a test replaces; and it has no
+#: docstrings.
+pure_core_only = pytest.mark.skipif(IS_COMPILED, reason="needs the pure Python core")
