@@ -161,7 +161,7 @@ def _section(section: Section, figures: Figures) -> str:
     plot = (
         f'<picture><source media="(prefers-color-scheme: dark)" '
         f'srcset="performance/{section.name}-dark.svg">'
-        f'<img alt="{section.title}: bars of the table below" '
+        f'<img alt="{section.title}: the table below as a plot" '
         f'src="performance/{section.name}-light.svg"></picture>'
     )
     rounds = max(len(each.values) for run in figures.runs.values() for each in run.series)

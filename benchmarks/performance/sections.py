@@ -145,10 +145,10 @@ def _first_token(figures: Figures) -> str:
 
     ours, peer = of(_OUR_MANAGER), of(_VLLM_FILES)
     return sentence(
-        "kvtier gives the first token after {}; computing it takes {}. That is {} times what "
-        "vLLM's own file tier needs.",
-        median(ours),
+        "Computing the prompt takes {}. With kvtier the first token is there after {}, {} times "
+        "what vLLM's own file tier needs.",
         median(of(_OUR_MANAGER, "computed")),
+        median(ours),
         ratio(ours, peer),
     )
 
@@ -338,9 +338,9 @@ FILES = Section(
             _FILES,
             _CHUNKS,
             higher_is_better=True,
-            glance={case: f"chunks in files, {title}: {case}" for case in _CHUNKS[:2]},
+            glance={case: f"chunks in files on {where}: {case}" for case in _CHUNKS[:2]},
         )
-        for title, run in (("disk", "disk"), ("tmpfs", "tmpfs"))
+        for title, run, where in (("disk", "disk", "a disk"), ("tmpfs", "tmpfs", "tmpfs"))
     ],
     _files,
     {
@@ -542,7 +542,7 @@ def _hit_rates(figures: Figures) -> str:
         )
         parts.append(
             sentence(
-                "{}: {} of the chunks, {} times as many as with `lru`, of {} that are possible.",
+                "{}: {} of the chunks, {} times as many as with `lru`, of {} at most.",
                 group,
                 median(own),
                 ratio(own, peer),
@@ -565,12 +565,12 @@ HIT_RATES = Section(
             "replay",
             "",
             "hit rate",
-            "share of chunks that hit",
+            "% of the chunks",
             [
                 Way("prefix", "kvtier's `prefix`", "kvtier"),
                 Way("lru", "`lru`", "vllm"),
                 Way("arc", "`arc`", "client"),
-                Way("optimum", "limit: offline optimum", "limit"),
+                Way("optimum", "offline optimum", "limit"),
             ],
             higher_is_better=True,
         )
