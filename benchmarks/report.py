@@ -183,7 +183,9 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
     if run.rounds:
         options += ["--rounds", str(rounds)]
     if run.trace and arguments.trace:
-        options.insert(0, str(arguments.trace))
+        options.insert(0, run.trace.format(arguments.trace))
+    elif run.needs_trace:
+        raise CannotRunError("it needs a trace: make bench TRACE=FILE")
     with tempfile.TemporaryDirectory(prefix="kvtier-report-") as folder:
         file = Path(folder) / "figures.json"
         command = [str(python), str(ROOT / "benchmarks" / run.program), *options]

@@ -185,7 +185,7 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
         heads = [f"{axis}, {'more' if higher else 'less'} is better"]
         heads += [way.label for way in ways] + [f"to {way.label}" for way in peers]
         lines = [heads, ["---"] * len(heads)]
-        for panel in panels:
+        for panel in (panel for panel in panels if panel.tabled):
             for case in panel.cases or figures.cases(panel.run, panel.group, panel.quantity):
                 series = {way: _find(figures, panel, case, way) for way in ways}
                 if any(series.values()):

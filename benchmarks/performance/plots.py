@@ -39,7 +39,7 @@ _COLOURS = {
 _WIDTH_INCHES = 9.0
 _BAR_INCHES = 0.2
 #: Of a panel with lines, in bars.
-_LINES_HEIGHT = 12
+_LINES_HEIGHT = 8
 
 
 def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
@@ -57,6 +57,8 @@ def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
         "svg.hashsalt": section.name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",
+        # Repeated in each text; matplotlib measures with the first one.
+        "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
         "font.size": 10,
         "text.color": colours["text"],
         "axes.labelcolor": colours["text"],
@@ -163,22 +165,17 @@ def _draw_lines(axes: Any, panel: Panel, figures: Figures, colours: dict[str, st
             for case in cases
             if (series := dict(_measured(panel, figures, case)).get(way.role))
         }
-        axes.errorbar(
-            list(of_way),
-            [one.median for one in of_way.values()],
-            yerr=[
-                [one.median - one.quartiles[0] for one in of_way.values()],
-                [one.quartiles[1] - one.median for one in of_way.values()],
-            ],
-            color=colours[way.role],
-            marker="o",
-            capsize=2,
-        )
+        middles = [one.median for one in of_way.values()]
+        axes.plot(list(of_way), middles, color=colours[way.role], linewidth=1.8, clip_on=False)
+        for at, one in of_way.items():
+            if len(one.values) > 1:
+                axes.vlines(at, *one.quartiles, color=colours["text"], linewidth=1.2)
     axes.set_xscale("log")
     places = [_number(case) for case in cases]
     axes.set_xticks(places, [f"{place:,.0f}" for place in places], minor=False)
     axes.minorticks_off()
     axes.set_xlabel(" ".join(cases[0].split()[1:]), fontsize=9)
+    axes.locator_params(axis="y", nbins=3)
     axes.set_ylim(bottom=0)
     _finish(axes, panel, colours, "y")
 
