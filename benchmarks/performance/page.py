@@ -44,7 +44,7 @@ def page(figures: Mapping[str, Figures]) -> str:
 
 
 def readme(text: str, figures: Mapping[str, Figures]) -> str:
-    """Return the README's text with its measured figures written anew."""
+    """Return the README's text with the table of these figures."""
     table = glance_table(figures, glance(figures), "docs/performance.md")
     quick = " A quick run." if _is_quick(figures) else ""
     caption = (
@@ -106,7 +106,7 @@ def _compared(
 ) -> Iterator[tuple[str, str, Series | None, Series | None]]:
     """Give section, subject, kvtier's series and vLLM's."""
     for name, section in SECTIONS.items():
-        for panel in section.panels:
+        for panel in section.panels_for(figures[name]):
             (peer, *_) = [way for way in panel.ways if way.role == "vllm"] or [None]
             for case, subject in panel.glance.items() if peer else ():
                 own, theirs = (

@@ -597,6 +597,9 @@ HIT_RATES = Section(
             _POLICIES,
             higher_is_better=True,
             tabled=run == "trace",
+            glance={_SLOTS: "hits of a trace, with room for 2,000 chunks"}
+            if run == "trace"
+            else {},
         )
         for run in ("trace", "workloads")
     ],
