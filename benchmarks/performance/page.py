@@ -231,13 +231,14 @@ def _find(figures: Figures, panel: Panel, case: str, way: Way) -> Series | None:
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
     """Give a sentence for each run or way that was not measured."""
     said = set()
-    for panel in section.panels_for(figures):
-        run = figures.runs.get(panel.run)
+    for name in (run.name for run in section.runs):
+        run = figures.runs.get(name)
         if run is None or not run.series:
             reason = "; ".join(run.absent.values()) if run else "not run yet"
-            said.add(f"Not measured, {panel.title or panel.run}: {reason}.")
-            continue
-        for way in panel.ways:
+            said.add(f"Not measured, {name}: {reason}.")
+    for panel in section.panels_for(figures):
+        run = figures.runs.get(panel.run)
+        for way in panel.ways if run and run.series else ():
             if not any(
                 (each.group, each.quantity, each.way) == (panel.group, panel.quantity, way.name)
                 for each in run.series
