@@ -29,6 +29,7 @@ from performance.sections import SECTIONS, Run, Section
 from results import ROOT, Result
 
 DOCS = ROOT / "docs"
+_QUICK_DOCS = ROOT / "build" / "docs"
 README = ROOT / "README.md"
 _QUICK_ROUNDS = 2
 _NO_VLLM = "vLLM's environment is missing; 'make bench-peers' makes it"
@@ -94,12 +95,18 @@ def _arguments() -> argparse.Namespace:
         help="interpreter of vLLM's environment (.venv-vllm/bin/python)",
     )
     parser.add_argument(
-        "--into", type=Path, default=DOCS, metavar="DIRECTORY", help="in place of docs/"
+        "--into",
+        type=Path,
+        metavar="DIRECTORY",
+        help="where to write (docs/ and the README; build/docs/ with --quick)",
     )
     parser.add_argument(
         "--write", action="store_true", help="measure nothing: write plots and pages again"
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    into = arguments.into or (_QUICK_DOCS if arguments.quick else DOCS)
+    arguments.into = into.resolve()
+    return arguments
 
 
 # --- running ----------------------------------------------------------------------------------
@@ -176,7 +183,9 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
     if run.rounds:
         options += ["--rounds", str(rounds)]
     if run.trace and arguments.trace:
-        options.insert(0, str(arguments.trace))
+        options.insert(0, run.trace.format(arguments.trace))
+    elif run.needs_trace:
+        raise CannotRunError("it needs a trace: make bench TRACE=FILE")
     with tempfile.TemporaryDirectory(prefix="kvtier-report-") as folder:
         file = Path(folder) / "figures.json"
         command = [str(python), str(ROOT / "benchmarks" / run.program), *options]

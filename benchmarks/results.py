@@ -20,6 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from kvtier_sdk.core import CORE
+
 ROOT = Path(__file__).resolve().parents[1]
 _STARTED_S = time.perf_counter()
 #: Packages whose release changes what is measured.
@@ -65,7 +67,9 @@ class Series:
 
     @property
     def spread(self) -> str:
-        """Median and quartiles in three significant digits: ``0.95 (0.93-0.98)``."""
+        """Median and quartiles, ``0.95 (0.93-0.98)``; one value alone has none."""
+        if len(self.values) == 1:
+            return figure(self.median)
         low, high = self.quartiles
         return f"{figure(self.median)} ({figure(low)}-{figure(high)})"
 
@@ -149,11 +153,12 @@ def read(file: Path) -> Result:
 
 
 def _command() -> str:
-    """Return the command line of this benchmark without ``--json FILE``."""
+    """Return the command line without ``--json FILE``, and a trace by its name."""
     arguments = list(sys.argv[1:])
     if "--json" in arguments:
         at = arguments.index("--json")
         del arguments[at : at + 2]
+    arguments = [Path(one).name if one.endswith(".jsonl") else one for one in arguments]
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments])
 
 
@@ -179,6 +184,7 @@ def _machine(root: Path) -> dict[str, str]:
         "software": ", ".join(
             [
                 f"Python {platform.python_version()}",
+                f"kvtier's core {CORE}",
                 *(f"{name} {version}" for name, version in versions.items() if version),
             ]
         ),

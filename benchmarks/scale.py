@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results
+from results import Series
 
 from kvtier_file.budget import Budget
 from kvtier_file.chunks import ChunkId, StoredChunk
@@ -57,6 +59,8 @@ _REQUEST_CHUNKS = 500
 _NAMESPACE = Namespace({"engine": "benchmark"})
 
 Row = dict[str, float]
+#: What the tables have shown.
+_measured: list[Series] = []
 
 
 def main() -> None:
@@ -71,6 +75,7 @@ def main() -> None:
     }
     for name in arguments.sections or sections:
         sections[name](arguments)
+    results.write(arguments.json, _measured, root=arguments.root)
 
 
 def _arguments() -> argparse.Namespace:
@@ -98,6 +103,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--root", type=Path, default="/dev/shm", help="where the files are made and removed"
     )
+    results.add_option(parser)
     return parser.parse_args()
 
 
@@ -507,6 +513,10 @@ def _resident_bytes() -> int:
 def _print_table(title: str, corner: str, rows: Iterable[tuple[str, Row]]) -> None:
     print(f"\n{title}", flush=True)
     for number, (label, row) in enumerate(rows):
+        _measured.extend(
+            Series(title, f"{label} {corner}".strip(), "kvtier", name, "", [value])
+            for name, value in row.items()
+        )
         widths = [max(len(name), 9) + 2 for name in row]
         if not number:
             names = (f"{name:>{width}}" for name, width in zip(row, widths, strict=True))

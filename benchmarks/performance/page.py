@@ -44,7 +44,7 @@ def page(figures: Mapping[str, Figures]) -> str:
 
 
 def readme(text: str, figures: Mapping[str, Figures]) -> str:
-    """Return the README's text with its measured figures written anew."""
+    """Return the README's text with the table of these figures."""
     table = glance_table(figures, glance(figures), "docs/performance.md")
     quick = " A quick run." if _is_quick(figures) else ""
     caption = (
@@ -106,7 +106,7 @@ def _compared(
 ) -> Iterator[tuple[str, str, Series | None, Series | None]]:
     """Give section, subject, kvtier's series and vLLM's."""
     for name, section in SECTIONS.items():
-        for panel in section.panels:
+        for panel in section.panels_for(figures[name]):
             (peer, *_) = [way for way in panel.ways if way.role == "vllm"] or [None]
             for case, subject in panel.glance.items() if peer else ():
                 own, theirs = (
@@ -161,7 +161,7 @@ def _section(section: Section, figures: Figures) -> str:
     plot = (
         f'<picture><source media="(prefers-color-scheme: dark)" '
         f'srcset="performance/{section.name}-dark.svg">'
-        f'<img alt="{section.title}: bars of the table below" '
+        f'<img alt="{section.title}: the table below as a plot" '
         f'src="performance/{section.name}-light.svg"></picture>'
     )
     rounds = max(len(each.values) for run in figures.runs.values() for each in run.series)
@@ -185,7 +185,7 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
         heads = [f"{axis}, {'more' if higher else 'less'} is better"]
         heads += [way.label for way in ways] + [f"to {way.label}" for way in peers]
         lines = [heads, ["---"] * len(heads)]
-        for panel in panels:
+        for panel in (panel for panel in panels if panel.tabled):
             for case in panel.cases or figures.cases(panel.run, panel.group, panel.quantity):
                 series = {way: _find(figures, panel, case, way) for way in ways}
                 if any(series.values()):
@@ -231,13 +231,14 @@ def _find(figures: Figures, panel: Panel, case: str, way: Way) -> Series | None:
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
     """Give a sentence for each run or way that was not measured."""
     said = set()
-    for panel in section.panels_for(figures):
-        run = figures.runs.get(panel.run)
+    for name in (run.name for run in section.runs):
+        run = figures.runs.get(name)
         if run is None or not run.series:
             reason = "; ".join(run.absent.values()) if run else "not run yet"
-            said.add(f"Not measured, {panel.title or panel.run}: {reason}.")
-            continue
-        for way in panel.ways:
+            said.add(f"Not measured, {name}: {reason}.")
+    for panel in section.panels_for(figures):
+        run = figures.runs.get(panel.run)
+        for way in panel.ways if run and run.series else ():
             if not any(
                 (each.group, each.quantity, each.way) == (panel.group, panel.quantity, way.name)
                 for each in run.series

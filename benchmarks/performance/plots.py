@@ -39,7 +39,7 @@ _COLOURS = {
 _WIDTH_INCHES = 9.0
 _BAR_INCHES = 0.2
 #: Of a panel with lines, in bars.
-_LINES_HEIGHT = 12
+_LINES_HEIGHT = 8
 
 
 def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
@@ -52,11 +52,13 @@ def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
         file: where to.
     """
     colours = _COLOURS[scheme]
-    settings = {
+    settings: Any = {
         # Equal figures make equal files.
         "svg.hashsalt": section.name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",
+        # Repeated in each text; matplotlib measures with the first one.
+        "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
         "font.size": 10,
         "text.color": colours["text"],
         "axes.labelcolor": colours["text"],
@@ -128,9 +130,11 @@ def _draw_bars(axes: Any, panel: Panel, figures: Figures, colours: dict[str, str
             bars.append((place, colours[role], series))
             place += 1
         place += 0.7
-    places, fills, series = zip(*bars, strict=True) if bars else ((), (), ())
-    middles = [one.median for one in series]
-    lows, highs = zip(*(one.quartiles for one in series), strict=True) if bars else ((), ())
+    places = [at for at, _, _ in bars]
+    fills = [colour for _, colour, _ in bars]
+    middles = [series.median for _, _, series in bars]
+    lows = [series.quartiles[0] for _, _, series in bars]
+    highs = [series.quartiles[1] for _, _, series in bars]
     lengths = [middle - panel.start for middle in middles]
     axes.barh(places, lengths, 0.86, left=panel.start, color=fills, clip_on=False)
     axes.hlines(places, lows, highs, color=colours["text"], linewidth=1.2, clip_on=False)
@@ -143,8 +147,8 @@ def _draw_bars(axes: Any, panel: Panel, figures: Figures, colours: dict[str, str
             va="center",
             fontsize=8.5,
         )
-    most = max(*highs, *middles, panel.start) if bars else panel.start + 1
-    least = min(panel.start, *lows) if bars else panel.start
+    most = max([*highs, *middles], default=panel.start + 1)
+    least = min([panel.start, *lows])
     axes.set_xlim(least, most + (most - least) * 0.16)
     axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.5g}")
@@ -156,28 +160,29 @@ def _draw_bars(axes: Any, panel: Panel, figures: Figures, colours: dict[str, str
 def _draw_lines(axes: Any, panel: Panel, figures: Figures, colours: dict[str, str]) -> None:
     cases = _cases(panel, figures)
     for way in panel.ways:
-        of_way = [
-            (float(case.split()[0].replace(",", "")), series)
+        of_way = {
+            _number(case): series
             for case in cases
             if (series := dict(_measured(panel, figures, case)).get(way.role))
-        ]
-        if of_way:
-            places, series = zip(*of_way, strict=True)
-            middles = [one.median for one in series]
-            spread = [
-                [one.median - one.quartiles[0] for one in series],
-                [one.quartiles[1] - one.median for one in series],
-            ]
-            axes.errorbar(
-                places, middles, yerr=spread, color=colours[way.role], marker="o", capsize=2
-            )
+        }
+        middles = [one.median for one in of_way.values()]
+        axes.plot(list(of_way), middles, color=colours[way.role], linewidth=1.8, clip_on=False)
+        for at, one in of_way.items():
+            if len(one.values) > 1:
+                axes.vlines(at, *one.quartiles, color=colours["text"], linewidth=1.2)
     axes.set_xscale("log")
-    places = [float(case.split()[0].replace(",", "")) for case in cases]
+    places = [_number(case) for case in cases]
     axes.set_xticks(places, [f"{place:,.0f}" for place in places], minor=False)
     axes.minorticks_off()
     axes.set_xlabel(" ".join(cases[0].split()[1:]), fontsize=9)
+    axes.locator_params(axis="y", nbins=3)
     axes.set_ylim(bottom=0)
     _finish(axes, panel, colours, "y")
+
+
+def _number(case: str) -> float:
+    """Return the number that a case begins with: ``2,000 slots``."""
+    return float(case.split()[0].replace(",", ""))
 
 
 def _finish(axes: Any, panel: Panel, colours: dict[str, str], values: str) -> None:

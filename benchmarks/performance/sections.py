@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from results import Series
+from results import Series, figure
 
 from performance.figures import Figures, median, ratio, sentence
 
@@ -23,7 +23,8 @@ class Run:
         seconds: rough duration with the default rounds, and of the quick run.
         needs_vllm: nothing can be measured without vLLM's environment.
         vllm: ways that can only be measured in vLLM's environment.
-        trace: the benchmark takes a trace.
+        trace: how the benchmark takes a trace: ``{}`` stands for the file; empty if it takes none.
+        needs_trace: without a trace there is nothing to measure.
     """
 
     name: str
@@ -34,7 +35,8 @@ class Run:
     seconds: tuple[float, float]
     needs_vllm: bool = False
     vllm: Sequence[str] = ()
-    trace: bool = False
+    trace: str = ""
+    needs_trace: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Panel:
         cases: the cases to show; all that were measured if it is empty.
         higher_is_better: for a rate.
         start: where bars start.
+        tabled: the cases have rows in the table; otherwise they are in the plot alone.
         glance: cases that the table at a glance and the README show beside vLLM, with their words.
     """
 
@@ -79,6 +82,7 @@ class Panel:
     cases: Sequence[str] = ()
     higher_is_better: bool = False
     start: float = 0.0
+    tabled: bool = True
     glance: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -145,10 +149,10 @@ def _first_token(figures: Figures) -> str:
 
     ours, peer = of(_OUR_MANAGER), of(_VLLM_FILES)
     return sentence(
-        "kvtier gives the first token after {}; computing it takes {}. That is {} times what "
-        "vLLM's own file tier needs.",
-        median(ours),
+        "Computing the prompt takes {}. With kvtier the first token is there after {}, {} times "
+        "what vLLM's own file tier needs.",
         median(of(_OUR_MANAGER, "computed")),
+        median(ours),
         ratio(ours, peer),
     )
 
@@ -241,7 +245,7 @@ SCHEDULER = Section(
             5,
             (240, 20),
             vllm=["vLLM, at once", "vLLM, thread"],
-            trace=True,
+            trace="{}",
         )
     ],
     [
@@ -311,8 +315,9 @@ FILES = Section(
         Run(
             "disk",
             "backends.py",
-            "--backend file",
-            "--backend file --total 32MiB",
+            # Files are kept between the rounds: ext4 is slow for a while after many were removed.
+            "--backend file --total 64MiB --keep",
+            "--backend file --total 16MiB --keep",
             9,
             (150, 15),
             vllm=["vllm.fs_io_C"],
@@ -337,9 +342,9 @@ FILES = Section(
             _FILES,
             _CHUNKS,
             higher_is_better=True,
-            glance={case: f"chunks in files, {title}: {case}" for case in _CHUNKS[:2]},
+            glance={case: f"chunks in files on {where}: {case}" for case in _CHUNKS[:2]},
         )
-        for title, run in (("disk", "disk"), ("tmpfs", "tmpfs"))
+        for title, run, where in (("disk", "disk", "a disk"), ("tmpfs", "tmpfs", "tmpfs"))
     ],
     _files,
     {
@@ -532,47 +537,71 @@ WORKER = Section(
 _SLOTS = "2,000 slots"
 
 
+_TRACE = "trace, second half"
+
+
 def _hit_rates(figures: Figures) -> str:
-    parts = []
-    for group in figures.groups("replay"):
-        own, peer, limit = (
-            figures.find("replay", group, _SLOTS, way, "hit rate")
-            for way in ("prefix", "lru", "optimum")
-        )
-        parts.append(
+    own, peer, limit = (
+        figures.find("trace", _TRACE, _SLOTS, way, "hit rate")
+        for way in ("prefix", "lru", "optimum")
+    )
+    generated = [
+        one.relative_to(other).median
+        for group in figures.groups("workloads")
+        for case in figures.cases("workloads", group, "hit rate")
+        if (one := figures.find("workloads", group, case, "prefix", "hit rate"))
+        and (other := figures.find("workloads", group, case, "lru", "hit rate"))
+        and other.median
+    ]
+    return " ".join(
+        [
             sentence(
-                "{}: {} of the chunks, {} times as many as with `lru`, of {} that are possible.",
-                group,
+                "With room for 2,000 chunks of the trace {} of the chunks hit, {} times as many as "
+                "with `lru`; no policy could reach more than {}.",
                 median(own),
                 ratio(own, peer),
                 median(limit),
-            )
-        )
-    said = " ".join(filter(None, parts))
-    return said and f"Hits with room for 2,000 chunks. {said}"
+            ),
+            sentence(
+                "On generated workloads it is {} to {} times `lru`.",
+                *(figure(end(generated)) if generated else None for end in (min, max)),
+            ),
+        ]
+    )
 
+
+_POLICIES = [
+    Way("prefix", "`prefix`", "kvtier"),
+    Way("lru", "`lru`", "vllm"),
+    Way("arc", "`arc`", "client"),
+    Way("optimum", "offline optimum", "limit"),
+]
 
 HIT_RATES = Section(
     "hit-rates",
     "Hits of the host pool",
-    "Traces are played against pools of several sizes; what is not hit is computed again. `lru` "
-    "and `arc` are vLLM's policies. The limit is the offline optimum, which knows the future.",
-    [Run("replay", "policies.py", "", "", 0, (240, 30), trace=True)],
+    "A trace (its second half) and generated workloads are played against pools of several sizes; "
+    "what is not hit is computed again. `lru` and `arc` are vLLM's policies. The limit is the "
+    "offline optimum, which knows the future.",
+    [
+        Run("trace", "policies.py", "", "", 0, (120, 60), trace="--trace={}", needs_trace=True),
+        Run("workloads", "policies.py", "", "--requests 400", 0, (240, 30)),
+    ],
     [
         Panel(
             "",
-            "replay",
+            run,
             "",
             "hit rate",
-            "share of chunks that hit",
-            [
-                Way("prefix", "kvtier's `prefix`", "kvtier"),
-                Way("lru", "`lru`", "vllm"),
-                Way("arc", "`arc`", "client"),
-                Way("optimum", "limit: offline optimum", "limit"),
-            ],
+            "% of the chunks",
+            _POLICIES,
             higher_is_better=True,
+            tabled=run == "trace",
+            glance={_SLOTS: "hits of a trace, with room for 2,000 chunks"}
+            if run == "trace"
+            else {},
         )
+        for run in ("trace", "workloads")
     ],
     _hit_rates,
     {
@@ -581,6 +610,7 @@ HIT_RATES = Section(
         "client": "vLLM: arc",
         "limit": "limit: offline optimum",
     },
+    columns=3,
     lines=True,
 )
 

@@ -56,7 +56,7 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 def test_a_missing_peer_is_an_empty_column_with_the_reason() -> None:
     said = files_section({"kvtier": [100.0]}, {_VLLM: "vllm is not installed here"})
-    assert "| disk, store 2 MiB | 100 (100-100) |  |" in said
+    assert "| disk, store 2 MiB | 100 |  |" in said
     assert "Not measured, vLLM's C extension: vllm is not installed here." in said
 
 
