@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,7 +22,6 @@ from kvtier_sdk import (
 from ways.way import Way, Work
 
 _REQUEST = RequestContext("bench")
-_POLL_S = 100e-6
 _PATIENT = "600s"
 
 
@@ -48,11 +48,18 @@ class EngineWay(Way, TierListener):
         self._start = start
         self._keep = keep
         self._opened = ExitStack()
+        self._reported = threading.Event()
         step = work.batch_chunks
         self._slots = [range(lane * step, (lane + 1) * step) for lane in range(work.at_a_time)]
 
     async def open(self) -> None:
-        opening = open_tier(self._spec, self.work.pool, Namespace({"bench": 1}), self)
+        opening = open_tier(
+            self._spec,
+            self.work.pool,
+            Namespace({"bench": 1}),
+            self,
+            notify=self._reported.set,
+        )
         self._tier = self._opened.enter_context(opening)
 
     async def close(self) -> None:
@@ -99,14 +106,17 @@ class EngineWay(Way, TierListener):
             self._tier.flush()
             if self._tier.is_idle:
                 return
-            time.sleep(_POLL_S)
-            self._tier.poll()
+            self._wait()
 
     def _finish(self) -> None:
         self._tier.flush()
         while not self._tier.is_idle:
-            time.sleep(_POLL_S)
-            self._tier.poll()
+            self._wait()
+
+    def _wait(self) -> None:
+        self._reported.wait(1.0)
+        self._reported.clear()
+        self._tier.poll()
 
     def _keys(self, start: int, end: int) -> list[bytes]:
         return [b"%036d" % (self._start + number % self.work.keys) for number in range(start, end)]

@@ -7,23 +7,31 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
 
+from kvtier_file.directories import open_file
 from kvtier_sdk import CorruptChunkError
 
 
-def request_direct_io(fd: int) -> None:
-    """Let a file's data bypass the page cache, where the file system allows it.
-
-    ``fcntl`` instead of a flag of ``open``: an ``open`` that is refused for the flag may have
-    made the file all the same.
+def open_direct(name: str, flags: int, directory_fd: int) -> int:
+    """Open a file whose data bypasses the page cache, where the file system allows it.
 
     Args:
-        fd: a regular file.
+        name: as for :func:`~kvtier_file.directories.open_file`.
+        flags: likewise.
+        directory_fd: likewise.
+
+    Returns:
+        A descriptor, which the caller closes.
+
+    Raises:
+        OSError: it cannot be opened, or is a symbolic link.
     """
     try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
+        return open_file(name, flags | os.O_DIRECT, directory_fd)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
+    # Refused for the flag, the call may have made the file all the same.
+    return open_file(name, flags & ~os.O_EXCL, directory_fd)
 
 
 def has_direct_io(fd: int) -> bool:

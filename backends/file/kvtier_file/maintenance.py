@@ -66,10 +66,7 @@ class Maintenance(ChunkStore):
         with self._existing("readable") as directory:
             for transfer in batch:
                 key = transfer.key
-                with (
-                    self._verdict(key, verdicts, "readable"),
-                    self._fault(key, verdicts, "readable"),
-                ):
+                with self._verdict(key, verdicts, "readable", at_file=True):
                     if directory is None:
                         raise ChunkNotFoundError("no such chunk")
                     directory.read(key, transfer.buffers, None, expired_ns=expired_ns)

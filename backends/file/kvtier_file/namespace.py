@@ -18,11 +18,12 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk
 from kvtier_file.directories import ClosingFd, open_directory, open_file
 from kvtier_file.errors import ABSENT, FOREIGN
-from kvtier_file.file_io import read_buffers, request_direct_io
+from kvtier_file.file_io import open_direct, read_buffers
 from kvtier_file.temporaries import Temporaries, TemporaryNames
 from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey
 
@@ -102,10 +103,12 @@ class NamespaceDirectory:
         """
         expected_bytes = sum(map(len, buffers))
         try:
+            opener = open_direct if self._direct else open_file
+            # O_NONBLOCK, so that a pipe in the file's place does not block.
+            flags = os.O_RDONLY | os.O_NONBLOCK
             with (
                 self._shard(key) as shard_fd,
-                # O_NONBLOCK, so that a pipe in the file's place does not block.
-                ClosingFd(open_file(_file_name(key), os.O_RDONLY | os.O_NONBLOCK, shard_fd)) as fd,
+                ClosingFd(opener(_file_name(key), flags, shard_fd)) as fd,
             ):
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
@@ -116,8 +119,6 @@ class NamespaceDirectory:
                     )
                 if _used_ns(status) < expired_ns:
                     raise ChunkNotFoundError("the chunk has expired")
-                if self._direct:
-                    request_direct_io(fd)
                 read_buffers(fd, buffers)
                 if used_ns is not None:
                     with suppress(OSError):  # the bytes are here; recency matters less
@@ -282,6 +283,8 @@ class NamespaceDirectory:
         return StoredChunk(ChunkId(self.fingerprint, key), status.st_size, _used_ns(status))
 
 
+# A store asks up to four times.
+@lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
     """Return the shard of a key: a hash, so that counted-up keys spread as well as any."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvtier_file.directories import ClosingFd, open_directory, open_file
-from kvtier_file.file_io import has_direct_io, read_buffers, request_direct_io, write_buffers
+from kvtier_file.file_io import has_direct_io, open_direct, read_buffers, write_buffers
 
 _DIRECTORY = "tmp"
 _TEMPORARY = re.compile(r"([0-9a-f]{16})-\d+\.tmp")
@@ -74,9 +74,8 @@ class Temporaries:
         name = self._names.new()
         directory_fd = self._open()
         try:
-            with ClosingFd(open_file(name, _NEW_FILE, directory_fd)) as fd:
-                if direct:
-                    request_direct_io(fd)
+            opener = open_direct if direct else open_file
+            with ClosingFd(opener(name, _NEW_FILE, directory_fd)) as fd:
                 write_buffers(fd, buffers)
                 if used_ns is not None:
                     os.utime(fd, ns=(used_ns, used_ns))
@@ -137,9 +136,8 @@ class Temporaries:
         with mmap.mmap(-1, _PROBE_BYTES) as written, mmap.mmap(-1, _PROBE_BYTES) as read:
             written[:] = os.urandom(_PROBE_BYTES)
             try:
-                with ClosingFd(open_file(name, _NEW_FILE, directory_fd)) as fd:
-                    if direct:
-                        request_direct_io(fd)
+                opener = open_direct if direct else open_file
+                with ClosingFd(opener(name, _NEW_FILE, directory_fd)) as fd:
                     with memoryview(written) as source, memoryview(read) as target:
                         write_buffers(fd, [source])
                         read_buffers(fd, [target])

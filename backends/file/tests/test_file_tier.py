@@ -531,14 +531,17 @@ async def test_direct_io_on_and_off(bench, monkeypatch, direct_io, expected):
 @pytest.fixture
 def no_direct(monkeypatch):
     """A file system that does not support O_DIRECT."""
-    real = fcntl.fcntl
+    real = os.open
 
-    def refusing(fd, command, argument=0):
-        if command == fcntl.F_SETFL and argument & os.O_DIRECT:
+    def refusing(path, flags, *mode, **directory):
+        fd = real(path, flags & ~os.O_DIRECT, *mode, **directory)
+        if flags & os.O_DIRECT:
+            # As Linux does: the file is there all the same.
+            os.close(fd)
             raise OSError(errno.EINVAL, "no O_DIRECT here")
-        return real(fd, command, argument)
+        return fd
 
-    monkeypatch.setattr(fcntl, "fcntl", refusing)
+    monkeypatch.setattr(os, "open", refusing)
 
 
 @pytest.mark.usefixtures("no_direct")
