@@ -11,7 +11,9 @@ machine is noisy for all of them, and ratios are taken within a round. The limit
     mooncake  the client's calls for one buffer a chunk, from as many threads
 
 A tier is called as its runner calls it: as many batches as the others have connections, each of up
-to 8 MiB. MiB/s count the payload. CPU is the client's processor time for a chunk, the system's
+to 8 MiB. The file tier is measured twice: alone, and as an engine uses it, in its process and with
+digests on. Peers of files that are not installed are left out: vLLM's C extension needs vLLM's
+environment. MiB/s count the payload. CPU is the client's processor time for a chunk, the system's
 share included; on a busy machine it says more than wall time.
 """
 
