@@ -1,10 +1,10 @@
-"""Make a virtual environment in which LMCache's storage manager runs on a CPU.
+"""Make a virtual environment in which LMCache's server runs on a CPU.
 
     python3 scripts/lmcache_environment.py .venv-lmcache
 
 LMCache's wheel has CUDA's libraries among its requirements, and imports them only where there is a
-GPU. So it is installed with those requirements that its storage manager and its own adapters for
-files and Redis import.
+GPU. So it is installed with those requirements that its server and its own adapters for files and
+Redis import.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ NEEDED = frozenset(
         "blake3",
         "cachetools",
         "cryptography",
+        "fastapi",
+        "httptools",
+        "httpx",
         "msgspec",
         "numba",
         "numpy",
@@ -34,13 +37,15 @@ NEEDED = frozenset(
         "psutil",
         "py-cpuinfo",
         "pyyaml",
+        "pyzmq",
         "sortedcontainers",
+        "uvicorn",
     }
 )
 
 
 def install_lmcache(pip: Pip) -> None:
-    """Install LMCache, and those of its requirements that an adapter needs on a CPU."""
+    """Install LMCache, and those of its requirements that its server needs on a CPU."""
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, LMCACHE)
         (wheel,) = Path(folder).glob("*.whl")

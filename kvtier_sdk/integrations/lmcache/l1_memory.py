@@ -36,7 +36,7 @@ class L1Memory:
         if description is None:
             raise ConfigError(
                 "kvtier needs an L1 in this machine's memory, and LMCache has none here: leave out "
-                "--gds-l1-path and --l1-devdax-path"
+                "--gds-l1-path"
             )
         if description.align_bytes % ROW_ALIGNMENT or description.ptr % ROW_ALIGNMENT:
             raise ConfigError(
@@ -47,7 +47,7 @@ class L1Memory:
         self._bytes: memoryview | None = memoryview(
             (ctypes.c_ubyte * description.size).from_address(description.ptr)
         ).cast("B")
-        self._fd = _open_shared(description.ptr)
+        self._fd = _open_shared(self.region)
 
     @property
     def is_shared(self) -> bool:
@@ -161,15 +161,20 @@ class L1Slots:
         return self._memory.bytes[start : start + round_up(self.chunk_bytes, alignment)]
 
 
-def _open_shared(address: int) -> int | None:
-    """Open the file that begins at an address, by its name, which LMCache keeps for its clients."""
-    region = MappedRegion.at(address)
-    if region is None or not region.is_shared or (region.start, region.offset) != (address, 0):
+def _open_shared(memory: Region) -> int | None:
+    """Open the file that the memory maps, by its name, which LMCache keeps for its clients."""
+    mapped = MappedRegion.at(memory.address)
+    if (
+        mapped is None
+        or not mapped.is_shared
+        or (mapped.start, mapped.offset) != (memory.address, 0)
+    ):
         return None
     with contextlib.suppress(OSError):
-        fd = os.open(region.path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
         status = os.fstat(fd)
-        if (status.st_dev, status.st_ino) == region.file:
+        # A device has no size, and no other process maps it here.
+        if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
             return fd
         os.close(fd)
     return None

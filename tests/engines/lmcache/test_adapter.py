@@ -88,3 +88,14 @@ def test_a_store_that_was_away_at_the_start_is_used_when_it_is_back(tmp_path: Pa
             assert host.load(PROMPT) == Found(hits=12, equal=12)
         finally:
             server.kill()
+
+
+def test_an_adapter_is_taken_out_and_put_back_while_lmcache_serves(tmp_path: Path) -> None:
+    with hosted(f"file://{tmp_path}/kv?direct_io=off") as host:
+        host.store(PROMPT)
+        host.forget()
+        ((descriptor, _),) = host.manager.l2_adapters()
+        host.manager.delete_l2_adapter(descriptor.index)
+        assert host.load(PROMPT) == Found(hits=0, equal=0)
+        host.manager.add_l2_adapter(descriptor.config)
+        assert host.load(PROMPT) == Found(hits=12, equal=12)
