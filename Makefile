@@ -31,7 +31,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels test-wheels check format demo bench bench-core bench-backends \
 	bench-interference bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-next demo-vllm
 
 help:
@@ -49,6 +49,7 @@ help:
 	@echo "make docs                     docs/ and the API reference as a site, in site/"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
 	@echo "make bench                    time of the scheduler's thread per chunk"
+	@echo "make bench-core               the same for the compiled core of make wheels, beside the pure one"
 	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
 	@echo "make bench-interference       an engine's steps beside each tier at work"
 	@echo "make bench-worker             GB/s between device blocks and slots"
@@ -182,6 +183,9 @@ demo: $(DEMO_VENV)/.setup
 
 bench: setup
 	$(BIN)/python benchmarks/scheduler.py $(TRACE)
+
+bench-core: wheels
+	$(BIN)/python benchmarks/cores.py $(TRACE)
 
 bench-backends: setup redis-server mooncake
 	$(BIN)/python benchmarks/backends.py $(BENCH)

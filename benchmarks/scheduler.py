@@ -1,6 +1,6 @@
 """Cost of the manager for the scheduler's thread, beside vLLM's own manager and beside no tiers.
 
-Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
+Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...] [--json]
 
 First the cost: CPU microseconds of the scheduler's thread per chunk, in the calls of vLLM's
 connector (see ``connector_loop.py``). The sides are no tier, the memory tier and, where vllm is
@@ -12,7 +12,8 @@ Then the interference: wall microseconds of a single call while the file tier wr
 can, beside the same loop without tiers. Here the steps have a fixed length and do not wait for the
 tier, so that its queue is full.
 
-Sides take turns within a round; shown are medians over the rounds.
+Sides take turns within a round; shown are medians over the rounds. With ``--json`` it prints the
+cost alone, for ``cores.py``, which compares the compiled core with the pure one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import json
 import os
 import platform
 import statistics
@@ -35,6 +37,7 @@ from connector_loop import ConnectorLoop, Figures, Side
 from kvtier_side import KVTierSide
 
 from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.core import CORE
 from kvtier_sdk.options.units import format_bytes, parse_bytes
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace
 
@@ -47,10 +50,16 @@ def main() -> None:
     workload = (
         read_trace(arguments.trace) if arguments.trace else chat_workload(arguments.requests, 0)
     )
+    if arguments.json:
+        rounds = _cost(workload, arguments.concurrency[0], arguments)
+        medians = {name: vars(_median(figures)) for name, figures in rounds.items()}
+        print(json.dumps(medians, default=list))
+        return
     loop = SystemClock().new_event_loop()
     loop.close()
     print(
-        f"Python {platform.python_version()}, event loop of {type(loop).__module__.split('.')[0]}, "
+        f"Python {platform.python_version()}, {CORE} core, "
+        f"event loop of {type(loop).__module__.split('.')[0]}, "
         f"{sum(len(request.keys) for request in workload)} chunks, {arguments.slots} slots, "
         f"medians of {arguments.rounds} rounds"
     )
@@ -68,6 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--concurrency", type=_positive, nargs="+", default=[1, 8], help="requests that overlap"
     )
+    parser.add_argument("--json", action="store_true", help="print the cost as JSON, and no more")
     parser.add_argument("--slots", type=_positive, default=2000, help="of the primary tier")
     parser.add_argument(
         "--file-chunk-bytes",
@@ -94,9 +104,14 @@ def _positive(text: str) -> int:
 # --- cost -------------------------------------------------------------------------------------
 
 
-def _measure_cost(
-    workload: Sequence[ReplayRequest], concurrency: int, arguments: argparse.Namespace
-) -> None:
+def _cost(
+    workload: Sequence[ReplayRequest],
+    concurrency: int,
+    arguments: argparse.Namespace,
+    *,
+    each_lookup: bool = False,
+) -> dict[str, list[Figures]]:
+    """Play the rounds of all sides; with ``each_lookup`` only one, with every lookup sampled."""
     slots = arguments.slots
     sides: dict[str, Callable[[], Side]] = {
         "no tier": lambda: KVTierSide(slots, _SMALL_CHUNK_BYTES),
@@ -104,17 +119,23 @@ def _measure_cost(
         **_vllm_sides(slots),
     }
 
-    def play(make: Callable[[], Side], *, each_lookup: bool = False) -> Figures:
+    def play(make: Callable[[], Side]) -> Figures:
         def drive(side: Side) -> ConnectorLoop:
             return ConnectorLoop(side, _SMALL_CHUNK_BYTES, each_lookup=each_lookup)
 
         return _play(make, drive, workload, concurrency)
 
-    rounds = _take_turns(sides, arguments.rounds, play)
+    return _take_turns(sides, 1 if each_lookup else arguments.rounds, play)
+
+
+def _measure_cost(
+    workload: Sequence[ReplayRequest], concurrency: int, arguments: argparse.Namespace
+) -> None:
+    rounds = _cost(workload, concurrency, arguments)
     medians = {name: _median(figures) for name, figures in rounds.items()}
-    for name, make in sides.items():
-        single = play(make, each_lookup=True).percentiles_us["lookup"]
-        medians[name].percentiles_us["lookup"] = single
+    sampled = _cost(workload, concurrency, arguments, each_lookup=True)
+    for name, (figures,) in sampled.items():
+        medians[name].percentiles_us["lookup"] = figures.percentiles_us["lookup"]
 
     print(f"\ncost of the scheduler's thread, {concurrency} request(s) at a time")
     _print_row("", medians)
@@ -132,7 +153,7 @@ def _measure_cost(
 
 def _vllm_sides(slots: int) -> dict[str, Callable[[], Side]]:
     if importlib.util.find_spec("vllm") is None:
-        print("vllm is not installed here: its manager is left out")
+        print("vllm is not installed here: its manager is left out", file=sys.stderr)
         return {}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_side import VLLMSide
