@@ -33,7 +33,7 @@ MINUTES ?= 60
 TRIES ?= 3
 
 .PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels test-wheels check format demo bench bench-backends \
-	bench-interference bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-kernel test-vllm-next demo-vllm \
+	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-engines
 
 help:
@@ -53,6 +53,7 @@ help:
 	@echo "make bench [BENCH=...]        all benchmarks, written to docs/performance.md; BENCH=--quick tries it in 6 minutes"
 	@echo "make bench-peers              set up what they compare with: vLLM, servers, clients; each where it can be"
 	@echo "make bench-scheduler          time of the scheduler's thread per chunk"
+	@echo "make bench-core               the same for the compiled core of make wheels, beside the pure one"
 	@echo "make bench-backends           MB/s of each backend, beside plain clients and the limit"
 	@echo "make bench-interference       an engine's steps beside each tier at work"
 	@echo "make bench-worker             GB/s between device blocks and slots"
@@ -200,6 +201,9 @@ bench-peers: setup
 
 bench-scheduler: setup
 	$(BIN)/python benchmarks/scheduler.py $(TRACE)
+
+bench-core: wheels
+	$(BIN)/python benchmarks/cores.py $(TRACE)
 
 bench-backends: setup redis-server mooncake
 	$(BIN)/python benchmarks/backends.py $(BENCH)

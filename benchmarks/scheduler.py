@@ -37,6 +37,7 @@ from kvtier_side import KVTierSide
 from results import Series
 
 from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.core import CORE
 from kvtier_sdk.options.units import format_bytes, parse_bytes
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace
 
@@ -53,14 +54,15 @@ def main() -> None:
     loop = SystemClock().new_event_loop()
     loop.close()
     print(
-        f"Python {platform.python_version()}, event loop of {type(loop).__module__.split('.')[0]}, "
+        f"Python {platform.python_version()}, {CORE} core, "
+        f"event loop of {type(loop).__module__.split('.')[0]}, "
         f"{sum(len(request.keys) for request in workload)} chunks, {arguments.slots} slots, "
         f"medians of {arguments.rounds} rounds"
     )
     measured: list[Series] = []
     for concurrency in arguments.concurrency:
         measured += _measure_cost(workload, concurrency, arguments)
-    for concurrency in arguments.concurrency:
+    for concurrency in () if arguments.cost_only else arguments.concurrency:
         measured += _measure_interference(workload, concurrency, arguments)
     results.write(arguments.json, measured, absent=_absent())
 
@@ -72,6 +74,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive, default=3, help="to take medians over")
     parser.add_argument(
         "--concurrency", type=_positive, nargs="+", default=[1, 8], help="requests that overlap"
+    )
+    parser.add_argument(
+        "--cost-only", action="store_true", help="leave the calls beside a saturated tier out"
     )
     parser.add_argument("--slots", type=_positive, default=2000, help="of the primary tier")
     parser.add_argument(
@@ -100,9 +105,14 @@ def _positive(text: str) -> int:
 # --- cost -------------------------------------------------------------------------------------
 
 
-def _measure_cost(
-    workload: Sequence[ReplayRequest], concurrency: int, arguments: argparse.Namespace
-) -> list[Series]:
+def _cost(
+    workload: Sequence[ReplayRequest],
+    concurrency: int,
+    arguments: argparse.Namespace,
+    *,
+    each_lookup: bool = False,
+) -> dict[str, list[Figures]]:
+    """Play the rounds of all sides; with ``each_lookup`` only one, with every lookup sampled."""
     slots = arguments.slots
     sides: dict[str, Callable[[], Side]] = {
         "no tier": lambda: KVTierSide(slots, _SMALL_CHUNK_BYTES),
@@ -110,17 +120,23 @@ def _measure_cost(
         **_vllm_sides(slots),
     }
 
-    def play(make: Callable[[], Side], *, each_lookup: bool = False) -> Figures:
+    def play(make: Callable[[], Side]) -> Figures:
         def drive(side: Side) -> ConnectorLoop:
             return ConnectorLoop(side, _SMALL_CHUNK_BYTES, each_lookup=each_lookup)
 
         return _play(make, drive, workload, concurrency)
 
-    rounds = _take_turns(sides, arguments.rounds, play)
+    return _take_turns(sides, 1 if each_lookup else arguments.rounds, play)
+
+
+def _measure_cost(
+    workload: Sequence[ReplayRequest], concurrency: int, arguments: argparse.Namespace
+) -> list[Series]:
+    rounds = _cost(workload, concurrency, arguments)
     medians = {name: _median(figures) for name, figures in rounds.items()}
-    for name, make in sides.items():
-        single = play(make, each_lookup=True).percentiles_us["lookup"]
-        medians[name].percentiles_us["lookup"] = single
+    sampled = _cost(workload, concurrency, arguments, each_lookup=True)
+    for name, (figures,) in sampled.items():
+        medians[name].percentiles_us["lookup"] = figures.percentiles_us["lookup"]
 
     print(f"\ncost of the scheduler's thread, {concurrency} request(s) at a time")
     _print_row("", medians)
@@ -134,18 +150,22 @@ def _measure_cost(
     _print_row("beside the memory tier", (_ratio(each, ours) for each in rounds.values()))
     print(" CPU microseconds of a single call: p50 / p99 / p99.9")
     _print_percentiles(["lookup", *kinds], medians.values())
-    return [
-        Series(
-            _group(concurrency),
-            kind,
-            name,
-            "CPU a chunk",
-            "us",
-            [one.us_per_chunk[kind] for one in each],
-        )
+    group = _group(concurrency)
+    measured = [
+        Series(group, kind, name, "CPU a chunk", "us", [one.us_per_chunk[kind] for one in each])
         for name, each in rounds.items()
         for kind in each[0].us_per_chunk
     ]
+    return measured + [
+        Series(group, f"p{share:g}", name, "CPU of a call", "us", values)
+        for name, each in rounds.items()
+        for share, values in zip(PERCENTILES, _percentiles(each), strict=True)
+    ]
+
+
+def _percentiles(rounds: Sequence[Figures]) -> Iterable[tuple[float, ...]]:
+    """Return, for each of the percentiles of a call, its values over the rounds."""
+    return zip(*(one.percentiles_us["all"] for one in rounds), strict=True)
 
 
 def _group(concurrency: int) -> str:
@@ -234,9 +254,7 @@ def _measure_interference(
     return [
         Series(_group(concurrency), f"p{share:g}", name, "a call", "us", values)
         for name, each in rounds.items()
-        for share, values in zip(
-            PERCENTILES, zip(*(one.percentiles_us["all"] for one in each), strict=True), strict=True
-        )
+        for share, values in zip(PERCENTILES, _percentiles(each), strict=True)
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.runner.jobs import Job, Verdict
@@ -11,8 +12,8 @@ from kvtier_sdk.tiering.slots import Offers, PrimaryTier, Slot, SlotState
 from kvtier_sdk.tiering.tier_client import NO_REQUEST
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-_OK = Verdict.OK
-_READY = SlotState.READY
+_OK: Final = Verdict.OK
+_READY: Final = SlotState.READY
 
 
 class Cascade:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.tiering.outputs import MissReason
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-_OK, _NOT_FOUND = Verdict.OK, Verdict.NOT_FOUND
+_OK: Final = Verdict.OK
+_NOT_FOUND: Final = Verdict.NOT_FOUND
 #: Why a tier that gave no answer may have the chunk; any other verdict is a failed lookup.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,

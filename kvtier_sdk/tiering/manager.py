@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -31,11 +32,15 @@ from kvtier_sdk.tiering.waits import Wait
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Looked up once: this is the engine's thread.
-_HIT, _MISS = LookupResult.HIT, LookupResult.MISS
-_HIT_PENDING, _RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
-_ABSENT = MissReason.ABSENT.value
-_READY, _WRITING, _LOADING = SlotState.READY, SlotState.WRITING, SlotState.LOADING
+# Looked up once: this is the engine's thread. Compiled code reads a final name without a look-up.
+_HIT: Final = LookupResult.HIT
+_MISS: Final = LookupResult.MISS
+_HIT_PENDING: Final = LookupResult.HIT_PENDING
+_RETRY: Final = LookupResult.RETRY
+_ABSENT: Final = MissReason.ABSENT.value
+_READY: Final = SlotState.READY
+_WRITING: Final = SlotState.WRITING
+_LOADING: Final = SlotState.LOADING
 
 
 class TieringManager:
@@ -403,7 +408,7 @@ class TieringManager:
         if state is None:
             return
         loaded = 0
-        copies, unpin = state.copies, self._primary.unpin
+        copies = state.copies
         for key in keys:
             slots = copies.get(key)
             if slots is None:
@@ -412,7 +417,7 @@ class TieringManager:
             if not slots:
                 del copies[key]
             slot.copies -= 1
-            unpin(slot)
+            self._primary.unpin(slot)
             loaded += 1
         self._primary.stats.loaded_chunks += loaded
         self._primary.stats.loaded_bytes += loaded * self._pool.chunk_bytes
@@ -495,9 +500,8 @@ class TieringManager:
         elif slots:
             for slot in slots:
                 self._primary.forget(slot)
-        unpin = self._primary.unpin
         for slot in slots:
-            unpin(slot)
+            self._primary.unpin(slot)
         if state.finished:
             self._end_if_over(state)
 

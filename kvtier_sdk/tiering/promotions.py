@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.lookups import PendingLookup
@@ -11,8 +12,8 @@ from kvtier_sdk.tiering.requests import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier, Promotion, Slot, SlotState
 from kvtier_sdk.types import OffloadKey
 
-_OK = Verdict.OK
-_LOADING = SlotState.LOADING
+_OK: Final = Verdict.OK
+_LOADING: Final = SlotState.LOADING
 
 
 class Promotions:
@@ -110,13 +111,13 @@ class Promotions:
 
     def released(self, job: Job) -> None:
         """Free the slots of a load whose chunk did not arrive: its I/O has ended."""
-        slots, unpin = self._primary.slots, self._primary.unpin
+        slots = self._primary.slots
         for index in job.slots:
             slot = slots[index]
             promotion = slot.promotion
             if promotion is not None and not promotion.claims:
                 self._vacate(slot)
-            unpin(slot)
+            self._primary.unpin(slot)
 
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
         """Drop the pin that a request holds on a chunk that was promoted for it.

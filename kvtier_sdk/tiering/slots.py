@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
@@ -33,7 +33,9 @@ class SlotState(Enum):
 
 
 # Looked up once: this is the engine's thread.
-_FREE, _WRITING, _LOADING, _READY, _QUARANTINED = SlotState
+_FREE: Final = SlotState.FREE
+_READY: Final = SlotState.READY
+_QUARANTINED: Final = SlotState.QUARANTINED
 
 
 class Promotion:
@@ -112,7 +114,7 @@ class Slot:
     def __init__(self, index: int) -> None:
         self.index = index
         self.key: OffloadKey = b""
-        self.state = _FREE
+        self.state: SlotState = _FREE
         self.pins = 0
         self.hit_step = -1
         self.used_s = 0.0

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -53,9 +53,14 @@ _PURGE_DEADLINE_S = 600.0
 _CONCLUSION_GRACE_S = 1.0
 _OVERDUE_LOOK_S = 0.25
 
-_OK, _NOT_FOUND = Verdict.OK, Verdict.NOT_FOUND
-_LOOKUP, _LOAD, _STORE = Operation.LOOKUP, Operation.LOAD, Operation.STORE
-_TOUCH, _DELETE, _PURGE = Operation.TOUCH, Operation.DELETE, Operation.PURGE
+_OK: Final = Verdict.OK
+_NOT_FOUND: Final = Verdict.NOT_FOUND
+_LOOKUP: Final = Operation.LOOKUP
+_LOAD: Final = Operation.LOAD
+_STORE: Final = Operation.STORE
+_TOUCH: Final = Operation.TOUCH
+_DELETE: Final = Operation.DELETE
+_PURGE: Final = Operation.PURGE
 
 _log = logging.getLogger("kvtier.client")
 

@@ -56,8 +56,7 @@ class TierReports(TierListener):
 
     def released(self, tier: TierClient, job: Job) -> None:
         if job.operation is Operation.STORE:
-            slots, unpin = self._primary.slots, self._primary.unpin
             for index in job.slots:
-                unpin(slots[index])
+                self._primary.unpin(self._primary.slots[index])
         elif job.operation is Operation.LOAD:
             self._promotions.released(job)
