@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 from ways.way import OPERATIONS, Figures, Subject, Work
 
 from kvtier_sdk.options.units import format_bytes, parse_bytes
@@ -67,9 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kib", type=int, nargs="+", default=[2048, 128], help="length of a chunk (2048 128)"
     )
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="to take medians over, at least 2 (%(default)s)"
-    )
+    parser.add_argument("--rounds", type=int, default=5, help="to take medians over (%(default)s)")
     parser.add_argument(
         "--total",
         type=parse_bytes,
@@ -154,7 +153,7 @@ def _ratios(above: Rounds, below: Rounds, operation: str, attribute: str) -> lis
 
 def _spread(ratios: Sequence[float]) -> str:
     """Return the median and the quartiles in words."""
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
     return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
 
