@@ -71,9 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kib", type=int, nargs="+", default=[2048, 128], help="length of a chunk (2048 128)"
     )
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="to take medians over, at least 2 (%(default)s)"
-    )
+    parser.add_argument("--rounds", type=int, default=5, help="to take medians over (%(default)s)")
     parser.add_argument(
         "--total",
         type=parse_bytes,

@@ -34,6 +34,8 @@ class SlotState(Enum):
 
 # Looked up once: this is the engine's thread.
 _FREE: Final = SlotState.FREE
+_WRITING: Final = SlotState.WRITING
+_LOADING: Final = SlotState.LOADING
 _READY: Final = SlotState.READY
 _QUARANTINED: Final = SlotState.QUARANTINED
 
