@@ -31,19 +31,27 @@ class KVTierSide:
         chunk_bytes: of a chunk.
         url: of the tier.
         step_s: duration of the model's run; ``None`` for as long as the tier has something to do.
+        policy: name of the eviction policy.
     """
 
     hit = LookupResult.HIT
     miss = LookupResult.MISS
 
     def __init__(
-        self, slots: int, chunk_bytes: int, url: str | None = None, step_s: float | None = None
+        self,
+        slots: int,
+        chunk_bytes: int,
+        url: str | None = None,
+        step_s: float | None = None,
+        policy: str = "prefix",
     ) -> None:
         clock = SystemClock()
         self._step_s = step_s
         self._pool = HostPool(slots, chunk_bytes)
         self._runner: _CountingRunner | None = None
-        self.manager = TieringManager(self._pool, policy=load_policy("lru")(), clock=clock)
+        eviction = load_policy(policy)()
+        eviction.open(slots)
+        self.manager = TieringManager(self._pool, policy=eviction, clock=clock)
         if url is None:
             return
         spec = TierSpec.from_url(url, **dict.fromkeys(_DEADLINES, _PATIENT_S))
