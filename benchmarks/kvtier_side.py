@@ -32,21 +32,29 @@ class KVTierSide:
         chunk_bytes: of a chunk.
         url: of the tier.
         step_s: duration of the model's run; ``None`` for as long as the tier has something to do.
+        policy: name of the eviction policy.
     """
 
     hit = LookupResult.HIT
     miss = LookupResult.MISS
 
     def __init__(
-        self, slots: int, chunk_bytes: int, url: str | None = None, step_s: float | None = None
+        self,
+        slots: int,
+        chunk_bytes: int,
+        url: str | None = None,
+        step_s: float | None = None,
+        policy: str = "prefix",
     ) -> None:
         clock = SystemClock()
         self._step_s = step_s
         self._pool = HostPool(slots, chunk_bytes)
         self._runner: _CountingRunner | None = None
+        eviction = load_policy(policy)()
+        eviction.open(slots)
         self.manager = TieringManager(
             self._pool,
-            policy=load_policy("lru")(),
+            policy=eviction,
             clock=clock,
             # Nothing is computed, so there is nothing to compare a load with.
             recompute_s=math.inf,

@@ -3,10 +3,11 @@
 Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 
 First the cost: CPU microseconds of the scheduler's thread per chunk, in the calls of vLLM's
-connector (see ``connector_loop.py``). The sides are no tier, the memory tier and, where vllm is
-installed, vLLM's tiering manager with a tier in memory: once behind threads, as its tiers for files
-and objects work, and once answering at once, the best case, which no real store offers. Between two
-steps the tiers finish all their jobs, so that all sides do the same work.
+connector (see ``connector_loop.py``). The sides are no tier, the memory tier, both with the policy
+``lru`` too, and, where vllm is installed, vLLM's tiering manager with a tier in memory: once behind
+threads, as its tiers for files and objects work, and once answering at once, the best case, which
+no real store offers. Between two steps the tiers finish all their jobs, so that all sides do the
+same work.
 
 Then the interference: wall microseconds of a single call while the file tier writes as fast as it
 can, beside the same loop without tiers. Here the steps have a fixed length and do not wait for the
@@ -116,7 +117,9 @@ def _cost(
     slots = arguments.slots
     sides: dict[str, Callable[[], Side]] = {
         "no tier": lambda: KVTierSide(slots, _SMALL_CHUNK_BYTES),
+        "no tier, lru": lambda: KVTierSide(slots, _SMALL_CHUNK_BYTES, policy="lru"),
         "memory tier": lambda: KVTierSide(slots, _SMALL_CHUNK_BYTES, "memory:"),
+        "memory tier, lru": lambda: KVTierSide(slots, _SMALL_CHUNK_BYTES, "memory:", policy="lru"),
         **_vllm_sides(slots),
     }
 

@@ -83,7 +83,9 @@ def replay_command(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", show_default="lru", help="Eviction policy of the host pool."),
+        typer.Option(
+            metavar="NAME", show_default="prefix", help="Eviction policy of the host pool."
+        ),
     ] = None,
     tier: Annotated[
         list[str] | None,

@@ -34,7 +34,8 @@ class TieringConfig(StrictModel):
         pool_bytes: instead of ``slots``: the host pool's size in bytes, or its share of the
             machine's memory: ``64GiB``, ``25%``.
         chunk_bytes: payload of a chunk; not needed where the engine knows it.
-        policy: the host pool's eviction policy: ``lru``, ``arc``, ``fifo``, or another package's.
+        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, ``fifo``, or another
+            package's.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
             free where a tier is given evicted chunks.
         recompute_s: time in which the engine recomputes a chunk; a tier that is slower is a miss.
@@ -57,7 +58,7 @@ class TieringConfig(StrictModel):
     slots: Count | None = Field(None, ge=1)
     pool_bytes: BytesOrShare | None = Field(None, gt=0)
     chunk_bytes: Bytes | None = Field(None, gt=0)
-    policy: str = "lru"
+    policy: str = "prefix"
     store_reserve: Share = Field(0.1, lt=1)
     recompute_s: Seconds | None = Field(None, alias="recompute", gt=0)
     verify: Flag = True

@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import Any
 from zlib import crc32
 
+from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.replay.workload import ReplayRequest
 from kvtier_sdk.tiering.prefix_order import PrefixOrder
@@ -147,7 +148,8 @@ def sweep_pool(
     chunks = sum(len(request.keys) for request in workload)
     hits, share, error = exact, 1.0, 0.0
     if policy != _LRU and chunks <= _MOST_PLAYED:
-        hits = {slots: _play(workload, policy, slots) for slots in exact}
+        make = load_policy(policy)
+        hits = {slots: count_hits(workload, make(), slots) for slots in exact}
     elif policy != _LRU:
         # Two estimates, so that they show how far they can be trusted.
         parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
@@ -249,17 +251,26 @@ def _play_share(
         ReplayRequest(of.request_id, tuple(key for key in of.keys if crc32(key) in hashes))
         for of in workload
     ]
+    make, make_lru = load_policy(policy), load_policy(_LRU)
     hits = {}
     for slots, true in exact.items():
         fewer = max(1, slots // parts)
-        gain = _play(sample, policy, fewer) - _play(sample, _LRU, fewer)
+        gain = count_hits(sample, make(), fewer) - count_hits(sample, make_lru(), fewer)
         hits[slots] = max(0, true + parts * gain)
     return hits
 
 
-def _play(workload: Sequence[ReplayRequest], policy_name: str, slots: int) -> int:
-    """Count the hits of one size, in the slot table of a manager without tiers."""
-    policy = load_policy(policy_name)()
+def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
+    """Count the hits of a host pool, in the slot table of a manager without tiers.
+
+    Args:
+        workload: the requests, in order of arrival.
+        policy: the eviction policy, not opened yet.
+        slots: size of the pool.
+
+    Returns:
+        The hit chunks of a replay with one request at a time.
+    """
     policy.open(slots)
     primary = PrimaryTier(slots, 1, policy)
     by_key = primary.by_key

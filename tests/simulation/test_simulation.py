@@ -68,6 +68,7 @@ miss: load_failed
 miss: primary_full
 miss: queue_full
 miss: slower_than_recompute
+policy: prefix
 policy: lru
 policy: arc
 policy: fifo

@@ -134,7 +134,7 @@ class SpecOptions(EngineOptions, TieringConfig):
     chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
 
     pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
-    policy: str = Field("lru", alias="eviction_policy")
+    policy: str = Field("prefix", alias="eviction_policy")
     #: As they are written, but after :meth:`from_dict`: a worker has none, and does not read them.
     tiers: Any = Field((), alias="secondary_tiers")
 

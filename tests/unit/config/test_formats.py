@@ -201,7 +201,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
             {},
             optional={
                 "chunk_bytes": sizes,
-                "policy": st.sampled_from(["lru", "arc", "fifo"]),
+                "policy": st.sampled_from(["prefix", "lru", "arc", "fifo"]),
                 "store_reserve": shares,
                 "recompute": times,
                 "verify": st.booleans(),

@@ -16,8 +16,9 @@ from hypothesis.stateful import (
 
 from kvtier_sdk import EvictionPolicy, KVTierError, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.policies.arc import ARCPolicy
+from kvtier_sdk.policies.prefix import PrefixPolicy
 
-NAMES = ["arc", "fifo", "lru"]
+NAMES = ["arc", "fifo", "lru", "prefix"]
 REQUEST = RequestContext("r")
 KEYS = st.integers(0, 9).map(lambda number: b"key-%d" % number)
 
@@ -103,6 +104,24 @@ class PolicyMachine(RuleBasedStateMachine):
         if type(self.policy) is ARCPolicy:
             check_arc(self.policy, self.slots)
 
+    @invariant()
+    def prefix_keeps_no_more_than_it_says(self) -> None:
+        if isinstance(self.policy, PrefixPolicy):
+            check_prefix(self.policy, self.resident, self.slots)
+
+
+def check_prefix(policy: PrefixPolicy, resident: set[OffloadKey], slots: int) -> None:
+    queued = [key for queue in policy._queues for key in queue]
+    assert len(queued) == len(resident)
+    assert set(queued) == policy._uses.keys() == resident
+    for queue in policy._queues:
+        assert list(queue.values()) == sorted(queue.values())
+    assert len(policy._ghosts) <= 4 * slots
+    assert len(policy._sampled) <= 16 * slots
+    for simulation in policy._simulations:
+        assert 0 <= simulation._chunks == sum(simulation._counts.values()) <= slots
+        assert all(chunks >= 0 for chunks in simulation._counts.values())
+
 
 def check_arc(policy: ARCPolicy, slots: int) -> None:
     t1, t2 = policy._once, policy._again
@@ -121,12 +140,12 @@ def machine_of(policy: str) -> type:
     return case
 
 
-TestARC, TestFIFO, TestLRU = map(machine_of, NAMES)
+TestARC, TestFIFO, TestLRU, TestPrefix = map(machine_of, NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_policy_is_found_by_its_name(name: str) -> None:
-    assert load_policy(name).__name__ == f"{name.upper()}Policy"
+    assert load_policy(name).__name__.lower() == f"{name}policy"
     assert not load_policy(name).uses_prefix
 
 
@@ -159,6 +178,11 @@ def order_after(name: str, slots: int, calls: str) -> str:
         # chunks used once may keep one chunk more, here 'd'.
         ("arc", "abcC-ad-ba", "cad"),
         ("arc", "abcC-ad-bae", "dcae"),
+        # Until its simulations say otherwise, a second use is worth a quarter of a turn.
+        ("prefix", "abcA", "bca"),
+        ("prefix", "abA" + "cde", "bcad"),
+        # Uses are remembered beyond eviction.
+        ("prefix", "a-a" + "abcd", "bacd"),
     ],
 )
 def test_the_order_of_eviction(name: str, calls: str, order: str) -> None:
@@ -190,9 +214,12 @@ def test_the_share_of_those_used_once_is_at_most_everything() -> None:
     assert policy._target == 1
 
 
-def test_arc_says_that_it_was_not_opened() -> None:
+@pytest.mark.parametrize("policy", [ARCPolicy, PrefixPolicy])
+def test_a_policy_that_needs_the_capacity_says_that_it_was_not_opened(
+    policy: type[EvictionPolicy],
+) -> None:
     with pytest.raises(KVTierError, match="open"):
-        ARCPolicy().on_insert(b"a", None, 0, REQUEST)
+        policy().on_insert(b"a", None, 0, REQUEST)
 
 
 def hit_rate(name: str, slots: int, uses: Iterable[int]) -> float:
@@ -228,10 +255,11 @@ def hot_prompts_between_scans() -> Iterator[int]:
                 yield next(fresh)
 
 
-def test_a_scan_hurts_lru_and_not_arc_and_fifo_is_below_both() -> None:
+def test_a_scan_hurts_lru_but_neither_arc_nor_prefix_and_fifo_most() -> None:
     rates = {name: hit_rate(name, 100, hot_prompts_between_scans()) for name in NAMES}
     best = 199 * 40 / (200 * 80 + 50 * 150)
     # ARC misses each hot chunk once, and again while it learns; LRU misses it after each scan.
     assert rates["arc"] > 0.95 * best
     assert rates["lru"] < 0.80 * best
     assert rates["fifo"] < 0.70 * best < rates["lru"]
+    assert rates["prefix"] > 0.95 * best

@@ -1,0 +1,132 @@
+"""Hit rates of the eviction policies, beside the offline optimum.
+
+Usage: python benchmarks/policies.py [--trace FILE] [--slots N ...] [--requests N] [--seed N]
+
+Of a block-hash trace the second half is counted, so that no policy gains from having been tuned on
+the first, and none is still learning; the pool is as the first half leaves it. Without a trace,
+generated workloads are played, each the hard case of some policy. The optimum knows the future: it
+evicts the chunk that is used last, or never again.
+
+Counted is what ``kvtier replay`` hits without tiers, one request at a time; the figures are the
+same in each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.workloads import WORKLOADS, generate
+
+from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
+from kvtier_sdk.replay import ReplayRequest, read_trace
+from kvtier_sdk.replay.sweep import count_hits
+
+_POLICIES = ("fifo", "lru", "arc", "prefix")
+
+
+def main() -> None:
+    """Print a line for each workload and size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trace", type=Path, help="block-hash trace; default: generated workloads")
+    parser.add_argument(
+        "--slots", type=int, nargs="+", default=[2000, 5000, 10000, 20000], help="with --trace"
+    )
+    parser.add_argument("--requests", type=int, default=4000, help="of a generated workload")
+    parser.add_argument("--seed", type=int, default=1, help="of a generated workload")
+    arguments = parser.parse_args()
+    heads = [*_POLICIES, "optimum", "prefix/lru", "prefix/arc"]
+    print(f"{'':20} {'slots':>6}" + "".join(f"{head:>12}" for head in heads))
+    if arguments.trace is not None:
+        workload = read_trace(arguments.trace)
+        for slots in arguments.slots:
+            _print_row("trace, second half", workload, slots, len(workload) // 2)
+        return
+    for name, sizes in WORKLOADS.items():
+        workload = generate(name, arguments.requests, arguments.seed)
+        for slots in sizes:
+            _print_row(name, workload, slots, 0)
+
+
+def _print_row(name: str, workload: Sequence[ReplayRequest], slots: int, first: int) -> None:
+    chunks = sum(len(request.keys) for request in workload[first:])
+
+    def rate(make: Callable[[], EvictionPolicy]) -> float:
+        hits = count_hits(workload, make(), slots) - count_hits(workload[:first], make(), slots)
+        return hits / chunks
+
+    rates = {policy: rate(load_policy(policy)) for policy in _POLICIES}
+    rates["optimum"] = rate(lambda: _Optimum(workload))
+    cells = [f"{value:12.4f}" for value in rates.values()]
+    cells += (
+        f"{rates['prefix'] / rates[other]:12.3f}" if rates[other] else f"{'-':>12}"
+        for other in ("lru", "arc")
+    )
+    print(f"{name:20} {slots:6}" + "".join(cells), flush=True)
+
+
+class _Optimum(EvictionPolicy):
+    """Evicts the chunk that is used last, or never again.
+
+    After L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
+
+    Args:
+        workload: the future.
+    """
+
+    uses_prefix = False
+
+    def __init__(self, workload: Sequence[ReplayRequest]) -> None:
+        self._uses: dict[OffloadKey, list[int]] = defaultdict(list)
+        for number in range(len(workload) - 1, -1, -1):
+            for key in dict.fromkeys(workload[number].keys):
+                self._uses[key].append(number)
+        # Of each resident chunk, the request that uses it next.
+        self._next: dict[OffloadKey, float] = {}
+        # The same, the last first; with entries that are out of date. Of chunks that one request
+        # uses, the one that was noted first: it is the last in the prefix.
+        self._order: list[tuple[float, int, OffloadKey]] = []
+        self._noted = 0
+
+    def on_insert(
+        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
+    ) -> None:
+        self.on_access(key)
+
+    def on_access(self, key: OffloadKey) -> None:
+        uses = self._uses[key]
+        uses.pop()
+        self._next[key] = uses[-1] if uses else inf
+        self._noted += 1
+        heappush(self._order, (-self._next[key], self._noted, key))
+
+    def on_remove(self, key: OffloadKey) -> None:
+        del self._next[key]
+
+    def choose_victims(
+        self, count: int, is_evictable: Callable[[OffloadKey], bool]
+    ) -> Sequence[OffloadKey]:
+        victims: dict[OffloadKey, None] = {}
+        kept = []
+        while self._order and len(victims) < count:
+            entry = heappop(self._order)
+            key = entry[2]
+            if self._next.get(key) != -entry[0]:
+                continue
+            if key not in victims and is_evictable(key):
+                victims[key] = None
+            kept.append(entry)
+        for entry in kept:
+            heappush(self._order, entry)
+        return list(victims)
+
+
+if __name__ == "__main__":
+    main()

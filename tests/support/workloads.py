@@ -1,0 +1,146 @@
+"""Generated workloads, each the hard case of some eviction policy."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from itertools import accumulate, count, islice
+
+from kvtier_sdk.replay import ReplayRequest, chat_workload
+from kvtier_sdk.types import OffloadKey, make_offload_key
+
+
+class _Source:
+    """Random numbers, and chunks that no request has named before."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self._numbers = count()
+
+    def fresh(self, least: int, most: int) -> list[OffloadKey]:
+        """Make ``least`` to ``most`` chunks."""
+        numbers = islice(self._numbers, self.random.randint(least, most))
+        # Policies sample by the key, so its bytes have to differ as a hash's do.
+        return [make_offload_key(random.Random(number).randbytes(32)) for number in numbers]
+
+
+_Prompts = Iterator[list[OffloadKey]]
+
+
+def _loop(source: _Source) -> _Prompts:
+    """60 documents of 20 chunks in turn, and now and then another one."""
+    documents = [source.fresh(20, 20) for _ in range(60)]
+    while True:
+        for document in documents:
+            yield document + source.fresh(1, 1)
+            if source.random.random() < 0.3:
+                yield source.fresh(20, 20)
+
+
+def _scans(source: _Source) -> _Prompts:
+    """40 hot prompts, and at times many long ones that do not come back."""
+    hot = [source.fresh(10, 10) for _ in range(40)]
+    while True:
+        for _ in range(160):
+            yield source.random.choice(hot) + source.fresh(1, 10)
+        for _ in range(15):
+            yield source.fresh(30, 30)
+
+
+def _popular(source: _Source, shift_after: int) -> _Prompts:
+    """1,000 documents, a few of them popular; which these are changes at once."""
+    documents = [source.fresh(5, 20) for _ in range(1000)]
+    weights = list(accumulate(1 / rank**0.9 for rank in range(1, 1001)))
+    while True:
+        source.random.shuffle(documents)
+        for _ in range(shift_after):
+            yield source.random.choices(documents, cum_weights=weights)[0] + source.fresh(1, 2)
+
+
+def _news(source: _Source) -> _Prompts:
+    """Of many documents the latest 300 are asked about: what was used often is over soon."""
+    latest = [source.fresh(5, 20) for _ in range(300)]
+    while True:
+        latest.pop(0)
+        latest.append(source.fresh(5, 20))
+        for _ in range(2):
+            yield source.random.choice(latest) + source.fresh(2, 2)
+
+
+def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
+    """Agents with long shared prompts, each of which grows step by step."""
+    prompts = [source.fresh(30, 120) for _ in range(kinds)]
+    tasks: list[tuple[list[OffloadKey], int]] = []
+    while True:
+        while len(tasks) < alive:
+            kind = min(int(source.random.expovariate(4 / kinds)), kinds - 1)
+            tasks.append((list(prompts[kind]), source.random.randint(2, 12)))
+        prompt, steps = tasks.pop(source.random.randrange(len(tasks)))
+        prompt += source.fresh(1, 4)
+        yield list(prompt)
+        if steps > 1:
+            tasks.append((prompt, steps - 1))
+
+
+def _pauses(source: _Source) -> _Prompts:
+    """Chats of 400 people, who answer after a while, and some of whom never do."""
+    system = source.fresh(3, 3)
+    turns = [(source.random.expovariate(1 / 200), person) for person in range(400)]
+    heapq.heapify(turns)
+    chats: dict[int, list[OffloadKey]] = {}
+    while True:
+        now, person = heapq.heappop(turns)
+        chat = chats.setdefault(person, list(system))
+        chat += source.fresh(1, 8) if len(chat) > len(system) else source.fresh(1, 40)
+        yield list(chat)
+        if source.random.random() < 0.3:
+            del chats[person]
+        heapq.heappush(turns, (now + source.random.lognormvariate(5, 1), person))
+
+
+def _phases(source: _Source) -> _Prompts:
+    """The others in turn, 1,000 requests each."""
+    while True:
+        for prompts in (_pauses, _loop, _news, _scans):
+            yield from islice(prompts(source), 1000)
+
+
+_PROMPTS: dict[str, Callable[[_Source], _Prompts]] = {
+    "loop": _loop,
+    "scans": _scans,
+    "popular": lambda source: _popular(source, shift_after=100_000),
+    "shifting popularity": lambda source: _popular(source, shift_after=600),
+    "news": _news,
+    "agents": lambda source: _agents(source, kinds=30, alive=20),
+    "many agents": lambda source: _agents(source, kinds=200, alive=60),
+    "pauses": _pauses,
+    "phases": _phases,
+}
+#: The names of the workloads, each with sizes of a pool, from too small to nearly large enough.
+WORKLOADS = {
+    "chats": (300, 600, 1200),
+    "loop": (300, 600, 1500),
+    "scans": (200, 400, 800),
+    "popular": (300, 1000, 3000),
+    "shifting popularity": (300, 1000, 3000),
+    "news": (300, 1000, 2500),
+    "agents": (300, 1000, 2500),
+    "many agents": (500, 1500, 4000),
+    "pauses": (500, 2000, 6000),
+    "phases": (300, 1000, 3000),
+}
+
+
+def generate(name: str, requests: int, seed: int) -> list[ReplayRequest]:
+    """Generate a workload; the same seed gives the same.
+
+    Args:
+        name: one of :data:`WORKLOADS`.
+        requests: number of requests.
+        seed: of the random numbers.
+    """
+    if name == "chats":
+        return chat_workload(requests, seed)
+    prompts = islice(_PROMPTS[name](_Source(seed)), requests)
+    return [ReplayRequest(f"{name}-{n}", tuple(prompt)) for n, prompt in enumerate(prompts)]
