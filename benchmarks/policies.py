@@ -23,6 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import results
+from results import Series
 from support.workloads import WORKLOADS, generate
 
 from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
@@ -41,21 +43,27 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=4000, help="of a generated workload")
     parser.add_argument("--seed", type=int, default=1, help="of a generated workload")
+    results.add_option(parser)
     arguments = parser.parse_args()
+    measured: list[Series] = []
     heads = [*_POLICIES, "optimum", "prefix/lru", "prefix/arc"]
     print(f"{'':20} {'slots':>6}" + "".join(f"{head:>12}" for head in heads))
     if arguments.trace is not None:
         workload = read_trace(arguments.trace)
         for slots in arguments.slots:
-            _print_row("trace, second half", workload, slots, len(workload) // 2)
+            measured += _print_row("trace, second half", workload, slots, len(workload) // 2)
+        results.write(arguments.json, measured)
         return
     for name, sizes in WORKLOADS.items():
         workload = generate(name, arguments.requests, arguments.seed)
         for slots in sizes:
-            _print_row(name, workload, slots, 0)
+            measured += _print_row(name, workload, slots, 0)
+    results.write(arguments.json, measured)
 
 
-def _print_row(name: str, workload: Sequence[ReplayRequest], slots: int, first: int) -> None:
+def _print_row(
+    name: str, workload: Sequence[ReplayRequest], slots: int, first: int
+) -> list[Series]:
     chunks = sum(len(request.keys) for request in workload[first:])
 
     def rate(make: Callable[[], EvictionPolicy]) -> float:
@@ -70,6 +78,11 @@ def _print_row(name: str, workload: Sequence[ReplayRequest], slots: int, first: 
         for other in ("lru", "arc")
     )
     print(f"{name:20} {slots:6}" + "".join(cells), flush=True)
+    case = f"{slots:,} slots"
+    return [
+        Series(name, case, policy, "hit rate", "%", [100 * value])
+        for policy, value in rates.items()
+    ]
 
 
 class _Optimum(EvictionPolicy):

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts/gpu"
 TESTS = ROOT / "tests/gpu"
 BENCHMARK = ROOT / "benchmarks/worker.py"
+RESULTS = ROOT / "benchmarks/results.py"
 PACKAGES = (ROOT, ROOT / "backends/file")
 PYTHON = "3.12"
 #: The oldest system that the wheels support: glibc 2.17 on x86-64.
@@ -45,6 +46,7 @@ def make(folder: Path, *, wheels: bool) -> None:
     shutil.copytree(TESTS, folder / "tests", ignore=ignored)
     shutil.copy(SCRIPTS / "run.py", folder)
     shutil.copy(BENCHMARK, folder / "worker_benchmark.py")
+    shutil.copy(RESULTS, folder)
     _pip_install(folder / "kvtier", "--no-build-isolation", "--no-deps", *map(str, PACKAGES))
     if wheels:
         system = ["--python-version", PYTHON, "--platform", PLATFORM, "--only-binary=:all:"]

@@ -425,7 +425,7 @@ class TieringManager:
             self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """Count chunks as used. Not needed after ``lookup`` and ``prepare_load``.
+        """Count chunks as used. Not needed for those of ``prepare_load``, which are.
 
         Args:
             keys: chunks, in prefix order.
@@ -661,7 +661,6 @@ class TieringManager:
             if self._one_copy and slot.copies and slot.key not in state.copies:
                 return _HIT_PENDING
             slot.hit_step = self._primary.step
-            self._touched[slot.key] = None
             return _HIT
         if slot.state is _LOADING and slot.key not in state.claims:
             self._promotions.join(slot, state)

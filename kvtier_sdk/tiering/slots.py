@@ -219,6 +219,8 @@ class PrimaryTier:
             slots: the slots of the chunks, in prefix order; all were being written, or all loading.
             request: the request that brought them.
         """
+        if not slots:
+            return
         self._count(slots[0].state, -len(slots))
         insert, now_s = self._policy.on_insert, self.now_s
         # The last first: a chunk without those before it is worth nothing, so the start of the

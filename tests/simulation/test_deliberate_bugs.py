@@ -212,7 +212,7 @@ def a_second_request_begins_a_second_load(patch: pytest.MonkeyPatch) -> None:
     around(patch, TieringManager, "lookup", lookup)
 
 
-@bug("a load that failed is not tried again on the same answer")
+@bug("a load that failed is not tried again on the same answer", "a load rests on an answer")
 def a_failed_load_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
     def fail(original: Any, self: Any, slot: Slot) -> None:
         assert slot.promotion is not None

@@ -25,13 +25,17 @@ def _measure(findings: Findings, layers: int, pages: int, kib: int) -> None:
     setting = benchmark.Setting(str(device()), pages, kib * KIB, 2, 0, layers)
     try:
         for operation in ("store", "load"):
-            found = benchmark.measure(setting, operation, _ROUNDS)
-            what = f"{operation}, {layers} x {pages} x {kib} KiB"
-            for name, (rate, ratio) in found.items():
+            case = f"{layers} x {pages} x {kib} KiB"
+            found = benchmark.measure(setting, case, operation, _ROUNDS)
+            what = f"{operation}, {case}"
+            for name, rate in found.items():
                 if name in ("planned", "unmoved"):
-                    findings.figure(f"{what}, {name}", setting.size_bytes / rate / 1e3, "us")
+                    took_us = setting.size_bytes / rate.median / 1e3
+                    findings.figure(f"{what}, {name}", took_us, "us")
                     continue
-                findings.figure(f"{what}, {name}", rate, "GB/s")
-                findings.figure(f"{what}, {name}, to copy_", ratio)
+                findings.figure(f"{what}, {name}", rate.median, "GB/s")
+                findings.figure(
+                    f"{what}, {name}, to copy_", rate.relative_to(found["copy_"]).median
+                )
     finally:
         setting.close()

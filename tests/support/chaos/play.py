@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import statistics
@@ -167,6 +168,8 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
     }
     spec = TierSpec.from_url(place.url, **options)
     config = TieringConfig.from_dict({"slots": SLOTS, "chunk_bytes": CHUNK_BYTES, "tiers": [spec]})
+    # Nothing is computed, so there is nothing to compare a load with.
+    config = config.model_copy(update={"recompute_s": math.inf})
     with (
         open_pool(config) as pool,
         open_manager(

@@ -216,6 +216,8 @@ def test_what_is_used_above_stays_warm_below(make: Callable[..., Engine]) -> Non
     engine.step()
     engine.step()
     assert engine.look(B, KEYS[0]) == ["HIT"]
+    engine.manager.prepare_load([KEYS[0]], B)
+    engine.manager.complete_load([KEYS[0]], B)
     engine.step()
     assert list(engine.tiers[0]._objects)[-1] == KEYS[0]
 
