@@ -159,7 +159,7 @@ COMPILED := $(if $(shell command -v $(CC)),HATCH_BUILD_HOOK_ENABLE_CUSTOM=1)
 
 wheels: setup
 	@$(if $(COMPILED),,echo "There is no C compiler ($(CC)): the core's wheel is pure Python")
-	@rm -rf dist
+	@rm -f dist/*.whl
 	@$(COMPILED) $(BIN)/python -m build --wheel --no-isolation --outdir dist .
 	@for package in backends/*/; do \
 		$(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
