@@ -258,7 +258,7 @@ def a_reset_leaves_the_tiers_as_they_are(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TierCaller, "delete_all", delete_all)
 
 
-@bug("a reset of the tiers too is cold")
+@bug("a reset of the tiers too is cold", "a load rests on an answer")
 def a_purge_does_not_wait_for_stores(patch: pytest.MonkeyPatch) -> None:
     async def purge(self: Any, run: Any, batch: range) -> None:
         await self._settle_all(run, batch, self._call.delete_all())
