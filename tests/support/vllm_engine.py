@@ -102,7 +102,8 @@ class Way:
             "secondary_tiers": [entry],
         }
         if self.entry_type is None:
-            config |= options
+            # The small model may compute faster than a busy machine loads.
+            config |= {**options, "recompute": "1h"}
         else:
             entry |= {"type": self.entry_type, **options}
         return config
