@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.core import pure_core_only
 from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
 
 from kvtier_sdk import (
@@ -333,6 +334,7 @@ def test_a_preempted_request_does_not_wait(make: EngineFactory) -> None:
     assert not engine.manager.is_waiting(A)
 
 
+@pure_core_only
 def test_a_waiting_prefix_costs_no_lookup(
     make: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
