@@ -102,6 +102,7 @@ def live(
     clock: Clock | None = None,
     engine_waits: bool = True,
     metrics_port: int | None = None,
+    policy: str = "prefix",
 ) -> Iterator[Live]:
     """Open tiers and a manager over them, with long deadlines, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
@@ -114,6 +115,7 @@ def live(
             "chunk_bytes": chunk_bytes,
             "tiers": specs,
             "metrics_port": metrics_port,
+            "policy": policy,
         },
         where="test",
     )

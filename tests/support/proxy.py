@@ -59,7 +59,8 @@ class Proxy:
         if self._listener is not None:
             self._listener.close()
         for writer in self._writers:
-            writer.transport.abort()
+            if not writer.transport.is_closing():
+                writer.transport.abort()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
