@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,8 @@ import numpy as np
 #: through unchanged.
 OffloadKey: TypeAlias = bytes
 
-_GROUP_BYTES = 4
+#: Length of the KV-cache group's index at the end of a key.
+GROUP_BYTES: Final = 4
 
 
 def make_offload_key(chain_hash: bytes, group_index: int = 0) -> OffloadKey:
@@ -36,7 +37,7 @@ def make_offload_key(chain_hash: bytes, group_index: int = 0) -> OffloadKey:
     Raises:
         OverflowError: ``group_index`` is negative or does not fit four bytes.
     """
-    return chain_hash + group_index.to_bytes(_GROUP_BYTES, "big")
+    return chain_hash + group_index.to_bytes(GROUP_BYTES, "big")
 
 
 def split_offload_key(key: OffloadKey) -> tuple[bytes, int]:
@@ -48,7 +49,7 @@ def split_offload_key(key: OffloadKey) -> tuple[bytes, int]:
     Returns:
         The chain hash and the KV-cache group index.
     """
-    return key[:-_GROUP_BYTES], int.from_bytes(key[-_GROUP_BYTES:], "big")
+    return key[:-GROUP_BYTES], int.from_bytes(key[-GROUP_BYTES:], "big")
 
 
 class Medium(Enum):

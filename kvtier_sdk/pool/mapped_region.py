@@ -1,4 +1,4 @@
-"""What a stretch of this process's memory maps, as the kernel tells it."""
+"""The mappings of this process's memory, as the kernel lists them."""
 
 from __future__ import annotations
 

@@ -273,9 +273,7 @@ class TieringManager:
             return self._promote(key, pending, state) if pending.sealed else _RETRY
         if pending.waiting:
             if self._now_s <= pending.deadline_s:
-                wait = state.wait
-                if wait is None or wait.step != self._primary.step:
-                    wait = state.wait = Wait(self._primary.step)
+                wait = state.wait_in(self._primary.step)
                 if pending is not wait.latest:
                     wait.note_lookup(pending)
                 return _RETRY
@@ -302,12 +300,7 @@ class TieringManager:
         Raises:
             KVTierError: the request is unknown.
         """
-        if not self._collected:
-            self._collect()
-        state = self._requests.get(request.request_id) or self._state(request)
-        if state.wait is not None and state.wait.is_over(self._now_s):
-            state.wait = None
-        return state.wait is not None
+        return self._wait_of(self._state(request)) is not None
 
     def lookup_prefix(
         self, keys: Sequence[OffloadKey], request: RequestContext
@@ -334,8 +327,9 @@ class TieringManager:
         """
         state = self._state(request)
         prefix = (keys[0], keys[-1]) if keys else None
-        if self.is_waiting(request) and state.wait is not None and state.wait.prefix == prefix:
-            return state.wait.hits, True
+        wait = self._wait_of(state)
+        if wait is not None and wait.prefix == prefix:
+            return wait.hits, True
         hits = 0
         pending = False
         for key in keys:
@@ -655,6 +649,14 @@ class TieringManager:
         if state.over:
             self._requests.pop(state.context.request_id, None)
 
+    def _wait_of(self, state: RequestState) -> Wait | None:
+        """Return the wait of a request; ``None`` if it has none, or if it is over."""
+        if not self._collected:
+            self._collect()
+        if state.wait is not None and state.wait.is_over(self._now_s):
+            state.wait = None
+        return state.wait
+
     def _find(self, slot: Slot, state: RequestState) -> LookupResult:
         """Answer for a chunk that is in the primary tier or on its way there."""
         if slot.state is _READY:
@@ -664,9 +666,7 @@ class TieringManager:
             return _HIT
         if slot.state is _LOADING and slot.key not in state.claims:
             self._promotions.join(slot, state)
-        if state.wait is None or state.wait.step != self._primary.step:
-            state.wait = Wait(self._primary.step)
-        state.wait.note_slot(slot)
+        state.wait_in(self._primary.step).note_slot(slot)
         return _HIT_PENDING
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kvtier_sdk.types import OffloadKey
+from kvtier_sdk.types import GROUP_BYTES, OffloadKey
 
-_GROUP_BYTES = 4
 _UNKNOWN = (None, 0)
 
 
@@ -37,7 +36,7 @@ class PrefixOrder:
         Returns:
             Its parent, ``None`` for the first of its group, and its position, from 0.
         """
-        group = key[-_GROUP_BYTES:]
+        group = key[-GROUP_BYTES:]
         place = self._known.get(key)
         if place is None:
             parent = self._latest.get(group)

@@ -75,6 +75,12 @@ class RequestState:
         """True if nothing of the request is left to wait for."""
         return self.finished and not self.copies and not self.writes
 
+    def wait_in(self, step: int) -> Wait:
+        """Return the wait for what this step's lookups find pending."""
+        if self.wait is None or self.wait.step != step:
+            self.wait = Wait(step)
+        return self.wait
+
     def forget_answers(self) -> None:
         """Forget what the tiers have said so far."""
         self.asked.clear()

@@ -1,4 +1,4 @@
-"""What a request waits for, so that its chunks are not looked up again before that changes."""
+"""A request's wait: its chunks are not looked up again before an answer that it awaits changes."""
 
 from __future__ import annotations
 

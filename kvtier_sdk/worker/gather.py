@@ -140,7 +140,7 @@ class _Band:
 
 
 class _Shape:
-    """What depends on the layout of a group alone."""
+    """The part of a plan that depends on the layout of a group alone."""
 
     def __init__(self, layout: GroupLayout, kernel: PageKernel, stream: torch.cuda.Stream) -> None:
         words = [layout.lengths_bytes // 8, layout.offsets_bytes // 8]
@@ -212,7 +212,7 @@ class Gatherer:
 
 
 class _StagedJob:
-    """What the pieces of a job have in common: block ids, uploaded with the first of them."""
+    """The block ids of a job, uploaded with the first of its pieces."""
 
     def __init__(self, kernel: PageKernel, plan: JobPlan, staging: Staging) -> None:
         self.kernel = kernel

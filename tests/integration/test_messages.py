@@ -1,4 +1,4 @@
-"""What the likeliest mistakes print, and a healthy start, as `messages.txt` has it.
+"""The messages of the likeliest mistakes and of a healthy start, as in `messages.txt`.
 
 ``make messages`` writes the file again; read what has changed in it.
 """

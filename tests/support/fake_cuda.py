@@ -295,7 +295,7 @@ def copy_pages(
     *,
     gather: bool,
 ) -> None:
-    """What :func:`kvtier_sdk.worker.kernel.launch` does, without triton."""
+    """Do the work of :func:`kvtier_sdk.worker.kernel.launch` without triton."""
     rows = table[first_segment : first_segment + segments].tolist()
     for entry, block in enumerate(block_ids[first_entry : first_entry + entries].tolist()):
         for address, stride_bytes, words, place_words in rows:

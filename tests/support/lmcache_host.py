@@ -38,7 +38,7 @@ _PATIENCE_S = 60.0
 
 
 class Kind(NamedTuple):
-    """What decides which objects these are, beside their tokens.
+    """The identity of objects, beside their tokens.
 
     Attributes:
         model: LMCache's name of the model.
@@ -76,7 +76,7 @@ KIND = Kind()
 
 
 class Found(NamedTuple):
-    """What a prefetch brought.
+    """The result of a prefetch.
 
     Attributes:
         hits: how many of the prompt's first chunks.

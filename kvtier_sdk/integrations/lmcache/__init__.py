@@ -5,8 +5,9 @@ A class is imported when LMCache asks for it by name, not before.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kvtier_sdk.integrations import import_when_named
 
 if TYPE_CHECKING:
     from kvtier_sdk.integrations.lmcache.adapter import KVTierL2Adapter
@@ -17,10 +18,4 @@ __all__ = ["KVTierL2Adapter", "KVTierL2AdapterConfig"]
 #: Class name to the module of this package that defines it.
 HOMES = {"KVTierL2Adapter": "adapter", "KVTierL2AdapterConfig": "config"}
 
-
-def __getattr__(name: str) -> type:
-    home = HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: type = getattr(import_module(f"{__name__}.{home}"), name)
-    return found
+__getattr__ = import_when_named(__name__, HOMES)

@@ -1,4 +1,4 @@
-"""What LMCache's keys and layouts are here: keys, and namespaces."""
+"""LMCache's keys and layouts as keys and namespaces of kvtier."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ to find the plugin, in processes that offload nothing.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kvtier_sdk.integrations import import_when_named
 
 if TYPE_CHECKING:
     from kvtier_sdk.integrations.vllm.cpu_tiering import KVTierCPUTieringSpec
@@ -23,10 +24,4 @@ HOMES = {
     "KVTierSecondaryTier": "secondary_tier",
 }
 
-
-def __getattr__(name: str) -> type:
-    home = HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: type = getattr(import_module(f"{__name__}.{home}"), name)
-    return found
+__getattr__ = import_when_named(__name__, HOMES)

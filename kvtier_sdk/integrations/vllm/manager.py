@@ -37,7 +37,7 @@ from kvtier_sdk.integrations.vllm.translate import (
 from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.tiering import TieringManager
-from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
+from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestContext
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -68,8 +68,6 @@ _RESULTS = {
 _USAGE_INTERVAL_S = 1.0
 #: The step in which the work may end, and the one after it.
 _STEPS_TO_TELL = 2
-#: Length of the KV-cache group's index at the end of a key.
-_GROUP_BYTES = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +98,7 @@ class _Request:
         scanned from its end through misses too, and gets the two in turns.
         """
         retried = self.retried
-        if retried is None or retried == key or retried[-_GROUP_BYTES:] != key[-_GROUP_BYTES:]:
+        if retried is None or retried == key or retried[-GROUP_BYTES:] != key[-GROUP_BYTES:]:
             self.retried = key
             return EngineLookupResult.RETRY
         self.retried = None

@@ -1,4 +1,4 @@
-"""What one LMCache stored in a tier another one finds, whatever becomes of the store."""
+"""Reuse between two LMCaches with one store, also when that is damaged or killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command line names: a URL, a configuration, vLLM's JSON, or one tier of these."""
+"""The targets of a command line: a URL, a configuration, vLLM's JSON, or one tier of these."""
 
 from __future__ import annotations
 

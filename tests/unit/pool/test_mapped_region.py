@@ -1,4 +1,4 @@
-"""What the kernel says of memory that is mapped."""
+"""Mappings of memory, as the kernel lists them."""
 
 from __future__ import annotations
 

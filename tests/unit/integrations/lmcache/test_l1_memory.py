@@ -18,7 +18,7 @@ OBJECT_BYTES = 10_000
 
 
 class Description(NamedTuple):
-    """What LMCache tells of its L1."""
+    """LMCache's description of its L1."""
 
     ptr: int
     size: int = L1_BYTES

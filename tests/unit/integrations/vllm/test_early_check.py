@@ -1,4 +1,4 @@
-"""What an operator is told before vLLM starts a worker; the messages are in messages.txt."""
+"""The messages to an operator before vLLM starts a worker; their text is in messages.txt."""
 
 from __future__ import annotations
 
