@@ -130,7 +130,7 @@ class RunnerOptions(StrictModel):
             no longer for it.
         lookup_deadline_s: time that a lookup has at least; one that takes longer is a miss.
         max_lookup_deadline_s: time that a lookup has at most, if recomputing what it asks for
-            would take as long.
+            would take as long, or that is not known yet.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a retryable failure is tried again, inside the deadline.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 from typing import Final
 
 from kvtier_sdk.aio.clock import Clock
@@ -830,7 +831,9 @@ class TieringManager:
             if not pending.waiting:
                 self._load_known(pending)
                 continue
-            worth_s = len(pending.keys) * (self._primary.stats.recompute_s or 0.0)
+            recompute_s = self._primary.stats.recompute_s
+            # As long as nothing is known, waiting in vain costs less than recomputing in vain.
+            worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:
                 if pending.waiting & tier.bit:

@@ -79,7 +79,13 @@ class Way:
         return self.spec is not None
 
     def offloading(
-        self, url: str, *, host_bytes: int = 64 * 2**20, verify: bool = True, **entry: Any
+        self,
+        url: str,
+        *,
+        host_bytes: int = 64 * 2**20,
+        verify: bool = True,
+        patient: bool = True,
+        **entry: Any,
     ) -> dict[str, Any] | None:
         """Return vLLM's ``kv_connector_extra_config`` for one tier.
 
@@ -87,12 +93,13 @@ class Way:
             url: URL of the tier.
             host_bytes: size of the host pool.
             verify: check digests.
-            entry: more options of the tier. The lookup deadline is longer than the default, since
-                the machine may be busy.
+            patient: wait for the tier however long it takes, since the machine may be busy and
+                the small model may compute faster than it loads. ``False`` is the default of both.
+            entry: more options of the tier.
         """
         if self.spec is None:
             return None
-        entry = {"url": url, "lookup_deadline": "30s", **entry}
+        entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
         # Generated weights are in no file.
         options = {"verify": verify, "model_revision": "made up"}
         config: dict[str, Any] = {
@@ -102,8 +109,7 @@ class Way:
             "secondary_tiers": [entry],
         }
         if self.entry_type is None:
-            # The small model may compute faster than a busy machine loads.
-            config |= {**options, "recompute": "1h"}
+            config |= {**options, **({"recompute": "1h"} if patient else {})}
         else:
             entry |= {"type": self.entry_type, **options}
         return config

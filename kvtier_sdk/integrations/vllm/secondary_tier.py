@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import (
@@ -190,10 +191,10 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         for req_id in context.new_req_ids:
             if req_id in self._requests:
                 self._requests[req_id].scheduled_s = now_s
-        chunk_s = self._compute_rate.chunk_s or 0.0
+        chunk_s = self._compute_rate.chunk_s
         for request in self._requests.values():
             if request.new:
-                worth_s = len(request.new) * chunk_s
+                worth_s = inf if chunk_s is None else len(request.new) * chunk_s
                 job = self._tier.lookup(request.new, request.context, tag=request, worth_s=worth_s)
                 request.new = []
                 request.deadline_s = job.deadline_s

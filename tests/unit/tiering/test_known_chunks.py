@@ -134,7 +134,7 @@ def test_without_room_in_the_pool_the_miss_says_so(make: EngineFactory) -> None:
 
 
 def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: EngineFactory) -> None:
-    engine = with_known(make, load_deadline="2s")
+    engine = with_known(make, load_deadline="2s", max_lookup_deadline="50ms")
     tier = engine.tiers[0]
     tier.gate, tier.gated = asyncio.Event(), {"lookup", "load"}
     engine.look(B, KEYS[0])

@@ -123,7 +123,7 @@ def test_an_outage_is_retried_inside_the_deadline(make: Callable[..., Engine]) -
 def test_a_tier_that_never_answers_a_lookup_is_a_miss_after_the_deadline(
     make: Callable[..., Engine],
 ) -> None:
-    engine = make(lookup_deadline="50ms")
+    engine = make(max_lookup_deadline="50ms")
     assert engine.look(A, KEYS[0]) == ["RETRY"]
     engine.manager.on_schedule_end()  # the tier's loop does not run at all
     engine.clock.advance(0.06)

@@ -140,7 +140,7 @@ def test_what_another_tier_has_does_not_end_the_wait_for_an_own_one(make: Engine
 
 
 def test_a_lookup_past_its_deadline(make: EngineFactory) -> None:
-    engine = make()
+    engine = make(max_lookup_deadline="50ms")
     engine.look(A, KEYS[0])
     engine.manager.on_schedule_end()
     engine.clock.advance(0.06)

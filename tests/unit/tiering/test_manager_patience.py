@@ -46,6 +46,16 @@ def test_a_busy_machine_still_serves_full_hits(make: EngineFactory) -> None:
     assert answers_after(engine, 0.1) == ["HIT"] * 4
 
 
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.9, "HIT"), (1.2, "MISS")])
+def test_a_new_engine_waits_up_to_the_bound(
+    make: EngineFactory, seconds: float, verdict: str
+) -> None:
+    engine = make(slots=16)
+    stored_below(engine, *KEYS[:4])
+    assert engine.manager.stats[0].recompute_s is None
+    assert answers_after(engine, seconds) == [verdict] * 4
+
+
 def test_an_answer_that_comes_later_than_recomputing_would_take_is_a_miss(
     make: EngineFactory,
 ) -> None:

@@ -1,0 +1,50 @@
+"""A second engine finds all of its prompts while another program keeps every core busy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.vllm_engine import BLOCK_TOKENS, Engine, Interpreter, Way, make_model, make_prompt
+
+CHUNKS = 8
+PROMPTS = [make_prompt(seed, CHUNKS) for seed in range(20, 24)]
+# Wide enough that a chunk takes longer to compute than to load from a file, also on a busy machine.
+MODEL = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
+
+
+@pytest.fixture
+def busy_cores() -> Iterator[None]:
+    """Keep every core busy with another program."""
+    programs = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(len(os.sched_getaffinity(0)))
+    ]
+    yield
+    for program in programs:
+        program.kill()
+        program.wait()
+
+
+@pytest.mark.usefixtures("busy_cores")
+def test_the_second_engines_prompts_are_whole(offloading_way: Way, tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", **MODEL)
+    interpreter = Interpreter(tmp_path / "interpreter")
+    # The options that decide when a chunk is a miss are the defaults.
+    offloading = offloading_way.offloading(f"file://{tmp_path}/kv", patient=False)
+    cached: list[list[int]] = []
+    for turn in range(2):
+        log = tmp_path / f"engine-{turn}.log"
+        with Engine(interpreter, model, log, offloading) as engine:
+            outputs: list[dict[str, Any]] = []
+            for prompt in PROMPTS:
+                outputs += engine.generate(prompts=[prompt])
+            engine.settle()
+            cached.append([output["cached"] for output in outputs])
+    interpreter.close()
+    assert cached == [[0] * len(PROMPTS), [CHUNKS * BLOCK_TOKENS] * len(PROMPTS)]
