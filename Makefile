@@ -33,7 +33,7 @@ MINUTES ?= 60
 TRIES ?= 3
 
 .PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels test-wheels check format demo bench bench-backends \
-	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-kernel test-vllm-next demo-vllm \
+	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-engines
 
 help:
@@ -62,6 +62,7 @@ help:
 	@echo "make gpu-bundle [BUNDLE=dir]  one folder that checks the worker on a GPU without a network"
 	@echo "make test-engines             all engines on the CPU: test-vllm, test-lmcache"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
+	@echo "make test-vllm-compiled       the same, with the compiled core of make wheels"
 	@echo "make test-lmcache             LMCache's storage manager on the CPU: environment and tests"
 	@echo "make test-kernel              the kernel that gathers small pages, in triton's interpreter"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
@@ -222,6 +223,14 @@ setup-vllm:
 
 test-vllm: setup-vllm redis-server mooncake
 	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
+
+# -P: the wheel's core, not the checkout's.
+test-vllm-compiled: setup-vllm wheels redis-server mooncake
+	@rm -rf build/compiled
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		--target build/compiled dist/kvtier_sdk-*.whl
+	PYTHONPATH=build/compiled $(VLLM_VENV)/bin/python -P -m kvtier_sdk.cli --version
+	PYTHONPATH=build/compiled $(VLLM_VENV)/bin/python -P -m pytest tests/engines/vllm
 
 setup-lmcache:
 	$(PYTHON) scripts/lmcache_environment.py $(LMCACHE_VENV)
