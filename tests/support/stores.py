@@ -6,6 +6,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from support.mooncake_store import MooncakeStore
@@ -180,9 +181,13 @@ class Mooncake(ServedStore):
 
 
 def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:
-    """Return the files that are large enough for a chunk."""
-    files = (path for path in folder.rglob(pattern) if path.is_file())
-    return [path for path in files if path.stat().st_size > chunk_bytes]
+    """Return the files that are large enough for a chunk, while a store may be writing others."""
+    found = []
+    for path in folder.rglob(pattern):
+        with suppress(FileNotFoundError):
+            if path.is_file() and path.stat().st_size > chunk_bytes:
+                found.append(path)
+    return found
 
 
 def _damage(files: Sequence[Path], chunk_bytes: int) -> None:

@@ -160,6 +160,8 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
     options = {
         "runner": scenario.runner,
         "lookup_deadline": LOOKUP_DEADLINE_S,
+        # A new engine would wait longer.
+        "max_lookup_deadline": LOOKUP_DEADLINE_S,
         "load_deadline": min(1.0, pace.fault_s / 2),
         "store_deadline": min(1.0, pace.fault_s / 2),
         "probe_interval": pace.probe_interval_s,
