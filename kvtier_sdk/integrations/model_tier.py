@@ -1,4 +1,4 @@
-"""The tier of one model's objects, and the thread that speaks with it."""
+"""The tier of one model's chunks, and the thread that speaks with it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.integrations.lmcache.l1_memory import L1Slots
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.tiering.start_log import log_start
@@ -26,19 +26,19 @@ _OVERDUE_LOOK_S = 0.25
 #: How long a model's first tasks wait for the tier to open, at most.
 _OPENING_S = 5.0
 
-_log = logging.getLogger("kvtier.lmcache")
+_log = logging.getLogger("kvtier.engine")
 
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """The part of one of LMCache's tasks that is one model's.
+    """The part of one of an engine's tasks that is one model's.
 
     Attributes:
         operation: a lookup, a load or a store.
         request: on whose behalf.
         done: called once, in the model's thread: the keys' verdicts, and the bytes that were
             moved. Nothing touches the slots any more.
-        keys: the objects.
+        keys: the chunks.
         slots: where they lie; empty for a lookup.
     """
 
@@ -50,27 +50,29 @@ class Work:
 
 
 class ModelTier(TierListener):
-    """A tier of one model's objects of one layout, with a thread that owns its client.
+    """A tier of one model's chunks of one layout, with a thread that owns its client.
 
     All methods can be called from any thread.
 
     Args:
         spec: the tier, with a name of its own.
-        memory: LMCache's memory, in objects of this layout.
-        namespace: of the objects.
+        memory: the slots, each of the length of a chunk.
+        namespace: of the chunks.
+        engine: the name of the engine that has the memory.
         clock: time.
         shutdown_timeout_s: time to drain the tier, and again to close it.
 
     Raises:
-        ConfigError: the tier cannot work with objects of this size, or cannot run as it is to.
+        ConfigError: the tier cannot work with chunks of this length, or cannot run as it is to.
     """
 
     def __init__(
         self,
         spec: TierSpec,
-        memory: L1Slots,
+        memory: PoolMemory,
         namespace: Namespace,
         *,
+        engine: str,
         clock: Clock,
         shutdown_timeout_s: float,
     ) -> None:
@@ -93,7 +95,7 @@ class ModelTier(TierListener):
             verify=True,
             engine_waits=False,
         )
-        log_start(memory, "LMCache", [(spec, runner)], namespace)
+        log_start(memory, engine, [(spec, runner)], namespace)
         self._client = TierClient(spec, runner, self, clock=clock, chunk_bytes=memory.chunk_bytes)
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()
@@ -136,7 +138,7 @@ class ModelTier(TierListener):
             self._step()
             self._client.close(self._shutdown_timeout_s)
         except Exception:
-            # LMCache's requests would wait for ever for a thread that is gone.
+            # The engine's requests would wait for ever for a thread that is gone.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
@@ -166,7 +168,7 @@ class ModelTier(TierListener):
         while self._inbox:
             self._collect(self._inbox.popleft())
         if self._found:
-            # What is hot in L1 stays in the tier.
+            # What is hot in the engine's memory stays in the tier.
             client.touch(self._found)
             self._found = []
         client.flush()
@@ -203,7 +205,7 @@ class ModelTier(TierListener):
         tier.stats.hit_chunks += verdicts.count(Verdict.OK)
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Report a load or a store: only now may LMCache use the memory for something else."""
+        """Report a load or a store: only now may the engine use the memory for something else."""
         result = job.result
         if result is not None and job.operation in (Operation.LOAD, Operation.STORE):
             self._finish(job.tag, result.verdicts, result.moved_bytes)

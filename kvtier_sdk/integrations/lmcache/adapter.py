@@ -22,11 +22,12 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.exporter import serve_metrics
+from kvtier_sdk.integrations.engine_memory import EngineMemory, EngineSlots
 from kvtier_sdk.integrations.lmcache.config import KVTierL2AdapterConfig
 from kvtier_sdk.integrations.lmcache.identity import ObjectLayout, namespace_of, offload_key
-from kvtier_sdk.integrations.lmcache.l1_memory import L1Memory, L1Slots
-from kvtier_sdk.integrations.lmcache.model_tier import ModelTier, Work
+from kvtier_sdk.integrations.lmcache.l1_memory import l1_memory
 from kvtier_sdk.integrations.lmcache.options import ADAPTER_PARAMS
+from kvtier_sdk.integrations.model_tier import ModelTier, Work
 from kvtier_sdk.metrics import TierStats, metric_samples
 from kvtier_sdk.runner.factory import wants_process
 from kvtier_sdk.runner.jobs import Operation, Verdict
@@ -91,7 +92,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         # The layout of a model's objects of a rank and a group, where a lookup does not say it.
         self._layouts: dict[tuple[str, int, int], ObjectLayout] = {}
         with ExitStack() as stack:
-            self._memory = L1Memory(l1_memory_desc)
+            self._memory = l1_memory(l1_memory_desc)
             stack.callback(self._memory.close)
             self._spec = _fitted(config.tier, self._memory)
             self._notifiers = {
@@ -302,8 +303,9 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         try:
             return ModelTier(
                 replace(self._spec, name=name),
-                L1Slots(self._memory, layout.size_bytes),
+                EngineSlots(self._memory, layout.size_bytes),
                 namespace_of(model, layout, self._options.namespace),
+                engine="LMCache",
                 clock=self._clock,
                 shutdown_timeout_s=self._options.shutdown_timeout_s,
             )
@@ -316,7 +318,7 @@ def _kind_of(key: ObjectKey) -> tuple[str, int, int]:
     return key.model_name, key.kv_rank, key.object_group_id
 
 
-def _fitted(spec: TierSpec, memory: L1Memory) -> TierSpec:
+def _fitted(spec: TierSpec, memory: EngineMemory) -> TierSpec:
     """Return the tier with what is better under LMCache, where its entry does not say otherwise.
 
     Raises:

@@ -1,29 +1,20 @@
-"""LMCache's L1 memory as slots for a runner."""
+"""LMCache's L1 memory."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 from typing import TYPE_CHECKING
 
-from kvtier_sdk.chunk_header import round_up
-from kvtier_sdk.errors import ConfigError, KVTierError
-from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.pool.host_pool import UNNAMED_HOLDER
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.integrations.engine_memory import EngineMemory
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
-from kvtier_sdk.pool.mapped_region import MappedRegion
 from kvtier_sdk.types import Region
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.internal_api import L1MemoryDesc
 
 
-class L1Memory:
-    """The memory in which LMCache's objects lie: one stretch, which LMCache owns.
-
-    Attributes:
-        region: all of it.
+def l1_memory(description: L1MemoryDesc | None) -> EngineMemory:
+    """Return the memory in which LMCache's objects lie.
 
     Args:
         description: LMCache's.
@@ -31,150 +22,14 @@ class L1Memory:
     Raises:
         ConfigError: it has none, or objects do not begin at multiples of 4,096 bytes.
     """
-
-    def __init__(self, description: L1MemoryDesc | None) -> None:
-        if description is None:
-            raise ConfigError(
-                "kvtier needs an L1 in this machine's memory, and LMCache has none here: leave out "
-                "--gds-l1-path"
-            )
-        if description.align_bytes % ROW_ALIGNMENT or description.ptr % ROW_ALIGNMENT:
-            raise ConfigError(
-                f"LMCache's objects begin at multiples of {description.align_bytes} bytes; kvtier "
-                f"needs {ROW_ALIGNMENT}: leave out --l1-align-bytes"
-            )
-        self.region = Region(description.ptr, description.size)
-        self._bytes: memoryview | None = memoryview(
-            (ctypes.c_ubyte * description.size).from_address(description.ptr)
-        ).cast("B")
-        self._fd = _open_shared(self.region)
-
-    @property
-    def is_shared(self) -> bool:
-        """True if another process can map the memory."""
-        return self._fd is not None
-
-    @property
-    def fd(self) -> int:
-        """A descriptor of the memory's file, closed with it.
-
-        Raises:
-            KVTierError: the memory is of this process, or was released.
-        """
-        if self._fd is None:
-            raise KVTierError("LMCache's L1 memory is of one process, or was released")
-        return self._fd
-
-    @property
-    def bytes(self) -> memoryview:
-        """All of it, writable.
-
-        Raises:
-            KVTierError: it was released.
-        """
-        if self._bytes is None:
-            raise KVTierError("LMCache's L1 memory was released")
-        return self._bytes
-
-    def slot_at(self, address: int, size_bytes: int) -> int | None:
-        """Return the slot of an object.
-
-        Args:
-            address: the address of its first byte.
-            size_bytes: its length.
-
-        Returns:
-            The slot; ``None`` if the object does not lie in this memory.
-        """
-        slot, offset = divmod(address - self.region.address, ROW_ALIGNMENT)
-        whole = Region(address, round_up(size_bytes, ROW_ALIGNMENT))
-        return None if offset or not self.region.covers(whole) else slot
-
-    def close(self) -> None:
-        """Let go of the memory; LMCache frees it after that."""
-        self._bytes = None
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
-
-class L1Slots:
-    """The places in LMCache's L1 memory at which an object of one size may begin.
-
-    They overlap. LMCache places its objects, so that no two that are in use do.
-
-    Attributes:
-        chunk_bytes: payload of a slot: one object.
-        slots: number of slots.
-        layout: the same geometry, for a process that maps it.
-
-    Args:
-        memory: LMCache's.
-        chunk_bytes: length of an object.
-
-    Raises:
-        ConfigError: an object is larger than the memory.
-    """
-
-    def __init__(self, memory: L1Memory, chunk_bytes: int) -> None:
-        spare_bytes = memory.region.size_bytes - round_up(chunk_bytes, ROW_ALIGNMENT)
-        if spare_bytes < 0:
-            raise ConfigError(f"an object of {chunk_bytes} bytes does not fit LMCache's L1 memory")
-        self.chunk_bytes = chunk_bytes
-        self.slots = 1 + spare_bytes // ROW_ALIGNMENT
-        self.layout = PoolLayout(self.slots, chunk_bytes, stride_bytes=ROW_ALIGNMENT)
-        self._memory = memory
-
-    @property
-    def region(self) -> Region:
-        """All of LMCache's L1 memory."""
-        return self._memory.region
-
-    @property
-    def is_shared(self) -> bool:
-        """True if another process can map the memory."""
-        return self._memory.is_shared
-
-    @property
-    def fd(self) -> int:
-        """A descriptor of the memory's file. Raises as :attr:`L1Memory.fd`."""
-        return self._memory.fd
-
-    def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return the object at a slot; LMCache keeps the bytes up to the next 4,096 free for it.
-
-        Args:
-            slot: index of the slot, from 0.
-            alignment: a power of two up to 4,096.
-            holder: not used: LMCache knows who has its objects.
-
-        Returns:
-            A writable view of ``chunk_bytes``, rounded up to ``alignment``.
-
-        Raises:
-            IndexError: there is no such slot.
-            KVTierError: the memory was released.
-        """
-        if not 0 <= slot < self.slots:
-            raise IndexError(f"slot {slot} of {self.slots}")
-        start = slot * ROW_ALIGNMENT
-        return self._memory.bytes[start : start + round_up(self.chunk_bytes, alignment)]
-
-
-def _open_shared(memory: Region) -> int | None:
-    """Open the file that the memory maps, by its name, which LMCache keeps for its clients."""
-    mapped = MappedRegion.at(memory.address)
-    if (
-        mapped is None
-        or not mapped.is_shared
-        or (mapped.start, mapped.offset) != (memory.address, 0)
-    ):
-        return None
-    with contextlib.suppress(OSError):
-        fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
-        status = os.fstat(fd)
-        # A device has no size, and no other process maps it here.
-        if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
-            return fd
-        os.close(fd)
-    return None
+    if description is None:
+        raise ConfigError(
+            "kvtier needs an L1 in this machine's memory, and LMCache has none here: leave out "
+            "--gds-l1-path"
+        )
+    if description.align_bytes % ROW_ALIGNMENT or description.ptr % ROW_ALIGNMENT:
+        raise ConfigError(
+            f"LMCache's objects begin at multiples of {description.align_bytes} bytes; kvtier "
+            f"needs {ROW_ALIGNMENT}: leave out --l1-align-bytes"
+        )
+    return EngineMemory("LMCache", Region(description.ptr, description.size))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from kvtier_sdk import ConfigError, HostPool, KVTierError
-from kvtier_sdk.integrations.lmcache.l1_memory import L1Memory, L1Slots
+from kvtier_sdk.integrations.engine_memory import EngineSlots
+from kvtier_sdk.integrations.lmcache.l1_memory import l1_memory
 
 L1_BYTES = 16 * 4096
 OBJECT_BYTES = 10_000
@@ -37,8 +38,8 @@ def shared() -> Iterator[int]:
 
 
 def test_a_process_maps_the_same_objects(shared: int) -> None:
-    memory = L1Memory(Description(shared))
-    slots = L1Slots(memory, OBJECT_BYTES)
+    memory = l1_memory(Description(shared))
+    slots = EngineSlots(memory, OBJECT_BYTES)
     assert slots.is_shared
     slot = memory.slot_at(shared + 5 * 4096, OBJECT_BYTES)
     assert slot == 5
@@ -58,9 +59,9 @@ def test_a_process_maps_the_same_objects(shared: int) -> None:
 def test_memory_of_one_process_is_not_shared() -> None:
     with mmap.mmap(-1, L1_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapping:
         array = np.frombuffer(mapping, np.uint8)
-        memory = L1Memory(Description(array.ctypes.data))
+        memory = l1_memory(Description(array.ctypes.data))
         assert not memory.is_shared
-        L1Slots(memory, OBJECT_BYTES).padded_view(1, 1)[:3] = b"abc"
+        EngineSlots(memory, OBJECT_BYTES).padded_view(1, 1)[:3] = b"abc"
         assert bytes(array[4096:4099]) == b"abc"
         memory.close()
         del array
@@ -68,20 +69,20 @@ def test_memory_of_one_process_is_not_shared() -> None:
 
 @pytest.mark.parametrize("offset", [-4096, 100, L1_BYTES - 2 * 4096, L1_BYTES])
 def test_an_object_outside_of_the_memory_has_no_slot(shared: int, offset: int) -> None:
-    memory = L1Memory(Description(shared))
+    memory = l1_memory(Description(shared))
     assert memory.slot_at(shared + offset, OBJECT_BYTES) is None
     memory.close()
 
 
 def test_an_l1_without_pages_of_memory_is_refused(shared: int) -> None:
     with pytest.raises(ConfigError, match="--l1-align-bytes"):
-        L1Memory(Description(shared, align_bytes=512))
+        l1_memory(Description(shared, align_bytes=512))
     with pytest.raises(ConfigError, match="--gds-l1-path"):
-        L1Memory(None)
-    memory = L1Memory(Description(shared))
+        l1_memory(None)
+    memory = l1_memory(Description(shared))
     with pytest.raises(ConfigError, match="does not fit"):
-        L1Slots(memory, L1_BYTES + 1)
-    slots = L1Slots(memory, OBJECT_BYTES)
+        EngineSlots(memory, L1_BYTES + 1)
+    slots = EngineSlots(memory, OBJECT_BYTES)
     with pytest.raises(IndexError):
         slots.padded_view(slots.slots, 1)
     memory.close()
