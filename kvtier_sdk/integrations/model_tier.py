@@ -84,6 +84,7 @@ class ModelTier(TierListener):
         self._under_way: set[Work] = set()
         self._found: list[OffloadKey] = []
         self._wake = threading.Event()
+        self._is_stale = False
         self._closing = False
         self._has_ended = False
         runner = make_runner(
@@ -106,6 +107,11 @@ class ModelTier(TierListener):
         self._wake.set()
         if self._has_ended:
             self._refuse_inbox()
+
+    def purge(self) -> None:
+        """Have every chunk of the model deleted; until that is done, each is a miss."""
+        self._is_stale = True
+        self._wake.set()
 
     def stats_now(self) -> TierStats:
         """Return a copy of the tier's counters and of its state."""
@@ -165,6 +171,9 @@ class ModelTier(TierListener):
 
     def _step(self) -> None:
         client = self._client
+        if self._is_stale:
+            self._is_stale = False
+            client.purge()
         while self._inbox:
             self._collect(self._inbox.popleft())
         if self._found:

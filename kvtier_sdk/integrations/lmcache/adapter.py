@@ -23,10 +23,9 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.integrations.engine_memory import EngineMemory, EngineSlots
-from kvtier_sdk.integrations.lmcache.config import KVTierL2AdapterConfig
+from kvtier_sdk.integrations.lmcache.config import ADAPTER_PARAMS, KVTierL2AdapterConfig
 from kvtier_sdk.integrations.lmcache.identity import ObjectLayout, namespace_of, offload_key
 from kvtier_sdk.integrations.lmcache.l1_memory import l1_memory
-from kvtier_sdk.integrations.lmcache.options import ADAPTER_PARAMS
 from kvtier_sdk.integrations.model_tier import ModelTier, Work
 from kvtier_sdk.metrics import TierStats, metric_samples
 from kvtier_sdk.runner.factory import wants_process

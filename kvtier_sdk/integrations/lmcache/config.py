@@ -7,8 +7,12 @@ from typing import Any, Self
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.integrations.lmcache.options import ADAPTER_PARAMS, AdapterOptions
+from kvtier_sdk.integrations.options import AdapterOptions
 from kvtier_sdk.options.model import validate_options
+from kvtier_sdk.options.place import Place
+
+#: The options' place in LMCache's configuration.
+ADAPTER_PARAMS = Place("adapter_params")
 
 
 class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import METRICS, MissReason, RunnerOptions, TieringConfig, load_backend
-from kvtier_sdk.integrations.lmcache.options import AdapterOptions
+from kvtier_sdk.integrations.options import AdapterOptions
 from kvtier_sdk.integrations.vllm.options import EngineOptions, GuestOptions
 from kvtier_sdk.monitoring import ALERTS
 from kvtier_sdk.options.describe import OptionInfo, describe_options

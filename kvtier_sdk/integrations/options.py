@@ -1,4 +1,4 @@
-"""Our options in the ``adapter_params`` of LMCache's ``--l2-adapter``."""
+"""Options of a tier that an engine uses by itself, beside those of its backend."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import Any
 from pydantic import Field
 
 from kvtier_sdk.options.model import StrictModel
-from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.units import Count, Seconds
-
-#: The options' place in LMCache's configuration.
-ADAPTER_PARAMS = Place("adapter_params")
 
 
 class AdapterOptions(StrictModel):
-    """Options of the adapter, beside its backend's and every tier's.
+    """Options of a tier under LMCache or SGLang, beside its backend's and every tier's.
 
     Attributes:
         namespace: further facts that must match for stored bytes to be reusable, name to plain
-            value: ``{"revision": "v2"}``. LMCache does not tell the model's revision.
-        metrics_port: port of the metrics endpoint; none is served where it is absent.
+            value: ``{"revision": "v2"}``. Neither engine tells the model's revision.
+        metrics_port: port of the metrics endpoint; none is served where it is absent. SGLang's rank
+            *r* serves at this port plus *r*.
         metrics_host: address of the metrics endpoint.
         shutdown_timeout_s: time to drain each model's tier, and again to close it.
     """

@@ -1,0 +1,68 @@
+"""Make a virtual environment in which SGLang's hierarchical cache runs on a CPU.
+
+    python3 scripts/sglang_environment.py .venv-sglang
+
+SGLang's wheel has CUDA's libraries among its requirements, and imports them only where there is a
+GPU. So it is installed with those requirements that its host pools, its cache controller and its
+storage backends import. torchvision's wheel is of another build of torch: only its Python runs
+here, and ``tests/support/sglang_platform.py`` declares its operators.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from engine_environment import TORCH, Pip, make, requirements
+
+SGLANG = "sglang==0.5.23"
+NEEDED = frozenset(
+    {
+        "aiohttp",
+        "apache-tvm-ffi",
+        "compressed-tensors",
+        "fastapi",
+        "gguf",
+        "ipython",
+        "mistral-common",
+        "msgspec",
+        "numpy",
+        "orjson",
+        "packaging",
+        "pillow",
+        "prometheus-client",
+        "psutil",
+        "pybase64",
+        "pydantic",
+        "python-multipart",
+        "pyzmq",
+        "regex",
+        "requests",
+        "sentencepiece",
+        "setproctitle",
+        "tiktoken",
+        "tokenizers",
+        "tqdm",
+        "transformers",
+        "uvicorn",
+        "uvloop",
+        "xxhash",
+    }
+)
+# What SGLang imports and does not name.
+UNNAMED = ("dill", "loguru", "sortedcontainers", "traitlets", "triton")
+WITHOUT_DEPENDENCIES = ("torchvision==0.28.0",)
+
+
+def install_sglang(pip: Pip) -> None:
+    """Install SGLang, and those of its requirements that its cache needs on a CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip("download", "--no-deps", "--dest", folder, SGLANG)
+        (wheel,) = Path(folder).glob("*.whl")
+        needed = [line for name, line in requirements(wheel) if name in NEEDED]
+        pip("install", TORCH, *needed, *UNNAMED)
+        pip("install", "--no-deps", str(wheel), *WITHOUT_DEPENDENCIES)
+
+
+if __name__ == "__main__":
+    make("sglang", install_sglang, __file__, examples=["examples/kvtier-memcached"])
