@@ -87,7 +87,7 @@ class ThreadRunner:
         options = self._tier_loop.options
         self.begin()
         if not self._engine_waits:
-            self._opens_late = True
+            self._await_late_opening()
             return False
         try:
             is_open = self._thread.wait_opened(options.open_deadline_s)
@@ -96,7 +96,8 @@ class ThreadRunner:
         except BaseException:
             self.close(timeout_s=5.0)
             raise
-        self._opens_late = is_open is None
+        if is_open is None:
+            self._await_late_opening()
         return bool(is_open)
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
@@ -184,6 +185,10 @@ class ThreadRunner:
         self._tier_loop.abandon()
         self._reports.append(RunnerStopped(Verdict.CANCELLED, io_ended=False))
         self._notify_engine()
+
+    def _await_late_opening(self) -> None:
+        self._opens_late = True
+        self._thread.opened.add_done_callback(lambda _: self._notify_engine())
 
     def _take_late_opening(self) -> None:
         error = self._thread.opened.exception()

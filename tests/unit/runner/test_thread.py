@@ -26,7 +26,14 @@ from kvtier_sdk import (
     TierSpec,
 )
 from kvtier_sdk.runner import ThreadRunner, TierLoop
-from kvtier_sdk.runner.jobs import ChunksRemoved, Job, JobResult, Operation, Report
+from kvtier_sdk.runner.jobs import (
+    ChunksRemoved,
+    Job,
+    JobResult,
+    OpeningEnded,
+    Operation,
+    Report,
+)
 
 NOBODY = RequestContext("nobody")
 
@@ -75,7 +82,7 @@ class HeldTier(MemoryTier):
 class Rig:
     """A thread runner, and an engine that waits for its notifications."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, engine_waits: bool = True) -> None:
         self.pool = HostPool(2, 64)
         self.clock = CountingClock()
         self.notified = threading.Event()
@@ -100,7 +107,9 @@ class Rig:
             )
             return loops[0]
 
-        self.runner = ThreadRunner("held", make_loop, self.clock, self.notify)
+        self.runner = ThreadRunner(
+            "held", make_loop, self.clock, self.notify, engine_waits=engine_waits
+        )
         tier = loops[0]._tier
         assert isinstance(tier, HeldTier)
         self.tier = tier
@@ -191,6 +200,19 @@ def test_the_reports_of_one_turn_of_the_loop_notify_once(rig: Rig) -> None:
     rig.submit(rig.jobs(20))
     rig.wait_for(40)
     rig.wait_for_notifications(2)
+
+
+def test_an_opening_that_the_engine_does_not_wait_for_notifies_when_it_ends() -> None:
+    rig = Rig(engine_waits=False)
+    try:
+        assert not rig.runner.start()
+        while not any(isinstance(report, OpeningEnded) for report in rig.others):
+            assert rig.notified.wait(30), "the tier is open, and the engine does not know"
+            rig.notified.clear()
+            rig.take()
+    finally:
+        rig.runner.close(5.0)
+        rig.pool.close()
 
 
 def test_a_report_of_another_thread_notifies_too(rig: Rig) -> None:
