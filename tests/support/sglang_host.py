@@ -1,32 +1,43 @@
-"""SGLang's own host pools with one of our tiers as their storage, in this process."""
+"""SGLang's own cache controller with one of our tiers as its storage, in this process."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import support.sglang_platform  # noqa: F401  before SGLang
+import support.sglang_platform  # noqa: F401
+
+# isort: split
 import torch
+import torch.distributed
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.device_pool_info import (
     KVBufferLayout,
     KVBuffers,
     MHABufferInfo,
     MLABufferInfo,
 )
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
-from sglang.srt.mem_cache.storage import StorageBackendFactory
+from sglang.srt.mem_cache.utils import get_storage_hash_str
+from sglang.srt.runtime_context import get_parallel
 
 MODEL = "org/model-a"
 PAGE_TOKENS = 16
 _LAYERS, _HEADS, _HEAD_DIM = 4, 4, 64
 _RANK_DIM, _ROPE_DIM = 448, 64
 _HOST_PAGES = 32
-#: Keys and values of a page, in bfloat16; with MLA a quarter of each.
-PAGE_BYTES = 2 * PAGE_TOKENS * _LAYERS * _HEADS * _HEAD_DIM * 2
+_DEVICE_TOKENS = 64
+_PATIENCE_S = 60.0
+#: Keys, or values, of a page in bfloat16.
+PART_BYTES = PAGE_TOKENS * _LAYERS * _HEADS * _HEAD_DIM * 2
 
 
 class Kind(NamedTuple):
@@ -55,74 +66,108 @@ KIND = Kind()
 
 
 class Host:
-    """A host pool, and the storage that SGLang's factory has made for it.
+    """SGLang's cache controller with a host pool, and the storage that it has attached.
 
     Attributes:
         pool: SGLang's host pool.
-        storage: our storage backend.
+        controller: SGLang's, whose threads store and load.
     """
 
     def __init__(self, kind: Kind, **tier: Any) -> None:
         self.kind = kind
         self.pool = _make_pool(kind)
-        config = HiCacheStorageConfig(
-            tp_rank=kind.tp_rank,
-            tp_size=kind.tp_size,
-            pp_rank=0,
-            pp_size=1,
-            attn_cp_rank=0,
-            attn_cp_size=1,
-            is_mla_model=kind.is_mla,
+        self._requests = itertools.count()
+        device_pool = _make_device_pool(kind)
+        self.controller = HiCacheController(
+            PagedTokenToKVPoolAllocator(
+                _DEVICE_TOKENS,
+                page_size=PAGE_TOKENS,
+                dtype=device_pool.dtype,
+                device="cpu",
+                kvcache=device_pool,
+                need_sort=False,
+            ),
+            self.pool,
+            PAGE_TOKENS,
+            _process_group(),
+            threading.Event(),
+            io_backend="direct",
             enable_storage_metrics=True,
-            is_page_first_layout=kind.layout == "page_first",
-            model_name=kind.model,
-            extra_config={
-                "backend_name": "kvtier",
-                "module_path": "kvtier_sdk.integrations.sglang",
-                "class_name": "KVTierHiCacheStorage",
-                "interface_v1": int(kind.zero_copy),
-                "tier": tier,
-            },
         )
-        self.storage = StorageBackendFactory.create_backend("dynamic", config, self.pool)
-        self.storage.register_mem_pool_host(self.pool)
-        self.storage.on_host_pools_registered()
+        self.attach(**tier)
 
-    def store(self, pages: Sequence[int]) -> list[bool]:
-        """Fill pages of the host pool, and store them as SGLang's backup thread does."""
-        for place, page in enumerate(pages):
-            self.pool.set_from_flat_data_page(place * PAGE_TOKENS, self.content(page))
-        hashes = hashes_of(pages)
-        if self.kind.zero_copy:
-            return list(self.storage.batch_set_v1(hashes, _indices(len(pages))))
-        values = [self.pool.get_data_page(place * PAGE_TOKENS) for place in range(len(pages))]
-        return [bool(self.storage.batch_set(hashes, values))] * len(pages)
+    @property
+    def storage(self) -> Any:
+        """Our storage backend."""
+        return self.controller.storage_backend
 
-    def load(self, pages: Sequence[int]) -> int:
-        """Look pages up and load those found as SGLang's prefetch thread does.
+    def attach(self, **tier: Any) -> None:
+        """Attach a storage, as SGLang does at its start and at runtime."""
+        kind = self.kind
+        place = {"tp_rank": kind.tp_rank, "tp_size": kind.tp_size, "pp_rank": 0, "pp_size": 1}
+        with get_parallel().override(attn_dcp_size=1, attn_dcp_rank=0, attn_dp_size=1, **place):
+            self.controller.attach_storage_backend(
+                "dynamic",
+                model_name=kind.model,
+                storage_backend_extra_config={
+                    "backend_name": "kvtier",
+                    "module_path": "kvtier_sdk.integrations.sglang",
+                    "class_name": "KVTierHiCacheStorage",
+                    "interface_v1": int(kind.zero_copy),
+                    "tier": tier,
+                },
+            )
+
+    def detach(self) -> None:
+        """Detach the storage, as SGLang does at runtime and at its end."""
+        self.controller.detach_storage_backend()
+
+    def store(self, pages: Sequence[int]) -> int:
+        """Have SGLang back pages up.
 
         Returns:
-            How many of the first pages are in the host pool now, with the bytes that were stored.
+            How many SGLang takes for stored.
         """
-        hashes = hashes_of(pages)
-        found = self.storage.batch_exists(hashes)
+        indices = self.pool.alloc(len(pages) * PAGE_TOKENS)
+        for place, page in enumerate(pages):
+            self.pool.set_from_flat_data_page(int(indices[place * PAGE_TOKENS]), self.content(page))
+        self.controller.write_storage(indices, _tokens_of(pages), self.hashes(pages))
+        operation = self.controller.ack_backup_queue.get(timeout=_PATIENCE_S)
+        self.pool.free(indices)
+        return int(operation.completed_tokens) // PAGE_TOKENS
+
+    def load(self, pages: Sequence[int]) -> int:
+        """Have SGLang prefetch pages, and compare what came.
+
+        Returns:
+            How many of the first pages SGLang has in its host pool, with the bytes that were
+            stored.
+        """
         self.pool.kv_buffer.zero_()
-        if self.kind.zero_copy:
-            are_there = self.storage.batch_get_v1(hashes[:found], _indices(found))
-        else:
-            targets = [self.pool.get_dummy_flat_data_page() for _ in range(found)]
-            loaded = self.storage.batch_get(hashes[:found], targets)
-            are_there = [page is not None for page in loaded]
-            for place, page in enumerate(loaded):
-                if page is not None:
-                    self.pool.set_from_flat_data_page(place * PAGE_TOKENS, page)
-        whole = are_there.index(False) if False in are_there else len(are_there)
-        for place, page in enumerate(pages[:whole]):
-            assert torch.equal(self.pool.get_data_page(place * PAGE_TOKENS), self.content(page))
-        return whole
+        controller = self.controller
+        controller.prefetch(f"request-{next(self._requests)}", _tokens_of(pages))
+        operation = controller.prefetch_hit_queue.get(timeout=_PATIENCE_S)
+        found = operation.storage_hit_count
+        if not found:
+            return 0
+        operation.host_indices = controller.alloc_prefetch_host_buffers(operation, found)
+        controller.prefetch_buffer.put(operation)
+        completed = 0
+        while not (ack := controller.ack_prefetch_queue.get(timeout=_PATIENCE_S)).completed_req:
+            completed = ack.completed_tokens
+        loaded = completed // PAGE_TOKENS
+        for place, page in enumerate(pages[:loaded]):
+            first = int(operation.host_indices[place * PAGE_TOKENS])
+            assert torch.equal(self.pool.get_data_page(first), self.content(page))
+        self.pool.free(operation.host_indices)
+        return loaded
+
+    def hashes(self, pages: Sequence[int]) -> list[str]:
+        """Return SGLang's chain hashes of a prompt's pages."""
+        return list(get_storage_hash_str(_tokens_of(pages), None, page_size=PAGE_TOKENS))
 
     def content(self, page: int) -> torch.Tensor:
-        """Return the content of a page, which is of its kind and its hash."""
+        """Return the content of a page, which its kind and its number decide."""
         flat = self.pool.get_dummy_flat_data_page()
         seed = hashlib.sha256(repr((self.kind, page)).encode()).digest()[:6]
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
@@ -140,7 +185,7 @@ class Host:
 
 @contextmanager
 def hosted(kind: Kind = KIND, **tier: Any) -> Iterator[Host]:
-    """Make a host, and close its storage at the end as SGLang's detach does.
+    """Make a host, and detach its storage at the end.
 
     Args:
         kind: of its model and pages.
@@ -150,22 +195,40 @@ def hosted(kind: Kind = KIND, **tier: Any) -> Iterator[Host]:
     try:
         yield host
     finally:
-        host.storage.close()
+        host.detach()
 
 
 def stored_elsewhere(pages: Sequence[int], kind: Kind, tier: dict[str, Any]) -> int:
     """Store pages in this process, for another one to call; return how many were stored."""
     with hosted(kind, **tier) as host:
-        return sum(host.store(pages))
+        return host.store(pages)
 
 
-def hashes_of(pages: Iterable[int]) -> list[str]:
-    """Return the hashes of pages, which are the same for each kind of model."""
-    return [hashlib.sha256(b"page %d" % page).hexdigest() for page in pages]
+def _tokens_of(pages: Sequence[int]) -> list[int]:
+    return [page * PAGE_TOKENS + token for page in pages for token in range(PAGE_TOKENS)]
 
 
-def _indices(pages: int) -> torch.Tensor:
-    return torch.arange(pages * PAGE_TOKENS)
+@functools.cache
+def _process_group() -> Any:
+    """The group of this one rank, which SGLang's controller wants."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    return torch.distributed.group.WORLD
+
+
+def _make_device_pool(kind: Kind) -> Any:
+    """Make a pool on the CPU in the device's place; nothing is copied to or from it here."""
+    common = {
+        "size": _DEVICE_TOKENS,
+        "page_size": PAGE_TOKENS,
+        "dtype": getattr(torch, kind.dtype),
+        "layer_num": _LAYERS,
+        "device": "cpu",
+        "enable_memory_saver": False,
+    }
+    if kind.is_mla:
+        return MLATokenToKVPool(kv_lora_rank=_RANK_DIM, qk_rope_head_dim=_ROPE_DIM, **common)
+    return MHATokenToKVPool(head_num=_HEADS, head_dim=_HEAD_DIM, **common)
 
 
 def _make_pool(kind: Kind) -> Any:
@@ -182,7 +245,6 @@ def _make_pool(kind: Kind) -> Any:
         "end_layer": _LAYERS,
         "host_token_capacity": _HOST_PAGES * PAGE_TOKENS,
     }
-    # The device's pool has no tokens: nothing is copied to or from it here.
     if kind.is_mla:
         rows = tuple(
             torch.zeros(PAGE_TOKENS, 1, _RANK_DIM + _ROPE_DIM, dtype=dtype) for _ in range(_LAYERS)

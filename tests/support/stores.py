@@ -91,8 +91,9 @@ class Folder(Store):
         _damage(self._files(), self.chunk_bytes)
 
     def kill(self) -> None:
-        if self._folder.is_dir():
-            shutil.rmtree(self._folder)
+        # A tier may be writing below it.
+        while self._folder.is_dir():
+            shutil.rmtree(self._folder, ignore_errors=True)
             # In an empty place the tier would make its root again.
             self._folder.touch()
 
