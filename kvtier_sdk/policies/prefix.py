@@ -6,7 +6,7 @@ Simulations", USENIX ATC 2017: each candidate is simulated on a sample of the ch
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf, log2
@@ -22,15 +22,19 @@ _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
 # Candidates. Of those that hit equally often, the first is used.
 _WEIGHTS = (0.25, 0.5, 0.0, 1.0, 2.0, 4.0, 8.0)
-# Bounds of memory, as multiples of the slots.
-_GHOSTS = 4
-_SAMPLED_HISTORY = 16
+# Bounds of memory, as multiples of the slots, each twice.
+_GHOSTS = 3
+_SAMPLED_HISTORY = 8
 # One chunk in so many is sampled, fewer in a small pool, so that a simulation has some slots.
 _MOST_SPARSE = 16
 _LEAST_SAMPLED_SLOTS = 128
 # References, as a multiple of the slots, after which the simulations' hits count half.
 _HALF_LIFE = 6
 _BUCKETS = 64
+_CLASS_BITS = 3
+_CLASS_MASK = (1 << _CLASS_BITS) - 1
+
+_Queue = OrderedDict[OffloadKey, int]
 
 
 class PrefixPolicy(EvictionPolicy):
@@ -38,7 +42,7 @@ class PrefixPolicy(EvictionPolicy):
 
     Time is the number of references: each insert and each use is one. A doubling of a chunk's uses
     is worth as much as ``weight`` turns of the pool, that is ``weight * slots`` references. Uses
-    are remembered beyond eviction, for four evicted chunks a slot.
+    are remembered beyond eviction, for at least three evicted chunks a slot.
 
     Which weight is right depends on the workload: 0 is the least recently used chunk, and where
     conversations pause for longer than the pool lasts, 4 and 8 hit twice as often. Each candidate
@@ -56,22 +60,24 @@ class PrefixPolicy(EvictionPolicy):
         self._now = 0
         self._uses: dict[OffloadKey, int] = {}
         # By class, the time of each chunk's last use, oldest first.
-        self._queues: list[OrderedDict[OffloadKey, int]] = [OrderedDict() for _ in _CLASSES]
-        # By a hash of the key, the uses of an evicted chunk.
-        self._ghosts: OrderedDict[int, int] = OrderedDict()
+        self._queues: list[_Queue] = [OrderedDict() for _ in _CLASSES]
+        self._queue_of = [self._queues[of] for of in _CLASS_OF]
+        # By a hash of the key, the uses of a chunk when it was evicted last: the later evictions,
+        # and those before them. Two dictionaries that only grow need no order, whose upkeep stops
+        # the thread for longer than a call may take.
+        self._ghosts: dict[int, int] = {}
+        self._older_ghosts: dict[int, int] = {}
         self._most_ghosts = 0
         self._one_in = 1
-        # Of sampled chunks, resident or not: time and class of the last use.
-        self._sampled: OrderedDict[OffloadKey, tuple[int, int]] = OrderedDict()
-        self._simulations: list[_Simulation] = []
-        self._halving_at = 0
+        self._simulations = _Simulations(1, 1)
+        self._bonuses = self._simulations.bonuses
 
     def open(self, slots: int) -> None:
         self._slots = slots
         self._most_ghosts = _GHOSTS * slots
         self._one_in = max(1, min(_MOST_SPARSE, slots // _LEAST_SAMPLED_SLOTS))
-        self._simulations = [_Simulation(weight, slots, self._one_in) for weight in _WEIGHTS]
-        self._halving_at = _HALF_LIFE * slots
+        self._simulations = _Simulations(slots, self._one_in)
+        self._bonuses = self._simulations.bonuses
 
     def on_insert(
         self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
@@ -80,27 +86,46 @@ class PrefixPolicy(EvictionPolicy):
             raise KVTierError(
                 "policy prefix: open() was not called, so it does not know the capacity"
             )
-        self._note(key, self._ghosts.pop(hash(key), 0))
+        ghost = hash(key)
+        uses = self._ghosts.get(ghost) or self._older_ghosts.get(ghost, 0)
+        if uses < _MOST_USES:
+            uses += 1
+        self._now += 1
+        self._uses[key] = uses
+        self._queue_of[uses][key] = self._now
+        if not crc32(key) % self._one_in:
+            self._bonuses = self._simulations.use(key, self._now, _CLASS_OF[uses])
 
     def on_access(self, key: OffloadKey) -> None:
         uses = self._uses[key]
-        del self._queues[_CLASS_OF[uses]][key]
-        self._note(key, uses)
+        queue = self._queue_of[uses]
+        if uses < _MOST_USES:
+            uses += 1
+            self._uses[key] = uses
+        self._now += 1
+        if self._queue_of[uses] is queue:
+            queue.move_to_end(key)
+        else:
+            del queue[key]
+            queue = self._queue_of[uses]
+        queue[key] = self._now
+        if not crc32(key) % self._one_in:
+            self._bonuses = self._simulations.use(key, self._now, _CLASS_OF[uses])
 
     def on_remove(self, key: OffloadKey) -> None:
         uses = self._uses.pop(key)
-        del self._queues[_CLASS_OF[uses]][key]
-        ghosts = self._ghosts
-        ghosts[hash(key)] = uses
-        if len(ghosts) > self._most_ghosts:
-            ghosts.popitem(last=False)
+        del self._queue_of[uses][key]
+        self._ghosts[hash(key)] = uses
+        if len(self._ghosts) >= self._most_ghosts:
+            # A chunk leaves before the start of its prefix, and is forgotten no later.
+            self._older_ghosts, self._ghosts = self._ghosts, {}
 
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
         if not self._uses:
             return []
-        bonuses = max(self._simulations, key=_hits_of).bonuses
+        bonuses = self._bonuses
         walks = [iter(queue.items()) for queue in self._queues]
         # The next chunk of each class, by its worth.
         fronts = [
@@ -125,28 +150,66 @@ class PrefixPolicy(EvictionPolicy):
                     victims.append(key)
         return victims
 
-    def _note(self, key: OffloadKey, earlier_uses: int) -> None:
-        """Put a chunk to the end of the queue of its class."""
-        uses = earlier_uses + 1 if earlier_uses < _MOST_USES else _MOST_USES
-        self._now += 1
-        self._uses[key] = uses
-        self._queues[_CLASS_OF[uses]][key] = self._now
-        if not crc32(key) % self._one_in:
-            self._simulate(key, _CLASS_OF[uses])
 
-    def _simulate(self, key: OffloadKey, of: int) -> None:
-        """Tell all simulations of a use of a sampled chunk that is in class ``of`` now."""
-        sampled, now = self._sampled, self._now
-        last = sampled.pop(key, None)
-        sampled[key] = now, of
-        if len(sampled) > _SAMPLED_HISTORY * self._slots // self._one_in:
-            sampled.popitem(last=False)
-        for simulation in self._simulations:
-            simulation.use(last, now, of)
+class _Simulations:
+    """Pools in miniature, one for each weight, and the choice between the weights.
+
+    Attributes:
+        bonuses: by class, what the earlier uses are worth with the chosen weight, in references.
+
+    Args:
+        slots: of the real pool.
+        one_in: one chunk in so many is simulated.
+    """
+
+    def __init__(self, slots: int, one_in: int) -> None:
+        # References whose worth counts as the same.
+        self._bucket = max(1, slots // _BUCKETS)
+        turn = slots / self._bucket
+        self._bonuses = [
+            tuple(round(weight * slots * log2(least)) for least in _CLASSES) for weight in _WEIGHTS
+        ]
+        self._pools = [
+            _Simulation([round(weight * turn * log2(least)) for least in _CLASSES], slots / one_in)
+            for weight in _WEIGHTS
+        ]
+        self.bonuses = self._bonuses[0]
+        # Of sampled chunks, resident or not: bucket and class of the last use, as one number; of
+        # the later uses, and of those before them.
+        self._last: dict[OffloadKey, int] = {}
+        self._older: dict[OffloadKey, int] = {}
+        self._most_last = max(1, _SAMPLED_HISTORY * slots // one_in)
+        self._half_life = _HALF_LIFE * slots
+        self._halving_at = self._half_life
+
+    def use(self, key: OffloadKey, now: int, of: int) -> tuple[int, ...]:
+        """Take a use of a sampled chunk.
+
+        Args:
+            key: the chunk.
+            now: the time.
+            of: its class from now on.
+
+        Returns:
+            The bonuses of the weight that has hit most lately.
+        """
+        last = self._last.get(key, -1)
+        if last < 0:
+            last = self._older.get(key, -1)
+        bucket = now // self._bucket
+        self._last[key] = bucket << _CLASS_BITS | of
+        if len(self._last) >= self._most_last:
+            self._older, self._last = self._last, {}
+        last_bucket, last_of = last >> _CLASS_BITS, last & _CLASS_MASK
+        for pool in self._pools:
+            pool.use(last_bucket, last_of, bucket, of)
         if now >= self._halving_at:
-            self._halving_at = now + _HALF_LIFE * self._slots
-            for simulation in self._simulations:
-                simulation.hits /= 2
+            self._halving_at = now + self._half_life
+            for pool in self._pools:
+                pool.hits /= 2
+        hits = [pool.hits for pool in self._pools]
+        self.bonuses = self._bonuses[hits.index(max(hits))]
+        return self.bonuses
 
 
 class _Simulation:
@@ -156,50 +219,43 @@ class _Simulation:
     the chunks whose worth is above a floor, and the floor never falls.
 
     Attributes:
-        bonuses: by class, what the earlier uses are worth, in references.
         hits: uses of chunks that it held, the older ones for less.
 
     Args:
-        weight: what a doubling of the uses is worth, in turns of the pool.
-        slots: of the real pool.
-        one_in: one chunk in so many is simulated.
+        bonuses: by class, what the earlier uses are worth, in buckets of time.
+        slots: of the pool.
     """
 
-    __slots__ = ("_bucket", "_chunks", "_counts", "_floor", "_slots", "bonuses", "hits")
+    __slots__ = ("_bonuses", "_chunks", "_counts", "_floor", "_slots", "hits")
 
-    def __init__(self, weight: float, slots: int, one_in: int) -> None:
-        self.bonuses = tuple(weight * slots * log2(least) for least in _CLASSES)
+    def __init__(self, bonuses: list[int], slots: float) -> None:
         self.hits = 0.0
-        self._slots = slots / one_in
-        # References whose worth counts as the same.
-        self._bucket = max(1.0, slots / _BUCKETS)
-        self._counts: defaultdict[int, int] = defaultdict(int)
+        self._bonuses = bonuses
+        self._slots = slots
+        self._counts: dict[int, int] = {}
         self._chunks = 0
         self._floor = 0
 
-    def use(self, last: tuple[int, int] | None, now: int, of: int) -> None:
+    def use(self, last: int, last_of: int, now: int, of: int) -> None:
         """Take a use of a chunk.
 
         Args:
-            last: time and class of its last use, where it is known.
-            now: the time.
+            last: bucket of its last use; negative where that is not known.
+            last_of: its class from then on.
+            now: bucket of this use.
             of: its class from now on.
         """
         counts = self._counts
-        if last is not None:
-            worth = int((last[0] + self.bonuses[last[1]]) / self._bucket)
+        if last >= 0:
+            worth = last + self._bonuses[last_of]
             if worth >= self._floor:
                 self.hits += 1
                 counts[worth] -= 1
                 self._chunks -= 1
-        worth = int((now + self.bonuses[of]) / self._bucket)
+        worth = now + self._bonuses[of]
         if worth >= self._floor:
-            counts[worth] += 1
+            counts[worth] = counts.get(worth, 0) + 1
             self._chunks += 1
             while self._chunks > self._slots:
                 self._chunks -= counts.pop(self._floor, 0)
                 self._floor += 1
-
-
-def _hits_of(simulation: _Simulation) -> float:
-    return simulation.hits

@@ -116,11 +116,12 @@ def check_prefix(policy: PrefixPolicy, resident: set[OffloadKey], slots: int) ->
     assert set(queued) == policy._uses.keys() == resident
     for queue in policy._queues:
         assert list(queue.values()) == sorted(queue.values())
-    assert len(policy._ghosts) <= 4 * slots
-    assert len(policy._sampled) <= 16 * slots
-    for simulation in policy._simulations:
-        assert 0 <= simulation._chunks == sum(simulation._counts.values()) <= slots
-        assert all(chunks >= 0 for chunks in simulation._counts.values())
+    assert max(len(policy._ghosts), len(policy._older_ghosts)) <= 3 * slots
+    simulations = policy._simulations
+    assert max(len(simulations._last), len(simulations._older)) <= 8 * slots
+    for pool in simulations._pools:
+        assert 0 <= pool._chunks == sum(pool._counts.values()) <= slots
+        assert all(chunks >= 0 for chunks in pool._counts.values())
 
 
 def check_arc(policy: ARCPolicy, slots: int) -> None:

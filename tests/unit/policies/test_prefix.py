@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import log2
 
 import pytest
 from hypothesis import given
@@ -77,11 +78,12 @@ def test_memory_is_bounded_however_many_chunks_pass() -> None:
             del resident[victim]
         policy.on_insert(key, None, 0, REQUEST)
         resident[key] = None
-    assert len(policy._ghosts) == 4 * slots
-    assert len(policy._sampled) <= 16 * slots // policy._one_in
-    for simulation in policy._simulations:
+    assert len(policy._older_ghosts) == 3 * slots > len(policy._ghosts)
+    simulations = policy._simulations
+    assert len(simulations._older) == 8 * slots // policy._one_in > len(simulations._last)
+    for pool in simulations._pools:
         # The highest bonus is 32 turns, of 64 buckets each.
-        assert len(simulation._counts) <= 33 * 64
+        assert len(pool._counts) <= 33 * 64
 
 
 @given(
@@ -92,21 +94,22 @@ def test_a_simulation_hits_what_a_pool_that_is_sorted_by_worth_hits(
     uses: list[tuple[int, int]], weight: float
 ) -> None:
     slots = 6
-    simulation = _Simulation(weight, slots, 1)
+    bonuses = [round(weight * slots * log2(least)) for least in _CLASSES]
+    simulation = _Simulation(bonuses, slots)
     last: dict[int, tuple[int, int]] = {}
-    pool: dict[int, float] = {}
-    floor = 0.0
+    pool: dict[int, int] = {}
+    floor = 0
     hits = 0
     for now, (chunk, more) in enumerate(uses, 1):
         of = min(last[chunk][1] + more, len(_CLASSES) - 1) if chunk in last else 0
         hits += pool.pop(chunk, None) is not None
-        worth = float(int(now + simulation.bonuses[of]))
+        worth = now + bonuses[of]
         # What is worth less than everything that was dropped is dropped too.
         if worth >= floor:
             pool[chunk] = worth
         if len(pool) > slots:
             floor = min(pool.values()) + 1
             pool = {other: value for other, value in pool.items() if value >= floor}
-        simulation.use(last.get(chunk), now, of)
+        simulation.use(*last.get(chunk, (-1, 0)), now, of)
         last[chunk] = now, of
     assert simulation.hits == hits
