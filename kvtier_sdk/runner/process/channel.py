@@ -81,6 +81,8 @@ class Channel:
             if count == 0:
                 self.at_end = True
             messages += self._splitter.split(self._arrived[:count])
+            if count < _READ_BYTES:
+                break  # no more was there; asking again would cost the engine a system call
         return messages
 
     def finish(self, timeout_s: float) -> None:

@@ -20,8 +20,8 @@ def test_what_a_process_wrote_before_its_end_is_read(unread: bool) -> None:
     theirs.close()
     arrived = channel.read()
     assert [(kind, bytes(body)) for kind, body in arrived] == [(Kind.LOG, b"last words")]
-    assert channel.at_end
     assert channel.read() == []
+    assert channel.at_end
     channel.close()
 
 
