@@ -15,6 +15,7 @@ FUZZ_VENV := .venv-fuzz
 # Real engines run in an environment of their own.
 VLLM_VENV := .venv-vllm
 LMCACHE_VENV := .venv-lmcache
+SGLANG_VENV := .venv-sglang
 
 # Tests run side by side, one more than there are cores: many of them only wait. A worker that has
 # none left takes some of another's.
@@ -34,7 +35,7 @@ TRIES ?= 3
 
 .PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels test-wheels check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
-	setup-lmcache test-lmcache test-engines
+	setup-lmcache test-lmcache setup-sglang test-sglang test-engines
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
@@ -60,10 +61,11 @@ help:
 	@echo "make bench-vllm               first token from files in real engines, and damaged files: vLLM's tier beside ours"
 	@echo "make messages                 write tests/integration/messages.txt: what mistakes and a healthy start print"
 	@echo "make gpu-bundle [BUNDLE=dir]  one folder that checks the worker on a GPU without a network"
-	@echo "make test-engines             all engines on the CPU: test-vllm, test-lmcache"
+	@echo "make test-engines             all engines on the CPU: test-vllm, test-lmcache, test-sglang"
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-vllm-compiled       the same, with the compiled core of make wheels"
 	@echo "make test-lmcache             LMCache's storage manager on the CPU: environment and tests"
+	@echo "make test-sglang              SGLang's cache controller on the CPU: environment and tests"
 	@echo "make test-kernel              the kernel that gathers small pages, in triton's interpreter"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
 	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
@@ -238,7 +240,13 @@ setup-lmcache:
 test-lmcache: setup-lmcache redis-server memcached
 	$(LMCACHE_VENV)/bin/python -m pytest tests/engines/lmcache
 
-test-engines: test-vllm test-lmcache
+setup-sglang:
+	$(PYTHON) scripts/sglang_environment.py $(SGLANG_VENV)
+
+test-sglang: setup-sglang redis-server memcached
+	$(SGLANG_VENV)/bin/python -m pytest tests/engines/sglang
+
+test-engines: test-vllm test-lmcache test-sglang
 
 # triton is large, and vLLM has brought it.
 test-kernel: setup-vllm
@@ -266,4 +274,4 @@ docs: $(DOCS_VENV)/.setup
 	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(LMCACHE_VENV) $(DOCS_VENV) $(FUZZ_VENV) $(PROMETHEUS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(LMCACHE_VENV) $(SGLANG_VENV) $(DOCS_VENV) $(FUZZ_VENV) $(PROMETHEUS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

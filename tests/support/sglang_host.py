@@ -75,7 +75,7 @@ class Host:
 
     def __init__(self, kind: Kind, **tier: Any) -> None:
         self.kind = kind
-        self.pool = _make_pool(kind)
+        self.pool = make_pool(kind)
         self._requests = itertools.count()
         device_pool = _make_device_pool(kind)
         self.controller = HiCacheController(
@@ -231,7 +231,7 @@ def _make_device_pool(kind: Kind) -> Any:
     return MHATokenToKVPool(head_num=_HEADS, head_dim=_HEAD_DIM, **common)
 
 
-def _make_pool(kind: Kind) -> Any:
+def make_pool(kind: Kind) -> Any:
     dtype = getattr(torch, kind.dtype)
     cpu = torch.device("cpu")
     common = {
