@@ -1,4 +1,4 @@
-"""What the tests of an engine's own storage interface stand on: stores, and a second process."""
+"""Stores, and a second process, for the tests of an engine's own storage interface."""
 
 from __future__ import annotations
 

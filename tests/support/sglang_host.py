@@ -31,13 +31,13 @@ from sglang.srt.runtime_context import get_parallel
 
 MODEL = "org/model-a"
 PAGE_TOKENS = 16
-_LAYERS, _HEADS, _HEAD_DIM = 4, 4, 64
+_HEADS, _HEAD_DIM = 4, 64
 _RANK_DIM, _ROPE_DIM = 448, 64
 _HOST_PAGES = 32
 _DEVICE_TOKENS = 64
 _PATIENCE_S = 60.0
-#: Keys, or values, of a page in bfloat16.
-PART_BYTES = PAGE_TOKENS * _LAYERS * _HEADS * _HEAD_DIM * 2
+#: Keys, or values, of a page of four layers in bfloat16.
+PART_BYTES = PAGE_TOKENS * 4 * _HEADS * _HEAD_DIM * 2
 
 
 class Kind(NamedTuple):
@@ -51,6 +51,7 @@ class Kind(NamedTuple):
         tp_rank: this rank.
         tp_size: ranks of the tensor-parallel group.
         zero_copy: true if SGLang names pages by their places.
+        layers: of the model.
     """
 
     model: str = MODEL
@@ -60,6 +61,7 @@ class Kind(NamedTuple):
     tp_rank: int = 0
     tp_size: int = 1
     zero_copy: bool = True
+    layers: int = 4
 
 
 KIND = Kind()
@@ -73,7 +75,7 @@ class Host:
         controller: SGLang's, whose threads store and load.
     """
 
-    def __init__(self, kind: Kind, **tier: Any) -> None:
+    def __init__(self, kind: Kind, **storage: Any) -> None:
         self.kind = kind
         self.pool = make_pool(kind)
         self._requests = itertools.count()
@@ -94,20 +96,25 @@ class Host:
             io_backend="direct",
             enable_storage_metrics=True,
         )
-        self.attach(**tier)
+        self.attach(**storage)
 
     @property
     def storage(self) -> Any:
         """Our storage backend."""
         return self.controller.storage_backend
 
-    def attach(self, **tier: Any) -> None:
-        """Attach a storage, as SGLang does at its start and at runtime."""
+    def attach(self, *, backend: str = "dynamic", **tier: Any) -> None:
+        """Attach a storage, as SGLang does at its start and at runtime.
+
+        Args:
+            backend: SGLang's name of it; ours is dynamic.
+            tier: the tier's entry, for ours.
+        """
         kind = self.kind
         place = {"tp_rank": kind.tp_rank, "tp_size": kind.tp_size, "pp_rank": 0, "pp_size": 1}
         with get_parallel().override(attn_dcp_size=1, attn_dcp_rank=0, attn_dp_size=1, **place):
             self.controller.attach_storage_backend(
-                "dynamic",
+                backend,
                 model_name=kind.model,
                 storage_backend_extra_config={
                     "backend_name": "kvtier",
@@ -222,7 +229,7 @@ def _make_device_pool(kind: Kind) -> Any:
         "size": _DEVICE_TOKENS,
         "page_size": PAGE_TOKENS,
         "dtype": getattr(torch, kind.dtype),
-        "layer_num": _LAYERS,
+        "layer_num": kind.layers,
         "device": "cpu",
         "enable_memory_saver": False,
     }
@@ -242,18 +249,19 @@ def make_pool(kind: Kind) -> Any:
         "pin_memory": False,
         "device_capacity_tokens": PAGE_TOKENS,
         "start_layer": 0,
-        "end_layer": _LAYERS,
+        "end_layer": kind.layers,
         "host_token_capacity": _HOST_PAGES * PAGE_TOKENS,
     }
     if kind.is_mla:
         rows = tuple(
-            torch.zeros(PAGE_TOKENS, 1, _RANK_DIM + _ROPE_DIM, dtype=dtype) for _ in range(_LAYERS)
+            torch.zeros(PAGE_TOKENS, 1, _RANK_DIM + _ROPE_DIM, dtype=dtype)
+            for _ in range(kind.layers)
         )
         mla = MLABufferInfo(
             buffers=rows,
             data_ptrs=_addresses(rows),
-            layer_indices=tuple(range(_LAYERS)),
-            device_layer_num=_LAYERS,
+            layer_indices=tuple(range(kind.layers)),
+            device_layer_num=kind.layers,
             page_size=PAGE_TOKENS,
             kv_lora_rank=_RANK_DIM,
             qk_rope_head_dim=_ROPE_DIM,
@@ -261,9 +269,9 @@ def make_pool(kind: Kind) -> Any:
             dtype=dtype,
             device=cpu,
         )
-        return MLATokenToKVPoolHost(mla, target_layer_num=_LAYERS, **common)
+        return MLATokenToKVPoolHost(mla, target_layer_num=kind.layers, **common)
     keys, values = (
-        tuple(torch.zeros(PAGE_TOKENS, _HEADS, _HEAD_DIM, dtype=dtype) for _ in range(_LAYERS))
+        tuple(torch.zeros(PAGE_TOKENS, _HEADS, _HEAD_DIM, dtype=dtype) for _ in range(kind.layers))
         for _ in range(2)
     )
     mha = MHABufferInfo(

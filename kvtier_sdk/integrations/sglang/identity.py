@@ -33,7 +33,7 @@ _ALWAYS_SPLIT = frozenset({"mamba"})
 
 
 class PageIdentity:
-    """What decides whether stored bytes are those of a page of one host pool.
+    """The facts that decide if stored bytes are those of a page of one host pool.
 
     Args:
         config: SGLang's: the model and this rank's place.

@@ -23,16 +23,19 @@ _request_ids = itertools.count()
 class PoolTier:
     """A tier of the pages of one of SGLang's host pools. Callable from any thread; each call waits.
 
-    A call ends at its deadline at the latest, or when its I/O has ended: SGLang reuses the pages.
+    A call ends when its I/O has ended, since SGLang reuses the pages.
+
+    Attributes:
+        chunks: the tier of the pages' chunks.
 
     Args:
-        tier: moves the chunks.
+        chunks: the tier of the pages' chunks.
         pages: the pool's.
         identity: the names of the chunks.
     """
 
-    def __init__(self, tier: ModelTier, pages: Pages, identity: PageIdentity) -> None:
-        self.tier = tier
+    def __init__(self, chunks: ModelTier, pages: Pages, identity: PageIdentity) -> None:
+        self.chunks = chunks
         self._pages = pages
         self._identity = identity
 
@@ -70,7 +73,7 @@ class PoolTier:
 
     def close(self) -> None:
         """Wait for the tier, which was closed, and let go of the memory."""
-        self.tier.join()
+        self.chunks.join()
         self._pages.close()
 
     def _move(
@@ -92,7 +95,7 @@ class PoolTier:
         work.slots += slots
         if not work.keys:
             return []
-        self.tier.submit(work)
+        self.chunks.submit(work)
         has_ended.wait()
         are_ok = [verdict is Verdict.OK for verdict in verdicts]
         return [

@@ -67,7 +67,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         self, storage_config: HiCacheStorageConfig, kwargs: Mapping[str, Any] | None = None
     ) -> None:
         self._config = storage_config
-        self._tier, self._options, self._zero_copy = StorageConfig.read(storage_config.extra_config)
+        self._spec, self._options, self._zero_copy = StorageConfig.read(storage_config.extra_config)
         self._clock = SystemClock()
         self._lock = threading.Lock()
         self._tiers: dict[str, PoolTier] = {}
@@ -202,7 +202,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def clear(self) -> None:
         """Have every page of this model and this rank deleted. Until then, each is a miss."""
         for tier in self._open_tiers():
-            tier.tier.purge()
+            tier.chunks.purge()
 
     def get_stats(self) -> StorageMetrics:
         """Return pages and GB/s of each call since the last time, for SGLang's histograms."""
@@ -219,14 +219,14 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
 
     def stats_now(self) -> list[TierStats]:
         """Return a copy of each pool's counters and of its tier's state."""
-        return [tier.tier.stats_now() for tier in self._open_tiers()]
+        return [tier.chunks.stats_now() for tier in self._open_tiers()]
 
     def close(self) -> None:
         """Have stores finish, and close the tiers; a second call does nothing."""
         with self._lock:
             tiers, self._tiers = self._tiers, {}
         for tier in tiers.values():
-            tier.tier.close()
+            tier.chunks.close()
         for tier in tiers.values():
             tier.close()
         self._resources.close()
@@ -239,7 +239,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
                 self._tiers[name] = self._make_tier(name, pool)
 
     def _make_tier(self, name: str, pool: Any) -> PoolTier:
-        spec = self._tier
+        spec = self._spec
         is_thread = spec.runner.runner != "process" and not spec.tier_class.needs_process
         pages = pages_of(pool, in_place=self._zero_copy and is_thread)
         identity = PageIdentity(self._config, pool, name, self._options.namespace)

@@ -1,4 +1,4 @@
-"""What SGLang may ask of a storage backend, beside the pages of keys and values."""
+"""The rest of SGLang's storage interface: other pools, tensors, attachment, figures, mistakes."""
 
 from __future__ import annotations
 
