@@ -83,7 +83,7 @@ class EngineMemory:
             os.close(fd)
 
 
-class EngineSlots:
+class OverlappingSlots:
     """The places in an engine's memory at which an object of one size may begin.
 
     They overlap. The engine places its objects, so that no two that are in use do.

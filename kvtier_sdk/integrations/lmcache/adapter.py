@@ -22,7 +22,7 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.exporter import serve_metrics
-from kvtier_sdk.integrations.engine_memory import EngineMemory, EngineSlots
+from kvtier_sdk.integrations.engine_memory import EngineMemory, OverlappingSlots
 from kvtier_sdk.integrations.lmcache.config import ADAPTER_PARAMS, KVTierL2AdapterConfig
 from kvtier_sdk.integrations.lmcache.identity import ObjectLayout, namespace_of, offload_key
 from kvtier_sdk.integrations.lmcache.l1_memory import l1_memory
@@ -302,7 +302,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         try:
             return ModelTier(
                 replace(self._spec, name=name),
-                EngineSlots(self._memory, layout.size_bytes),
+                OverlappingSlots(self._memory, layout.size_bytes),
                 namespace_of(model, layout, self._options.namespace),
                 engine="LMCache",
                 clock=self._clock,

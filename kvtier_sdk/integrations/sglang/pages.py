@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.integrations.engine_memory import EngineMemory, EngineSlots
+from kvtier_sdk.integrations.engine_memory import EngineMemory, OverlappingSlots
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 from kvtier_sdk.runner import PoolMemory
@@ -69,7 +69,7 @@ class PlacedPages(Pages):
         self.parts = len(addresses)
         tensor = pool.kv_buffer
         self._memory = EngineMemory("SGLang", Region(tensor.data_ptr(), tensor.nbytes))
-        self.memory = EngineSlots(self._memory, sizes[0])
+        self.memory = OverlappingSlots(self._memory, sizes[0])
 
     def move(self, operation: Operation, indices: torch.Tensor, move: Move) -> list[bool]:
         addresses, _ = self._pool.get_page_buffer_meta(indices)

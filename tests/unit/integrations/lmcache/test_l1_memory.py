@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvtier_sdk import ConfigError, HostPool, KVTierError
-from kvtier_sdk.integrations.engine_memory import EngineSlots
+from kvtier_sdk.integrations.engine_memory import OverlappingSlots
 from kvtier_sdk.integrations.lmcache.l1_memory import l1_memory
 
 L1_BYTES = 16 * 4096
@@ -39,7 +39,7 @@ def shared() -> Iterator[int]:
 
 def test_a_process_maps_the_same_objects(shared: int) -> None:
     memory = l1_memory(Description(shared))
-    slots = EngineSlots(memory, OBJECT_BYTES)
+    slots = OverlappingSlots(memory, OBJECT_BYTES)
     assert slots.is_shared
     slot = memory.slot_at(shared + 5 * 4096, OBJECT_BYTES)
     assert slot == 5
@@ -61,7 +61,7 @@ def test_memory_of_one_process_is_not_shared() -> None:
         array = np.frombuffer(mapping, np.uint8)
         memory = l1_memory(Description(array.ctypes.data))
         assert not memory.is_shared
-        EngineSlots(memory, OBJECT_BYTES).padded_view(1, 1)[:3] = b"abc"
+        OverlappingSlots(memory, OBJECT_BYTES).padded_view(1, 1)[:3] = b"abc"
         assert bytes(array[4096:4099]) == b"abc"
         memory.close()
         del array
@@ -81,8 +81,8 @@ def test_an_l1_without_pages_of_memory_is_refused(shared: int) -> None:
         l1_memory(None)
     memory = l1_memory(Description(shared))
     with pytest.raises(ConfigError, match="does not fit"):
-        EngineSlots(memory, L1_BYTES + 1)
-    slots = EngineSlots(memory, OBJECT_BYTES)
+        OverlappingSlots(memory, L1_BYTES + 1)
+    slots = OverlappingSlots(memory, OBJECT_BYTES)
     with pytest.raises(IndexError):
         slots.padded_view(slots.slots, 1)
     memory.close()
