@@ -20,6 +20,7 @@ MODULES = [
     "kvtier_sdk.replay",
     "kvtier_sdk.integrations.vllm",
     "kvtier_sdk.integrations.lmcache",
+    "kvtier_sdk.integrations.sglang",
 ]
 BACKENDS = sorted(f"kvtier_{path.name}" for path in ROOT.glob("backends/*/"))
 

@@ -197,8 +197,12 @@ class Supervisor:
             except asyncio.CancelledError:
                 await self._break_off(starting)
                 raise
+            if self.child is not None:
+                self._log.info("the tier's process was started")
         if self.child is None:
             await self._restart(backoff, is_restart=False)
+            # As loud as the failures before it.
+            self._log.warning("the tier's process was started")
         while self.child is not None:
             opened_s = self._clock.now_s()
             reason = f"the tier's process died: {await self.child.ended}"
@@ -229,8 +233,6 @@ class Supervisor:
         except Exception as error:
             self._note_failure(error)
             return
-        if not is_restart:
-            self._log.warning("the tier's process was started")
         self._on_start(self.child, is_restart)
 
     def _note_failure(self, error: Exception) -> None:
