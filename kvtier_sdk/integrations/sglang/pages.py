@@ -33,10 +33,18 @@ class Pages(ABC):
     Attributes:
         memory: the slots, one for each part.
         parts: parts of a page.
+        tokens: tokens of a page, and so indices of one.
+
+    Args:
+        pool: SGLang's.
     """
 
     memory: PoolMemory
     parts: int
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self.tokens: int = getattr(pool, "page_size", 1)
 
     @abstractmethod
     def move(self, operation: Operation, indices: torch.Tensor, move: Move) -> list[bool]:
@@ -64,7 +72,7 @@ class PlacedPages(Pages):
     """
 
     def __init__(self, pool: Any) -> None:
-        self._pool = pool
+        super().__init__(pool)
         addresses, sizes = _places_of(pool)
         self.parts = len(addresses)
         tensor = pool.kv_buffer
@@ -91,7 +99,7 @@ class StagedPages(Pages):
     parts = 1
 
     def __init__(self, pool: Any) -> None:
-        self._pool = pool
+        super().__init__(pool)
         page = pool.get_dummy_flat_data_page()
         self._dtype = page.dtype
         self._at_once = max(1, min(_MOST_PAGES, _STAGING_BYTES // page.nbytes))
@@ -102,8 +110,7 @@ class StagedPages(Pages):
         self._locks = {operation: threading.Lock() for operation in self._first_slots}
 
     def move(self, operation: Operation, indices: torch.Tensor, move: Move) -> list[bool]:
-        size = getattr(self._pool, "page_size", 1) or 1
-        firsts: list[int] = indices[::size].tolist()
+        firsts: list[int] = indices[:: self.tokens].tolist()
 
         def fill(number: int, slot: torch.Tensor) -> None:
             page = self._pool.get_data_page(firsts[number], flat=False)

@@ -55,7 +55,10 @@ class PoolTier:
 
         Returns:
             For each page, true if it was moved whole. A page that failed to load holds anything.
+            None is moved where the indices are not those of as many pages.
         """
+        if len(indices) != len(hashes) * self._pages.tokens:
+            return [False] * len(hashes)
         return self._pages.move(operation, indices, partial(self._move, operation, hashes))
 
     def move_tensors(
