@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -38,8 +37,6 @@ _LOOKUP_DEADLINE_S = 1.0
 
 _LOAD, _STORE = Operation.LOAD, Operation.STORE
 _KV = str(PoolName.KV)
-
-_log = logging.getLogger("kvtier.sglang")
 
 
 class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
@@ -200,7 +197,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     # --- everything -----------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Have every page of this model and this rank deleted. Until then, each is a miss."""
+        """Have every page of this model deleted, those of all ranks. Until then, each is a miss."""
         for tier in self._open_tiers():
             tier.chunks.purge()
 
