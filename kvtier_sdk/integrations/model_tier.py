@@ -7,7 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -23,6 +23,8 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: How often the client looks for jobs whose deadline has passed.
 _OVERDUE_LOOK_S = 0.25
+#: The engine looks up ahead of its steps, so an answer is worth more than a step.
+_LOOKUP_DEADLINE_S = 1.0
 #: How long a model's first tasks wait for the tier to open, at most.
 _OPENING_S = 5.0
 
@@ -76,6 +78,7 @@ class ModelTier(TierListener):
         clock: Clock,
         shutdown_timeout_s: float,
     ) -> None:
+        spec = _fitted(spec, memory)
         self.name = spec.name
         self._clock = clock
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -218,3 +221,15 @@ class ModelTier(TierListener):
         result = job.result
         if result is not None and job.operation in (Operation.LOAD, Operation.STORE):
             self._finish(job.tag, result.verdicts, result.moved_bytes)
+
+
+def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
+    """Return the tier with what is better here, where its entry does not say otherwise."""
+    better = {
+        "lookup_deadline_s": _LOOKUP_DEADLINE_S,
+        # What the engine hands over lies in its memory already, and is bounded by that.
+        "max_queue_bytes": memory.region.size_bytes,
+    }
+    given = spec.runner.model_fields_set
+    update = {name: value for name, value in better.items() if name not in given}
+    return replace(spec, runner=spec.runner.model_copy(update=update))

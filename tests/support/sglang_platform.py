@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import warnings
 
-import torch
+from torch import library
 
-_OPERATORS = torch.library.Library("torchvision", "DEF")
+_OPERATORS = library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _OPERATORS.define(f"{_name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 

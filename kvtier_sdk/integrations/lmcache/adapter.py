@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from lmcache.v1.distributed.internal_api import L1MemoryDesc
     from lmcache.v1.memory_management import MemoryObj
 
-#: LMCache looks up ahead of the engine's steps, so an answer is worth more than a step.
-_LOOKUP_DEADLINE_S = 1.0
-
 _LOOKUP, _LOAD, _STORE = Operation.LOOKUP, Operation.LOAD, Operation.STORE
 _OK = Verdict.OK
 
@@ -93,7 +90,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         with ExitStack() as stack:
             self._memory = l1_memory(l1_memory_desc)
             stack.callback(self._memory.close)
-            self._spec = _fitted(config.tier, self._memory)
+            self._spec = _runnable(config.tier, self._memory)
             self._notifiers = {
                 operation: stack.enter_context(create_event_notifier()) for operation in self._done
             }
@@ -317,17 +314,12 @@ def _kind_of(key: ObjectKey) -> tuple[str, int, int]:
     return key.model_name, key.kv_rank, key.object_group_id
 
 
-def _fitted(spec: TierSpec, memory: EngineMemory) -> TierSpec:
-    """Return the tier with what is better under LMCache, where its entry does not say otherwise.
+def _runnable(spec: TierSpec, memory: EngineMemory) -> TierSpec:
+    """Return the tier with a runner that can reach the memory.
 
     Raises:
         ConfigError: it has to run in a process, which cannot map the memory.
     """
-    better: dict[str, Any] = {
-        "lookup_deadline_s": _LOOKUP_DEADLINE_S,
-        # What LMCache hands over lies in its L1 memory already, and is bounded by that.
-        "max_queue_bytes": memory.region.size_bytes,
-    }
     if wants_process(spec) and not memory.is_shared:
         fault = (
             "a process of its own cannot map LMCache's L1 memory: start LMCache with "
@@ -336,7 +328,5 @@ def _fitted(spec: TierSpec, memory: EngineMemory) -> TierSpec:
         if spec.runner.runner == "process" or spec.tier_class.needs_process:
             raise ConfigError(f"{ADAPTER_PARAMS} tier {spec.name!r} needs a process, but {fault}")
         _log.warning("tier %s runs in threads, which may slow LMCache down: %s", spec.name, fault)
-        better["runner"] = "thread"
-    given = spec.runner.model_fields_set - {"runner"}
-    update = {name: value for name, value in better.items() if name not in given}
-    return replace(spec, runner=spec.runner.model_copy(update=update))
+        return replace(spec, runner=spec.runner.model_copy(update={"runner": "thread"}))
+    return spec

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     import torch
     from sglang.srt.observability.metrics_collector import StorageMetrics
 
-#: SGLang looks up while a request waits in its queue, so an answer is worth more than a step.
-_LOOKUP_DEADLINE_S = 1.0
-
 _LOAD, _STORE = Operation.LOAD, Operation.STORE
 _KV = str(PoolName.KV)
 
@@ -240,23 +237,12 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         is_thread = spec.runner.runner != "process" and not spec.tier_class.needs_process
         pages = pages_of(pool, in_place=self._zero_copy and is_thread)
         identity = PageIdentity(self._config, pool, name, self._options.namespace)
-        better: dict[str, Any] = {
-            "lookup_deadline_s": _LOOKUP_DEADLINE_S,
-            # SGLang bounds what is under way by its host pool.
-            "max_queue_bytes": pages.memory.region.size_bytes,
-        }
-        given = spec.runner.model_fields_set
-        update = {option: value for option, value in better.items() if option not in given}
         if isinstance(pages, PlacedPages):
-            update["runner"] = "thread"
+            spec = replace(spec, runner=spec.runner.model_copy(update={"runner": "thread"}))
         model = self._config.model_name or "model"
         try:
             tier = ModelTier(
-                replace(
-                    spec,
-                    name=f"{spec.name}:{model}" + ("" if name == _KV else f"/{name}"),
-                    runner=spec.runner.model_copy(update=update),
-                ),
+                replace(spec, name=f"{spec.name}:{model}" + ("" if name == _KV else f"/{name}")),
                 pages.memory,
                 identity.namespace,
                 engine="SGLang",
