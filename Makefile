@@ -33,7 +33,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels compiled test-wheels check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache setup-sglang test-sglang test-engines
 
@@ -46,7 +46,7 @@ help:
 	@echo "make fuzz [MINUTES=60]        fuzz everything that reads what others wrote, and keep new inputs"
 	@echo "make search                   property tests with ten times as many examples, new ones each time"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
-	@echo "make wheels                   the packages' wheels in dist/; the core's is compiled where there is a C compiler"
+	@echo "make wheels                   the packages' wheels in dist/; core and file tier are compiled where there is a C compiler"
 	@echo "make test-wheels              make wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make docs                     docs/ and the API reference as a site, in site/"
@@ -165,7 +165,13 @@ wheels: setup
 	@rm -f dist/*.whl
 	@$(COMPILED) $(BIN)/python -m build --wheel --no-isolation --outdir dist .
 	@for package in backends/*/; do \
-		$(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
+		$(COMPILED) $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
+
+# What the wheels have compiled, for programs that find it on the path before the checkout.
+compiled: wheels
+	@rm -rf build/compiled
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		--target build/compiled dist/kvtier_sdk-*.whl dist/kvtier_file-*.whl
 
 test-wheels: wheels servers
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
@@ -191,8 +197,8 @@ $(DEMO_VENV)/.setup: pyproject.toml backends/file/pyproject.toml
 demo: $(DEMO_VENV)/.setup
 	@$(DEMO_VENV)/bin/python examples/demo.py $(TRACE)
 
-bench: setup
-	$(BIN)/python benchmarks/report.py $(if $(TRACE),--trace $(TRACE)) $(BENCH)
+bench: compiled
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python benchmarks/report.py $(if $(TRACE),--trace $(TRACE)) $(BENCH)
 
 # Each is optional: a benchmark leaves out what is missing, and its column says so.
 bench-peers: setup
@@ -208,8 +214,8 @@ bench-scheduler: setup
 bench-core: wheels
 	$(BIN)/python benchmarks/cores.py $(TRACE)
 
-bench-backends: setup redis-server mooncake
-	$(BIN)/python benchmarks/backends.py $(BENCH)
+bench-backends: compiled redis-server mooncake
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python benchmarks/backends.py $(BENCH)
 
 bench-interference: setup redis-server
 	$(BIN)/python benchmarks/interference.py $(BENCH)
@@ -227,10 +233,7 @@ test-vllm: setup-vllm redis-server mooncake
 	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
 
 # -P: the wheel's core, not the checkout's.
-test-vllm-compiled: setup-vllm wheels redis-server mooncake
-	@rm -rf build/compiled
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
-		--target build/compiled dist/kvtier_sdk-*.whl
+test-vllm-compiled: setup-vllm compiled redis-server mooncake
 	PYTHONPATH=build/compiled $(VLLM_VENV)/bin/python -P -m kvtier_sdk.cli --version
 	PYTHONPATH=build/compiled $(VLLM_VENV)/bin/python -P -m pytest tests/engines/vllm
 

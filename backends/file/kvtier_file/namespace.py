@@ -9,6 +9,9 @@ Layout below the root::
 The shard is two hexadecimal digits of a hash of the key, and the key is in hexadecimal. Every step
 goes through a descriptor of the directory above and follows no symbolic link, so that nothing
 outside the root can take a chunk's place.
+
+A method for a batch does what is usual, in one call of the compiled part of the tier. What it says
+is not done is left to the method for one chunk, as everything is where there is no compiled part.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 
+from kvtier_file import compiled
 from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk
 from kvtier_file.directories import ClosingFd, open_directory, open_file
 from kvtier_file.errors import ABSENT, FOREIGN
 from kvtier_file.file_io import open_direct, read_buffers
 from kvtier_file.temporaries import Temporaries, TemporaryNames
-from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey
+from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey, Transfer
 
 #: The names of all shards.
 SHARDS = tuple(f"{shard:02x}" for shard in range(256))
@@ -132,6 +136,34 @@ class NamespaceDirectory:
                 ) from error
             raise
 
+    def read_batch(
+        self,
+        batch: Sequence[Transfer],
+        times_ns: Sequence[int],
+        object_bytes: int,
+        *,
+        expired_ns: int = 0,
+    ) -> bytes:
+        """Fill the buffers of a batch, and record the uses, where nothing is unusual.
+
+        Args:
+            batch: loads.
+            times_ns: for each, as for :meth:`touch`.
+            object_bytes: the length of a whole file.
+            expired_ns: as for :meth:`touch`.
+
+        Returns:
+            For each ``DONE``, or ``NOT_DONE`` for :meth:`read` to find out.
+        """
+        if compiled.batch_io is None:
+            return bytes(len(batch))
+        files = tuple(
+            (shard_of(load.key), _file_name(load.key), load.header, load.payload, used_ns)
+            for load, used_ns in zip(batch, times_ns, strict=True)
+        )
+        direct = os.O_DIRECT if self._direct else 0
+        return compiled.batch_io.read(self._fd, object_bytes, direct, expired_ns, files)
+
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
         """Write a chunk's content to a temporary file, and make the chunk's shard.
 
@@ -146,10 +178,28 @@ class NamespaceDirectory:
         Raises:
             OSError: the write failed; nothing is left of the file.
         """
-        if shard_of(key) not in self._shards:
-            with self._shard(key, create=True):
-                pass
+        self._make_shard(key)
         return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
+
+    def write_batch(
+        self, batch: Sequence[Transfer], times_ns: Sequence[int]
+    ) -> Sequence[str | None]:
+        """Write a batch to temporary files, where nothing is unusual.
+
+        Args:
+            batch: stores.
+            times_ns: for each, as for :meth:`write`.
+
+        Returns:
+            For each the temporary file's name, for :meth:`place`; ``None`` for :meth:`write` to
+            find out.
+        """
+        try:
+            for store in batch:
+                self._make_shard(store.key)
+            return self.temporaries.write_batch(batch, times_ns, direct=self._direct)
+        except OSError:
+            return [None] * len(batch)
 
     def place(self, temporary: str, key: OffloadKey) -> None:
         """Give a temporary file the chunk's name.
@@ -159,6 +209,21 @@ class NamespaceDirectory:
         """
         with self._shard(key, create=True) as shard_fd:
             self.temporaries.rename(temporary, _file_name(key), shard_fd)
+
+    def place_batch(self, written: Sequence[tuple[str, OffloadKey]]) -> bytes:
+        """Give temporary files the names of their chunks, where nothing is unusual.
+
+        Args:
+            written: the temporary files and their chunks.
+
+        Returns:
+            For each ``DONE``, or ``NOT_DONE`` for :meth:`place` to find out.
+        """
+        names = [(name, shard_of(key), _file_name(key)) for name, key in written]
+        try:
+            return self.temporaries.rename_batch(names, self._fd)
+        except OSError:
+            return bytes(len(written))
 
     def sync_name(self, key: OffloadKey) -> None:
         """Let a chunk's name survive a power failure, if that is required.
@@ -201,6 +266,38 @@ class NamespaceDirectory:
                 return False
             raise
         return True
+
+    def touch_batch(
+        self,
+        keys: Sequence[OffloadKey],
+        times_ns: Sequence[int] | None,
+        object_bytes: int,
+        *,
+        expired_ns: int = 0,
+    ) -> bytes:
+        """Look for whole files, and record a use of each, where nothing is unusual.
+
+        Args:
+            keys: the chunks.
+            times_ns: for each, as for :meth:`touch`; ``None`` records no use.
+            object_bytes: the length of a whole file.
+            expired_ns: as for :meth:`touch`.
+
+        Returns:
+            For each ``DONE``; ``ABSENT`` if there is no file; or ``NOT_DONE`` for :meth:`touch` or
+            :meth:`find` to find out.
+        """
+        if compiled.batch_io is None:
+            return bytes(len(keys))
+        files = tuple(
+            (shard_of(key), _file_name(key), used_ns)
+            for key, used_ns in zip(keys, times_ns or [-1] * len(keys), strict=True)
+        )
+        outcomes = compiled.batch_io.touch(self._fd, object_bytes, expired_ns, files)
+        self._shards.update(
+            shard for (shard, *_), outcome in zip(files, outcomes, strict=True) if outcome
+        )
+        return outcomes
 
     def remove(self, key: OffloadKey) -> bool:
         """Remove the file in a chunk's place. A directory there is left alone.
@@ -270,6 +367,11 @@ class NamespaceDirectory:
             self.temporaries.rename(temporary, _MANIFEST, self._fd)
             if self._sync:
                 os.fsync(self._fd)
+
+    def _make_shard(self, key: OffloadKey) -> None:
+        if shard_of(key) not in self._shards:
+            with self._shard(key, create=True):
+                pass
 
     def _shard(self, key: OffloadKey, *, create: bool = False) -> ClosingFd:
         shard = shard_of(key)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.compiled import DONE, NOT_DONE
 from kvtier_file.config import FileTierConfig
 from kvtier_file.errors import FAULTS, chunk_error, open_error, tier_error
 from kvtier_file.leases import new_lease
@@ -144,11 +145,13 @@ class ChunkStore:
         surprising = []
         expired_ns = self._expired_ns()
         with self._directory("readable") as directory:
-            for key in keys:
+            outcomes = directory.touch_batch(keys, None, self._object_bytes, expired_ns=expired_ns)
+            for key, outcome in zip(keys, outcomes, strict=True):
                 found = None
-                with self._fault(key, faults, "readable"):
-                    found = directory.find(key)
-                hits.append(self._is_loadable(found, expired_ns))
+                if outcome == NOT_DONE:
+                    with self._fault(key, faults, "readable"):
+                        found = directory.find(key)
+                hits.append(outcome == DONE or self._is_loadable(found, expired_ns))
                 if not hits[-1] and (found or self._id(key) in self._usage):
                     surprising.append(key)
             self._reconcile(directory, surprising)
@@ -181,10 +184,14 @@ class ChunkStore:
         times_ns = self._clock.take(len(batch))
         expired_ns = self._expired_ns()
         with self._pinned(batch), self._directory("readable") as directory:
-            for transfer, used_ns in zip(batch, times_ns, strict=True):
+            outcomes = directory.read_batch(
+                batch, times_ns, self._object_bytes, expired_ns=expired_ns
+            )
+            for transfer, used_ns, outcome in zip(batch, times_ns, outcomes, strict=True):
                 key = transfer.key
-                with self._verdict(key, verdicts, "readable", at_file=True):
-                    directory.read(key, transfer.buffers, used_ns, expired_ns=expired_ns)
+                if outcome == NOT_DONE:
+                    with self._verdict(key, verdicts, "readable", at_file=True):
+                        directory.read(key, transfer.buffers, used_ns, expired_ns=expired_ns)
                 found = not isinstance(verdicts.get(key), ChunkNotFoundError)
                 if found != (self._id(key) in self._usage):
                     surprising.append(key)
@@ -222,9 +229,13 @@ class ChunkStore:
         times_ns = self._clock.take(len(keys))
         expired_ns = self._expired_ns()
         with self._directory("writable") as directory:
-            for key, used_ns in zip(keys, times_ns, strict=True):
-                with self._fault(key, {}, "writable"):
-                    directory.touch(key, used_ns, self._object_bytes, expired_ns=expired_ns)
+            outcomes = directory.touch_batch(
+                keys, times_ns, self._object_bytes, expired_ns=expired_ns
+            )
+            for key, used_ns, outcome in zip(keys, times_ns, outcomes, strict=True):
+                if outcome == NOT_DONE:
+                    with self._fault(key, {}, "writable"):
+                        directory.touch(key, used_ns, self._object_bytes, expired_ns=expired_ns)
 
     def list_shard(self, shard: str) -> list[Entry]:
         """Return the loadable chunks of one shard of this namespace.
@@ -270,13 +281,20 @@ class ChunkStore:
         missing = {}
         uncounted = []
         expired_ns = self._expired_ns()
-        for transfer, used_ns in zip(batch, self._clock.take(len(batch)), strict=True):
+        times_ns = self._clock.take(len(batch))
+        outcomes = directory.touch_batch(
+            [transfer.key for transfer in batch],
+            times_ns,
+            self._object_bytes,
+            expired_ns=expired_ns,
+        )
+        for transfer, used_ns, outcome in zip(batch, times_ns, outcomes, strict=True):
             key = transfer.key
             with self._verdict(key, verdicts, "writable"):
                 # A file of the right length is taken for the chunk. If it cannot be read, or is
                 # damaged, a load finds out, and the SDK has it replaced.
-                is_there = False
-                if not transfer.replace:
+                is_there = outcome == DONE and not transfer.replace
+                if outcome == NOT_DONE and not transfer.replace:
                     with self._fault(key, {}, "writable"):
                         is_there = directory.touch(
                             key, used_ns, self._object_bytes, expired_ns=expired_ns
@@ -301,11 +319,23 @@ class ChunkStore:
         try:
             self._reserve(missing, reserved, verdicts)
             # Taken only now: reserving has told the latest times of the other processes.
-            for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True):
-                with self._verdict(key, verdicts, "writable"):
-                    temporary = directory.write(key, missing[key].buffers, used_ns)
-                    chunk = StoredChunk(self._id(key), self._object_bytes, used_ns)
-                    written[key] = (temporary, chunk)
+            chunks = {
+                key: StoredChunk(self._id(key), self._object_bytes, used_ns)
+                for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
+            }
+            temporaries = directory.write_batch(
+                [missing[key] for key in reserved], [chunk.used_ns for chunk in chunks.values()]
+            )
+            written = {
+                key: (temporary, chunks[key])
+                for key, temporary in zip(reserved, temporaries, strict=True)
+                if temporary is not None
+            }
+            for key, chunk in chunks.items():
+                if key not in written:
+                    with self._verdict(key, verdicts, "writable"):
+                        temporary = directory.write(key, missing[key].buffers, chunk.used_ns)
+                        written[key] = (temporary, chunk)
         finally:
             # Also after an error that ends the batch: it leaves no reservation and no file.
             if reserved:
@@ -353,9 +383,15 @@ class ChunkStore:
             with usage.locked(releasing_bytes=reserved_chunks * self._object_bytes):
                 if written:
                     usage.mark_dirty()
-                for key, (temporary, chunk) in written.items():
+                outcomes = directory.place_batch(
+                    [(temporary, key) for key, (temporary, _) in written.items()]
+                )
+                for outcome, (key, (temporary, chunk)) in zip(
+                    outcomes, written.items(), strict=True
+                ):
                     with self._verdict(key, verdicts, "writable", at_file=True):
-                        directory.place(temporary, key)
+                        if outcome == NOT_DONE:
+                            directory.place(temporary, key)
                         usage.add(chunk)
                         del unplaced[key]
         finally:

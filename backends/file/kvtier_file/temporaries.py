@@ -9,8 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from kvtier_file import compiled
+from kvtier_file.compiled import DONE
 from kvtier_file.directories import ClosingFd, open_directory, open_file
 from kvtier_file.file_io import has_direct_io, open_direct, read_buffers, write_buffers
+from kvtier_sdk import Transfer
 
 _DIRECTORY = "tmp"
 _TEMPORARY = re.compile(r"([0-9a-f]{16})-\d+\.tmp")
@@ -85,6 +88,52 @@ class Temporaries:
             self.discard(name)
             raise
         return name
+
+    def write_batch(
+        self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
+    ) -> Sequence[str | None]:
+        """Write each transfer's buffers to a new file, where nothing is unusual.
+
+        Args:
+            batch: stores.
+            times_ns: their times of use, as for :meth:`write`.
+            direct: as for :meth:`write`.
+
+        Returns:
+            The files' names; ``None`` for one that :meth:`write` has to write.
+
+        Raises:
+            OSError: the directory cannot be opened; nothing is written.
+        """
+        # A file that has to be on the disk takes far longer than its calls.
+        if compiled.batch_io is None or self._sync:
+            return [None] * len(batch)
+        files = tuple(
+            (self._names.new(), store.header, store.payload, used_ns)
+            for store, used_ns in zip(batch, times_ns, strict=True)
+        )
+        outcomes = compiled.batch_io.write(self._open(), os.O_DIRECT if direct else 0, files)
+        return [
+            name if outcome == DONE else None
+            for (name, *_), outcome in zip(files, outcomes, strict=True)
+        ]
+
+    def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
+        """Move files to their places, where nothing is unusual.
+
+        Args:
+            names: for each file its name here, its shard and its name there.
+            namespace_fd: the shards' directory.
+
+        Returns:
+            For each ``DONE``, or ``NOT_DONE`` if it is still here.
+
+        Raises:
+            OSError: the directory cannot be opened; all are still here.
+        """
+        if compiled.batch_io is None:
+            return bytes(len(names))
+        return compiled.batch_io.place(self._open(), namespace_fd, tuple(names))
 
     def rename(self, temporary: str, name: str, directory_fd: int) -> None:
         """Move a file to its place.

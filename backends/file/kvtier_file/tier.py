@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar
 
+from kvtier_file import compiled
 from kvtier_file.config import FileTierConfig
 from kvtier_file.maintenance import Maintenance
 from kvtier_file.namespace import SHARDS
@@ -59,6 +60,10 @@ class FileTier(SecondaryTierManager):
             await run_blocking(self._store.open)
             return
         self.config.check_capacity(self.context.object_bytes)
+        if compiled.batch_io is None:
+            self.context.logger.info(
+                "its compiled part is not installed; a chunk takes up to twice the processor time"
+            )
         await run_blocking(self._store.open)
         clock = self.context.clock
         self._counting = clock.spawn(run_blocking(self._store.count), name="count the chunks")

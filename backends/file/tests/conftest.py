@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import support.workbench
 
-from kvtier_file import FileTier
+from kvtier_file import FileTier, compiled
 from kvtier_sdk import SystemClock, TierSpec
 
 PAGE_BYTES = 4096
@@ -84,6 +84,13 @@ class Gate:
 def make_gate() -> type[Gate]:
     """:class:`Gate`, for tests that cannot import it."""
     return Gate
+
+
+@pytest.fixture(autouse=True)
+def without_compiled_part(request: pytest.FixtureRequest) -> None:
+    """A test that replaces calls of the operating system can replace Python's only."""
+    if "monkeypatch" in request.fixturenames:
+        request.getfixturevalue("monkeypatch").setattr(compiled, "batch_io", None)
 
 
 @pytest.fixture

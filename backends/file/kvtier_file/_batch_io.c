@@ -1,0 +1,280 @@
+/* The system calls of a batch of chunks, in one call that does not hold the interpreter lock.
+ *
+ * Python gives the lock up and takes it back at each system call, and a chunk needs up to eleven.
+ * Here only what is usual is done. A file that is missing, foreign, damaged, expired or refused is
+ * left as it was and reported as not done; the Python code tries it again and says what it is.
+ *
+ * The layout, and the rule that no symbolic link is followed, are those of namespace.py. What the
+ * functions take and return is in _batch_io.pyi.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000 /* one build for Python 3.11 and all later ones */
+#include <Python.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define NO_TIME (-1)
+#define NS_PER_S 1000000000LL
+#define MAX_USED_NS (1LL << 62) /* as in chunks.py */
+
+enum outcome { NOT_DONE = 0, DONE = 1, ABSENT = 2 };
+
+/* What the files of a call have in common. */
+struct call {
+    int namespace_fd;
+    int temporaries_fd;
+    int flags; /* O_DIRECT or 0 */
+    Py_ssize_t object_bytes;
+    long long expired_ns;
+};
+
+/* One file. What a call does not need stays empty. */
+struct file {
+    const char *temporary;
+    const char *shard;
+    const char *name;
+    Py_buffer header;
+    Py_buffer payload;
+    long long used_ns;
+};
+
+/* The system calls. Without the interpreter lock. */
+
+static long long used_ns_of(const struct stat *status)
+{
+    time_t seconds = status->st_mtim.tv_sec;
+    if (seconds < 0 || seconds >= MAX_USED_NS / NS_PER_S)
+        return 0;
+    return seconds * NS_PER_S + status->st_mtim.tv_nsec;
+}
+
+static struct timespec time_of(long long used_ns)
+{
+    return (struct timespec){used_ns / NS_PER_S, used_ns % NS_PER_S};
+}
+
+/* A use never makes a chunk older. */
+static struct timespec time_after(const struct stat *status, long long used_ns)
+{
+    long long known_ns = used_ns_of(status);
+    return time_of(used_ns > known_ns ? used_ns : known_ns + 1);
+}
+
+static bool is_usable(const struct call *call, const struct stat *status)
+{
+    return S_ISREG(status->st_mode) && status->st_size == call->object_bytes
+           && used_ns_of(status) >= call->expired_ns;
+}
+
+static int open_shard(const struct call *call, const struct file *file)
+{
+    return openat(call->namespace_fd, file->shard,
+                  O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+static bool read_open(const struct call *call, const struct file *file, int fd)
+{
+    struct stat status;
+    struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
+                               {file->payload.buf, (size_t)file->payload.len}};
+    if (fstat(fd, &status) != 0 || !is_usable(call, &status))
+        return false;
+    if (preadv(fd, vectors, 2, 0) != file->header.len + file->payload.len)
+        return false;
+    struct timespec used = time_after(&status, file->used_ns);
+    /* The bytes are here; recency matters less. */
+    (void)futimens(fd, (struct timespec[2]){used, used});
+    return true;
+}
+
+static enum outcome read_one(const struct call *call, const struct file *file)
+{
+    int shard_fd = open_shard(call, file);
+    if (shard_fd < 0)
+        return NOT_DONE;
+    bool is_read = false;
+    /* O_NONBLOCK, so that a pipe in the file's place does not block. */
+    int fd = openat(shard_fd, file->name,
+                    O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC | call->flags);
+    if (fd >= 0) {
+        is_read = read_open(call, file, fd);
+        close(fd);
+    }
+    close(shard_fd);
+    return is_read ? DONE : NOT_DONE;
+}
+
+static enum outcome write_one(const struct call *call, const struct file *file)
+{
+    int fd = openat(call->temporaries_fd, file->temporary,
+                    O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | call->flags, 0600);
+    if (fd < 0)
+        return NOT_DONE;
+    struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
+                               {file->payload.buf, (size_t)file->payload.len}};
+    struct timespec used = time_of(file->used_ns);
+    bool is_written = pwritev(fd, vectors, 2, 0) == file->header.len + file->payload.len
+                      && futimens(fd, (struct timespec[2]){used, used}) == 0;
+    if (close(fd) == 0 && is_written)
+        return DONE;
+    (void)unlinkat(call->temporaries_fd, file->temporary, 0);
+    return NOT_DONE;
+}
+
+static enum outcome place_one(const struct call *call, const struct file *file)
+{
+    int shard_fd = open_shard(call, file);
+    if (shard_fd < 0)
+        return NOT_DONE;
+    int failed = renameat(call->temporaries_fd, file->temporary, shard_fd, file->name);
+    close(shard_fd);
+    return failed ? NOT_DONE : DONE;
+}
+
+static enum outcome touch_one(const struct call *call, const struct file *file)
+{
+    int shard_fd = open_shard(call, file);
+    if (shard_fd < 0)
+        return NOT_DONE;
+    struct stat status;
+    enum outcome outcome = NOT_DONE;
+    if (fstatat(shard_fd, file->name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT)
+            outcome = ABSENT;
+    } else if (is_usable(call, &status)) {
+        struct timespec used = time_after(&status, file->used_ns);
+        if (file->used_ns == NO_TIME
+            || utimensat(shard_fd, file->name, (struct timespec[2]){used, used},
+                         AT_SYMLINK_NOFOLLOW) == 0)
+            outcome = DONE;
+    }
+    close(shard_fd);
+    return outcome;
+}
+
+/* Python's side. */
+
+typedef enum outcome (*operation)(const struct call *, const struct file *);
+typedef int (*parser)(PyObject *, struct file *);
+
+/* Parse each file, work on all of them without the lock, and return a byte for each. */
+static PyObject *run(const struct call *call, PyObject *items, parser parse, operation operate)
+{
+    Py_ssize_t count = PyTuple_Size(items), parsed = 0;
+    struct file *files = PyMem_Calloc((size_t)count, sizeof(struct file));
+    /* Made beforehand: once the work is done, nothing can fail. */
+    PyObject *outcomes = PyBytes_FromStringAndSize(NULL, count);
+    if (files == NULL || outcomes == NULL) {
+        PyMem_Free(files);
+        Py_XDECREF(outcomes);
+        return PyErr_NoMemory();
+    }
+    char *outcome = PyBytes_AsString(outcomes);
+    while (parsed < count && parse(PyTuple_GetItem(items, parsed), &files[parsed]))
+        parsed++;
+    if (parsed == count) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t index = 0; index < count; index++)
+            outcome[index] = (char)operate(call, &files[index]);
+        Py_END_ALLOW_THREADS
+    } else {
+        Py_CLEAR(outcomes);
+    }
+    for (Py_ssize_t index = 0; index < parsed; index++) {
+        PyBuffer_Release(&files[index].header);
+        PyBuffer_Release(&files[index].payload);
+    }
+    PyMem_Free(files);
+    return outcomes;
+}
+
+static int parse_read(PyObject *item, struct file *file)
+{
+    return PyArg_ParseTuple(item, "ssw*w*L", &file->shard, &file->name, &file->header,
+                            &file->payload, &file->used_ns);
+}
+
+static int parse_written(PyObject *item, struct file *file)
+{
+    return PyArg_ParseTuple(item, "sy*y*L", &file->temporary, &file->header, &file->payload,
+                            &file->used_ns);
+}
+
+static int parse_placed(PyObject *item, struct file *file)
+{
+    return PyArg_ParseTuple(item, "sss", &file->temporary, &file->shard, &file->name);
+}
+
+static int parse_touched(PyObject *item, struct file *file)
+{
+    return PyArg_ParseTuple(item, "ssL", &file->shard, &file->name, &file->used_ns);
+}
+
+/* The order of the arguments is that of the stub. */
+static PyObject *py_read(PyObject *module, PyObject *arguments)
+{
+    struct call call = {0};
+    PyObject *items;
+    if (!PyArg_ParseTuple(arguments, "iniLO!", &call.namespace_fd, &call.object_bytes,
+                          &call.flags, &call.expired_ns, &PyTuple_Type, &items))
+        return NULL;
+    return run(&call, items, parse_read, read_one);
+}
+
+static PyObject *py_write(PyObject *module, PyObject *arguments)
+{
+    struct call call = {0};
+    PyObject *items;
+    if (!PyArg_ParseTuple(arguments, "iiO!", &call.temporaries_fd, &call.flags, &PyTuple_Type,
+                          &items))
+        return NULL;
+    return run(&call, items, parse_written, write_one);
+}
+
+static PyObject *py_place(PyObject *module, PyObject *arguments)
+{
+    struct call call = {0};
+    PyObject *items;
+    if (!PyArg_ParseTuple(arguments, "iiO!", &call.temporaries_fd, &call.namespace_fd,
+                          &PyTuple_Type, &items))
+        return NULL;
+    return run(&call, items, parse_placed, place_one);
+}
+
+static PyObject *py_touch(PyObject *module, PyObject *arguments)
+{
+    struct call call = {0};
+    PyObject *items;
+    if (!PyArg_ParseTuple(arguments, "inLO!", &call.namespace_fd, &call.object_bytes,
+                          &call.expired_ns, &PyTuple_Type, &items))
+        return NULL;
+    return run(&call, items, parse_touched, touch_one);
+}
+
+static PyMethodDef methods[] = {
+    {"read", py_read, METH_VARARGS, NULL},
+    {"write", py_write, METH_VARARGS, NULL},
+    {"place", py_place, METH_VARARGS, NULL},
+    {"touch", py_touch, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {{0, NULL}};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_batch_io",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__batch_io(void)
+{
+    return PyModuleDef_Init(&definition);
+}

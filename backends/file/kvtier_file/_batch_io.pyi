@@ -1,0 +1,63 @@
+"""The compiled part of the tier: the usual work on the files of a batch, a batch in one call.
+
+Each function returns a byte for each file. 0: it was not done and nothing has changed, because
+something is unusual; work on that file alone finds out what. 1: it is done. 2, of ``touch`` alone:
+there is no file, and its shard exists. ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` and
+``expired_ns`` are in nanoseconds since the epoch. The interpreter lock is not held meanwhile.
+"""
+
+def read(
+    namespace_fd: int,
+    object_bytes: int,
+    direct: int,
+    expired_ns: int,
+    files: tuple[tuple[str, str, memoryview, memoryview, int], ...],
+    /,
+) -> bytes:
+    """Fill buffers from files, and record a use of each.
+
+    Args:
+        namespace_fd: the namespace's directory.
+        object_bytes: the length of a whole file.
+        direct: see above.
+        expired_ns: a file whose last use was before this time is not read.
+        files: for each its shard, name, writable header and payload, and ``used_ns``.
+    """
+
+def write(
+    temporaries_fd: int, direct: int, files: tuple[tuple[str, memoryview, memoryview, int], ...], /
+) -> bytes:
+    """Write new files.
+
+    Args:
+        temporaries_fd: their directory.
+        direct: see above.
+        files: for each its name, header, payload and ``used_ns``.
+    """
+
+def place(
+    temporaries_fd: int, namespace_fd: int, files: tuple[tuple[str, str, str], ...], /
+) -> bytes:
+    """Move temporary files to their places, over what is there.
+
+    Args:
+        temporaries_fd: their directory.
+        namespace_fd: the namespace's directory.
+        files: for each the temporary name, the shard and the name in it.
+    """
+
+def touch(
+    namespace_fd: int,
+    object_bytes: int,
+    expired_ns: int,
+    files: tuple[tuple[str, str, int], ...],
+    /,
+) -> bytes:
+    """Look for whole files that have not expired, and record a use of each.
+
+    Args:
+        namespace_fd: the namespace's directory.
+        object_bytes: the length of a whole file.
+        expired_ns: as for ``read``.
+        files: for each its shard, name and ``used_ns``; -1 records no use.
+    """

@@ -1,0 +1,395 @@
+"""The compiled part does what the Python code does, or leaves it to that."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.workbench import Workbench
+
+import kvtier_file
+from kvtier_file import compiled
+from kvtier_file.compiled import ABSENT, DONE, NOT_DONE
+from kvtier_file.namespace import NamespaceDirectory, shard_of
+from kvtier_file.temporaries import TemporaryNames
+from kvtier_sdk import TierError
+
+PAGE_BYTES = 4096
+KEY = b"\x07" * 20
+NEIGHBOUR = b"\x08" * 20
+USED_NS = 1_700_000_000_000_000_001
+EXPIRED_NS = USED_NS - 10**9
+
+
+@pytest.fixture(scope="session")
+def part(tmp_path_factory) -> ModuleType:
+    """The compiled part: the installed one, or else one built here."""
+    if compiled.batch_io is not None:
+        return compiled.batch_io
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    headers = Path(sysconfig.get_path("include"))
+    if compiler is None or not (headers / "Python.h").exists():
+        pytest.skip("no C compiler, or no headers of Python")
+    source = Path(kvtier_file.__file__).with_name("_batch_io.c")
+    library = tmp_path_factory.mktemp("compiled") / "_batch_io.abi3.so"
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
+    command = [
+        compiler,
+        "-O2",
+        "-shared",
+        "-fPIC",
+        *warnings,
+        f"-I{headers}",
+        source,
+        "-o",
+        library,
+    ]
+    subprocess.run(command, check=True)
+    spec = importlib.util.spec_from_file_location("_batch_io", library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Twins:
+    """Two namespaces in the same state: one for the compiled part, one for the Python code."""
+
+    def __init__(self, root: Path, part: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._part = part
+        self._monkeypatch = monkeypatch
+        self.bench = Workbench(3 * PAGE_BYTES, alignment=PAGE_BYTES)
+        self.roots = [root / name for name in ("compiled", "python")]
+        self._fds = []
+        self.directories = []
+        for directory in self.roots:
+            directory.mkdir(parents=True)
+            self._fds.append(os.open(directory, os.O_RDONLY))
+            names = TemporaryNames("0" * 16)
+            self.directories.append(
+                NamespaceDirectory("0" * 64, self._fds[-1], names, direct=True, sync=False)
+            )
+
+    def close(self) -> None:
+        for directory, fd in zip(self.directories, self._fds, strict=True):
+            directory.close()
+            os.close(fd)
+
+    def arrange(self, state: Callable[[Path, Path, bytes], None]) -> None:
+        """Bring both into a state, beside a whole chunk, and look at neither's shards yet."""
+        for root in self.roots:
+            for key in (KEY, NEIGHBOUR):
+                path = root / shard_of(key) / f"{key.hex()}.kv"
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(self.bench.content(key))
+                os.utime(path, ns=(USED_NS, USED_NS))
+                if key == KEY:
+                    state(root, path, self.bench.content(key))
+            for made in root.rglob("*"):
+                if abs(made.lstat().st_mtime - time.time()) < 3600:  # not the same in both
+                    os.utime(made, ns=(USED_NS, USED_NS), follow_symlinks=False)
+
+    def both(self, act: Callable[[NamespaceDirectory], object]) -> list[object]:
+        """Do the same in both."""
+        results = []
+        for directory, batch_io in zip(self.directories, (self._part, None), strict=True):
+            with self._monkeypatch.context() as patch:
+                patch.setattr(compiled, "batch_io", batch_io)
+                try:
+                    results.append(act(directory))
+                except (OSError, TierError) as error:
+                    results.append((type(error), str(error)))
+        return results
+
+    def trees(self) -> list[dict[str, object]]:
+        return [dict(entries(root)) for root in self.roots]
+
+
+def entries(root: Path) -> Iterator[tuple[str, object]]:
+    """Name, kind, content and time of all that is below a directory."""
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        time_ns = None if path.is_dir() else status.st_mtime_ns
+        yield str(path.relative_to(root)), (status.st_mode, content, time_ns)
+
+
+@pytest.fixture
+def twins(tmp_path, part, monkeypatch) -> Iterator[Twins]:
+    twins = Twins(tmp_path / "kv", part, monkeypatch)
+    yield twins
+    twins.close()
+
+
+def link_to_a_whole_file(root: Path, path: Path, content: bytes) -> None:
+    path.rename(root / "elsewhere")
+    path.symlink_to(root / "elsewhere")
+
+
+def link_to_a_whole_shard(root: Path, path: Path, content: bytes) -> None:
+    path.parent.rename(root / "elsewhere")
+    path.parent.symlink_to(root / "elsewhere")
+
+
+def pipe(root: Path, path: Path, content: bytes) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def directory(root: Path, path: Path, content: bytes) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+#: What may be in a chunk's place, and what the compiled part makes of it.
+STATES = {
+    "whole": (lambda root, path, content: None, DONE),
+    "used later": (lambda root, path, content: os.utime(path, ns=(2**61, 2**61)), DONE),
+    "of the far future": (lambda root, path, content: os.utime(path, ns=(2**63, 2**63)), NOT_DONE),
+    "older than time": (lambda root, path, content: os.utime(path, ns=(-5, -5)), NOT_DONE),
+    "just not expired": (
+        lambda root, path, content: os.utime(path, ns=(EXPIRED_NS, EXPIRED_NS)),
+        DONE,
+    ),
+    "expired": (
+        lambda root, path, content: os.utime(path, ns=(EXPIRED_NS - 1, EXPIRED_NS - 1)),
+        NOT_DONE,
+    ),
+    "missing": (lambda root, path, content: path.unlink(), ABSENT),
+    "without its shard": (lambda root, path, content: shutil.rmtree(path.parent), NOT_DONE),
+    "short": (lambda root, path, content: path.write_bytes(content[:-1]), NOT_DONE),
+    "long": (lambda root, path, content: path.write_bytes(content + b"\0"), NOT_DONE),
+    "link": (link_to_a_whole_file, NOT_DONE),
+    "shard is a link": (link_to_a_whole_shard, NOT_DONE),
+    "pipe": (pipe, NOT_DONE),
+    "directory": (directory, NOT_DONE),
+}
+#: They differ from a whole chunk only by their age, which counts where chunks expire.
+AGES = ("expired", "of the far future", "older than time")
+
+
+def expectation(state: str, expired_ns: int) -> tuple[Callable[[Path, Path, bytes], object], int]:
+    """How to arrange a state, and what the compiled part makes of it."""
+    arrange, outcome = STATES[state]
+    return arrange, DONE if state in AGES and not expired_ns else outcome
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("used_ns", [USED_NS + 5, USED_NS - 5, None])
+@pytest.mark.parametrize("expired_ns", [EXPIRED_NS, 0])
+def test_uses(twins, state, used_ns, expired_ns):
+    arrange, expected = expectation(state, expired_ns)
+    twins.arrange(arrange)
+    times_ns = None if used_ns is None else [used_ns, used_ns]
+    size_bytes = twins.bench.object_bytes
+
+    def touch(directory):
+        outcomes = list(
+            directory.touch_batch([KEY, NEIGHBOUR], times_ns, size_bytes, expired_ns=expired_ns)
+        )
+        found = []
+        for key, outcome in zip((KEY, NEIGHBOUR), outcomes, strict=True):
+            if outcome != NOT_DONE:
+                found.append(outcome == DONE)
+            elif used_ns is None:
+                chunk = directory.find(key)
+                found.append(
+                    chunk is not None
+                    and chunk.size_bytes == size_bytes
+                    and chunk.used_ns >= expired_ns
+                )
+            else:
+                found.append(directory.touch(key, used_ns, size_bytes, expired_ns=expired_ns))
+        return outcomes, found
+
+    (outcomes, found), (_, found_by_python) = twins.both(touch)
+    assert outcomes == [expected, DONE]
+    assert found == found_by_python
+    ours, theirs = twins.trees()
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("used_ns", [USED_NS + 5, USED_NS - 5])
+@pytest.mark.parametrize("expired_ns", [EXPIRED_NS, 0])
+def test_loads(twins, state, used_ns, expired_ns):
+    arrange, expected = expectation(state, expired_ns)
+    twins.arrange(arrange)
+
+    def read(directory):
+        loads = [twins.bench.empty(KEY), twins.bench.empty(NEIGHBOUR)]
+        outcomes = list(
+            directory.read_batch(
+                loads, [used_ns] * 2, twins.bench.object_bytes, expired_ns=expired_ns
+            )
+        )
+        verdicts = []
+        for load, outcome in zip(loads, outcomes, strict=True):
+            try:
+                if outcome == NOT_DONE:
+                    directory.read(load.key, load.buffers, used_ns, expired_ns=expired_ns)
+                assert twins.bench.holds(load)
+                verdicts.append(None)
+            except (OSError, TierError) as error:
+                verdicts.append((type(error), str(error)))
+        return outcomes, verdicts
+
+    (outcomes, verdicts), (_, by_python) = twins.both(read)
+    # A reader has no use for the difference between no file and a strange one.
+    assert outcomes == [DONE if expected == DONE else NOT_DONE, DONE]
+    assert verdicts == by_python
+    ours, theirs = twins.trees()
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_stores(twins, state):
+    arrange, _ = STATES[state]
+    twins.arrange(arrange)
+
+    def write(directory):
+        verdicts = []
+        stores = [twins.bench.full(KEY, seed=1), twins.bench.full(NEIGHBOUR, seed=1)]
+        names = list(directory.write_batch(stores, [USED_NS + 7] * 2))
+        placed = [NOT_DONE] * 2
+        if None not in names:
+            placed = list(directory.place_batch(list(zip(names, (KEY, NEIGHBOUR), strict=True))))
+        for index, store in enumerate(stores):
+            try:
+                name = names[index] or directory.write(store.key, store.buffers, USED_NS + 7)
+                if placed[index] == NOT_DONE:
+                    directory.place(name, store.key)
+                verdicts.append(None)
+            except OSError as error:
+                verdicts.append(error.errno)
+        return placed, verdicts
+
+    (placed, verdicts), (_, by_python) = twins.both(write)
+    assert verdicts == by_python
+    # Over a directory and below a link nothing is placed, and the neighbour loses nothing by it.
+    usual = state not in ("directory", "shard is a link")
+    assert placed[0] == (DONE if usual else NOT_DONE)
+    assert (verdicts[0] is None) == usual
+    ours, theirs = twins.trees()
+    for tree in (ours, theirs):
+        # The names of what could not be placed count up differently.
+        for name in [name for name in tree if name.startswith("tmp/")]:
+            del tree[name]
+    assert ours == theirs
+
+
+def test_a_file_that_is_there_is_not_written_over_before_its_time(twins):
+    """A temporary name that someone has taken is a fault; the other's file stays."""
+    taken = twins.roots[0] / "tmp" / f"{'0' * 16}-0.tmp"
+    taken.parent.mkdir()
+    taken.write_bytes(b"another's")
+    (names, _) = twins.both(
+        lambda directory: directory.write_batch([twins.bench.full(KEY)], [USED_NS])
+    )
+    assert names == [None]
+    assert taken.read_bytes() == b"another's"
+
+
+def test_a_directory_as_long_as_a_chunk_is_none(twins, part):
+    twins.arrange(directory)
+    fd = os.open(twins.roots[0], os.O_RDONLY)
+    name = f"{KEY.hex()}.kv"
+    length = os.stat(f"{shard_of(KEY)}/{name}", dir_fd=fd).st_size
+    try:
+        assert list(part.touch(fd, length, 0, ((shard_of(KEY), name, -1),))) == [NOT_DONE]
+    finally:
+        os.close(fd)
+
+
+def test_a_write_that_fails_leaves_no_file(part, mounted):
+    bench = Workbench(4 * 2**20, alignment=PAGE_BYTES)
+    store = bench.full(KEY)
+    fd = os.open(mounted, os.O_RDONLY)
+    try:
+        outcomes = part.write(fd, 0, (("a.tmp", store.header, store.payload, USED_NS),))
+    finally:
+        os.close(fd)
+    assert list(outcomes) == [NOT_DONE]
+    assert os.listdir(mounted) == []
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
+    twins.arrange(STATES[state][0])
+    open_before = os.listdir("/proc/self/fd")
+    load, store = twins.bench.empty(KEY), twins.bench.full(KEY)
+    fd = os.open(twins.roots[0], os.O_RDONLY)
+    name = f"{KEY.hex()}.kv"
+    part.read(
+        fd, store.object_bytes, 0, 0, ((shard_of(KEY), name, load.header, load.payload, USED_NS),)
+    )
+    part.touch(fd, store.object_bytes, 0, ((shard_of(KEY), name, USED_NS),))
+    part.write(fd, 0, (("a.tmp", store.header, store.payload, USED_NS),))
+    part.place(fd, fd, (("a.tmp", shard_of(KEY), name),))
+    os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == len(open_before)
+    for buffer in (*load.buffers, *store.buffers):
+        memory = buffer.obj
+        buffer.release()
+        memory.close()  # a BufferError, if something still has it
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("read", (0, 0, 0, 0, [])),
+        ("read", (0, 0, 0, 0, (("ab", "c.kv", bytearray(1), b"read-only", 1),))),
+        ("read", (0, 0, 0, 0, (("ab", "c.kv", bytearray(1), bytearray(1)),))),
+        ("read", (0, 0, 0, 0, (("ab", "c\0.kv", bytearray(1), bytearray(1), 1),))),
+        ("write", (0, 0, (("a.tmp", b"", b"", 2**63),))),
+        ("write", (0, 0, (("a.tmp", b"", None, 1),))),
+        ("place", (0, 0, (("a.tmp", "ab"),))),
+    ],
+)
+def test_wrong_arguments(part, call, arguments):
+    with pytest.raises((TypeError, ValueError, OverflowError, BufferError)):
+        getattr(part, call)(*arguments)
+
+
+async def test_the_tier_uses_it(bench, part, monkeypatch):
+    """A tier that stores and loads as usual leaves nothing to the Python code."""
+    calls = []
+
+    class Noting:
+        def __getattr__(self, name):
+            def call(*arguments):
+                outcomes = getattr(part, name)(*arguments)
+                calls.append((name, set(outcomes)))
+                return outcomes
+
+            return call
+
+    monkeypatch.setattr(compiled, "batch_io", Noting())
+    tier = await bench.open()
+    keys = [bytes([number]) * 20 for number in range(40)]
+    assert set(await bench.put(tier, *keys)) == {None}
+    assert await bench.has(tier, *keys) == [True] * 40
+    loads = [bench.empty(key) for key in keys]
+    assert set(await tier.load(loads)) == {None}
+    assert all(bench.holds(load) for load in loads)
+    assert set(await bench.put(tier, *keys)) == {None}
+    await tier.touch(keys)
+    # The first look finds no shard, and the writes make it.
+    assert calls == [
+        ("touch", {NOT_DONE}),
+        ("write", {DONE}),
+        ("place", {DONE}),
+        ("touch", {DONE}),
+        ("read", {DONE}),
+        ("touch", {DONE}),
+        ("touch", {DONE}),
+    ]
