@@ -37,6 +37,7 @@ struct call {
 /* One file. What a call does not need stays empty. */
 struct file {
     const char *temporary;
+    int is_spare; /* the temporary file exists, to be written over */
     const char *shard;
     const char *name;
     Py_buffer header;
@@ -110,17 +111,35 @@ static enum outcome read_one(const struct call *call, const struct file *file)
     return is_read ? DONE : NOT_DONE;
 }
 
-static enum outcome write_one(const struct call *call, const struct file *file)
+/* As file_io.is_sole_owner. */
+static bool is_sole_owner(int fd, off_t bytes)
 {
-    int fd = openat(call->temporaries_fd, file->temporary,
-                    O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | call->flags, 0600);
-    if (fd < 0)
-        return NOT_DONE;
+    struct stat status;
+    return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1
+           && status.st_size == bytes && fcntl(fd, F_SETLEASE, F_WRLCK) == 0
+           && fcntl(fd, F_SETLEASE, F_UNLCK) == 0;
+}
+
+static bool write_open(const struct file *file, int fd)
+{
     struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
                                {file->payload.buf, (size_t)file->payload.len}};
+    Py_ssize_t bytes = file->header.len + file->payload.len;
     struct timespec used = time_of(file->used_ns);
-    bool is_written = pwritev(fd, vectors, 2, 0) == file->header.len + file->payload.len
-                      && futimens(fd, (struct timespec[2]){used, used}) == 0;
+    if (file->is_spare && !is_sole_owner(fd, bytes))
+        return false;
+    return pwritev(fd, vectors, 2, 0) == bytes
+           && futimens(fd, (struct timespec[2]){used, used}) == 0;
+}
+
+static enum outcome write_one(const struct call *call, const struct file *file)
+{
+    int how = file->is_spare ? O_NONBLOCK : O_CREAT | O_EXCL;
+    int fd = openat(call->temporaries_fd, file->temporary,
+                    O_WRONLY | O_NOFOLLOW | O_CLOEXEC | how | call->flags, 0600);
+    if (fd < 0)
+        return NOT_DONE;
+    bool is_written = write_open(file, fd);
     if (close(fd) == 0 && is_written)
         return DONE;
     (void)unlinkat(call->temporaries_fd, file->temporary, 0);
@@ -202,8 +221,8 @@ static int parse_read(PyObject *item, struct file *file)
 
 static int parse_written(PyObject *item, struct file *file)
 {
-    return PyArg_ParseTuple(item, "sy*y*L", &file->temporary, &file->header, &file->payload,
-                            &file->used_ns);
+    return PyArg_ParseTuple(item, "spy*y*L", &file->temporary, &file->is_spare, &file->header,
+                            &file->payload, &file->used_ns);
 }
 
 static int parse_placed(PyObject *item, struct file *file)

@@ -25,14 +25,17 @@ def read(
     """
 
 def write(
-    temporaries_fd: int, direct: int, files: tuple[tuple[str, memoryview, memoryview, int], ...], /
+    temporaries_fd: int,
+    direct: int,
+    files: tuple[tuple[str, bool, memoryview, memoryview, int], ...],
+    /,
 ) -> bytes:
-    """Write new files.
+    """Write new files, and spare ones over. A spare that cannot be written over is removed.
 
     Args:
         temporaries_fd: their directory.
         direct: see above.
-        files: for each its name, header, payload and ``used_ns``.
+        files: for each its name, true if it is a spare, its header, payload and ``used_ns``.
     """
 
 def place(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 
 from kvtier_file.directories import open_file
@@ -37,6 +38,26 @@ def open_direct(name: str, flags: int, directory_fd: int) -> int:
 def has_direct_io(fd: int) -> bool:
     """Return true if a file's data bypasses the page cache."""
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def is_sole_owner(fd: int, size_bytes: int) -> bool:
+    """Return true if nobody else sees what is written to a file that has no name in use.
+
+    Args:
+        fd: the file, open for writing.
+        size_bytes: the length that it must have.
+    """
+    status = os.fstat(fd)
+    # It may have another name: a copy of the root made of hard links.
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size != size_bytes:
+        return False
+    try:
+        # Granted only on a file that no one else has open.
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return False
+    return True
 
 
 def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:

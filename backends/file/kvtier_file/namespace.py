@@ -299,8 +299,12 @@ class NamespaceDirectory:
         )
         return outcomes
 
-    def remove(self, key: OffloadKey) -> bool:
+    def remove(self, key: OffloadKey, into: Temporaries | None = None) -> bool:
         """Remove the file in a chunk's place. A directory there is left alone.
+
+        Args:
+            key: the chunk.
+            into: where the file may become a spare.
 
         Returns:
             True if there was a file.
@@ -310,7 +314,9 @@ class NamespaceDirectory:
         """
         try:
             with self._shard(key) as shard_fd:
-                os.unlink(_file_name(key), dir_fd=shard_fd)
+                name = _file_name(key)
+                if into is None or not into.adopt(name, shard_fd):
+                    os.unlink(name, dir_fd=shard_fd)
         except OSError as error:
             if error.errno in ABSENT:
                 return False

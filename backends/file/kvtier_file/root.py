@@ -13,7 +13,7 @@ from kvtier_file.directories import ClosingFd, open_directory, permission_fault
 from kvtier_file.errors import FULL
 from kvtier_file.namespace import SHARDS, NamespaceDirectory
 from kvtier_file.shared_files import SHARED
-from kvtier_file.temporaries import TemporaryNames
+from kvtier_file.temporaries import Temporaries, TemporaryNames
 from kvtier_sdk import ConfigError, StoredNamespace, TierContext
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY
@@ -196,13 +196,18 @@ class Root:
             for directory in self.namespaces()
         ]
 
-    def remove(self, chunk_id: ChunkId) -> None:
-        """Remove a chunk of any namespace. A missing one is ignored."""
+    def remove(self, chunk_id: ChunkId, into: Temporaries | None = None) -> None:
+        """Remove a chunk of any namespace. A missing one is ignored.
+
+        Args:
+            chunk_id: the chunk.
+            into: where its file may become a spare.
+        """
         with (
             suppress(FileNotFoundError),
             self.namespace(chunk_id.fingerprint, create=False) as directory,
         ):
-            directory.remove(chunk_id.key)
+            directory.remove(chunk_id.key, into)
 
     def last_used_ns(self, chunk_id: ChunkId) -> int | None:
         """Return the time of a chunk's last use by any process, or ``None`` if it is unknown."""

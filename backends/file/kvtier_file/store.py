@@ -20,7 +20,7 @@ from kvtier_file.pins import Pins
 from kvtier_file.recency_clock import RecencyClock
 from kvtier_file.root import Root
 from kvtier_file.shared_usage import SharedUsage
-from kvtier_file.temporaries import TemporaryNames
+from kvtier_file.temporaries import Temporaries, TemporaryNames
 from kvtier_sdk import (
     ChunkNotFoundError,
     Entry,
@@ -317,7 +317,7 @@ class ChunkStore:
         written: dict[OffloadKey, tuple[str, StoredChunk]] = {}
         placed: Collection[OffloadKey] = ()
         try:
-            self._reserve(missing, reserved, verdicts)
+            self._reserve(missing, reserved, verdicts, directory.temporaries)
             # Taken only now: reserving has told the latest times of the other processes.
             chunks = {
                 key: StoredChunk(self._id(key), self._object_bytes, used_ns)
@@ -353,6 +353,7 @@ class ChunkStore:
         missing: Mapping[OffloadKey, Transfer],
         reserved: list[OffloadKey],
         verdicts: Verdicts,
+        temporaries: Temporaries,
     ) -> None:
         """Reserve room for chunks, and add each to ``reserved`` at once."""
         usage = self._usage
@@ -362,7 +363,7 @@ class ChunkStore:
             for key in missing:
                 used_bytes = usage.used_bytes
                 with self._verdict(key, verdicts, "writable"):
-                    self._make_room(self._object_bytes, headroom_bytes)
+                    self._make_room(self._object_bytes, headroom_bytes, temporaries)
                     usage.reserve(self._object_bytes)
                     reserved.append(key)
                 if headroom_bytes is not None:
@@ -409,8 +410,10 @@ class ChunkStore:
             with suppress(OSError):  # a miss all the same; the next store tries again
                 self._evict(expired)
 
-    def _make_room(self, need_bytes: int, headroom_bytes: int | None) -> None:
-        """Evict chunks of any namespace. Needs the lock."""
+    def _make_room(
+        self, need_bytes: int, headroom_bytes: int | None, into: Temporaries | None = None
+    ) -> None:
+        """Evict chunks of any namespace, one of them into a spare file. Needs the lock."""
         victims = self._usage.victims(
             need_bytes,
             headroom_bytes,
@@ -419,19 +422,20 @@ class ChunkStore:
         )
         if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:
             self._evicted_age_s.set(max(0.0, self._wall_s() - used_ns / 1e9))
-        self._evict(victims)
+        self._evict(victims, into)
 
-    def _evict(self, chunk_ids: Iterable[ChunkId]) -> None:
+    def _evict(self, chunk_ids: Iterable[ChunkId], into: Temporaries | None = None) -> None:
         usage = self._usage
         for chunk_id in chunk_ids:
             usage.mark_dirty()
             try:
-                self._root.remove(chunk_id)
+                self._root.remove(chunk_id, into)
             except OSError:
                 # The next store tries others first.
                 usage.touch(chunk_id, self._clock.take(1)[0])
                 raise
             usage.discard(chunk_id)
+            into = None  # the chunk that needs the room takes one file
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
         """Count chunks as they are on disk, and remove files that can never be loaded."""

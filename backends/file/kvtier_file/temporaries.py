@@ -1,4 +1,8 @@
-"""The temporary files of a namespace: chunks before they have their names."""
+"""The temporary files of a namespace: chunks before they have their names.
+
+Some begin as the file of an evicted chunk, a *spare*, which is written over: on a full disk that is
+several times as fast as to remove a file and make another (docs/design/2026-11-23-file-io.md).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,20 @@ import itertools
 import mmap
 import os
 import re
+import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvtier_file import compiled
 from kvtier_file.compiled import DONE
 from kvtier_file.directories import ClosingFd, open_directory, open_file
-from kvtier_file.file_io import has_direct_io, open_direct, read_buffers, write_buffers
+from kvtier_file.file_io import (
+    has_direct_io,
+    is_sole_owner,
+    open_direct,
+    read_buffers,
+    write_buffers,
+)
 from kvtier_sdk import Transfer
 
 _DIRECTORY = "tmp"
@@ -51,17 +62,46 @@ class Temporaries:
         self._names = names
         self._sync = sync
         self._fd: int | None = None
+        self._spares: list[str] = []
 
     def close(self) -> None:
-        """Close the directory."""
+        """Remove the spares that are left, and close the directory."""
+        for name in self._spares:
+            self.discard(name)
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
+    def adopt(self, name: str, directory_fd: int) -> bool:
+        """Move the file of an evicted chunk here, as a spare.
+
+        With ``sync`` there are none: after a power failure such a file might have its old name and
+        a new content.
+
+        Args:
+            name: a name in the directory.
+            directory_fd: the directory.
+
+        Returns:
+            False if it is still there.
+        """
+        if self._sync:
+            return False
+        spare = self._names.new()
+        try:
+            status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                return False
+            self._spares.append(spare)
+            os.rename(name, spare, src_dir_fd=directory_fd, dst_dir_fd=self._open())
+        except OSError:
+            return False
+        return True
+
     def write(
         self, buffers: Sequence[memoryview], *, direct: bool = False, used_ns: int | None = None
     ) -> str:
-        """Write buffers to a new file.
+        """Write buffers to a new file, or over a spare of the same length.
 
         Args:
             buffers: written one after the other.
@@ -74,11 +114,9 @@ class Temporaries:
         Raises:
             OSError: the write failed; nothing is left of the file.
         """
-        name = self._names.new()
-        directory_fd = self._open()
+        name, fd = self._open_spare(sum(map(len, buffers)), direct) or self._open_new(direct)
         try:
-            opener = open_direct if direct else open_file
-            with ClosingFd(opener(name, _NEW_FILE, directory_fd)) as fd:
+            with ClosingFd(fd):
                 write_buffers(fd, buffers)
                 if used_ns is not None:
                     os.utime(fd, ns=(used_ns, used_ns))
@@ -92,7 +130,7 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
-        """Write each transfer's buffers to a new file, where nothing is unusual.
+        """Write each transfer's buffers to a new file or over a spare, where nothing is unusual.
 
         Args:
             batch: stores.
@@ -109,7 +147,7 @@ class Temporaries:
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
         files = tuple(
-            (self._names.new(), store.header, store.payload, used_ns)
+            (*self._take_name(), store.header, store.payload, used_ns)
             for store, used_ns in zip(batch, times_ns, strict=True)
         )
         outcomes = compiled.batch_io.write(self._open(), os.O_DIRECT if direct else 0, files)
@@ -194,6 +232,34 @@ class Temporaries:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory_fd)
+
+    def _take_name(self) -> tuple[str, bool]:
+        """The name of a spare, or a new one; and true if it is a spare's."""
+        if self._spares:
+            return self._spares.pop(), True
+        return self._names.new(), False
+
+    def _open_new(self, direct: bool) -> tuple[str, int]:
+        name = self._names.new()
+        opener = open_direct if direct else open_file
+        try:
+            return name, opener(name, _NEW_FILE, self._open())
+        except OSError:
+            self.discard(name)
+            raise
+
+    def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
+        """The first spare that can be written over; those before it are removed."""
+        opener = open_direct if direct else open_file
+        while self._spares:
+            name = self._spares.pop()
+            with suppress(OSError):
+                fd = opener(name, os.O_WRONLY | os.O_NONBLOCK, self._open())
+                if is_sole_owner(fd, size_bytes):
+                    return name, fd
+                os.close(fd)
+            self.discard(name)
+        return None
 
     def _open(self, *, create: bool = True) -> int:
         if self._fd is None:

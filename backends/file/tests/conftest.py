@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib.util
 import os
+import shutil
 import subprocess
+import sysconfig
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import support.workbench
 
+import kvtier_file
 from kvtier_file import FileTier, compiled
 from kvtier_sdk import SystemClock, TierSpec
 
@@ -84,6 +89,38 @@ class Gate:
 def make_gate() -> type[Gate]:
     """:class:`Gate`, for tests that cannot import it."""
     return Gate
+
+
+@pytest.fixture(scope="session")
+def part(tmp_path_factory) -> ModuleType:
+    """The compiled part: the installed one, or else one built here."""
+    if compiled.batch_io is not None:
+        return compiled.batch_io
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    headers = Path(sysconfig.get_path("include"))
+    if compiler is None or not (headers / "Python.h").exists():
+        pytest.skip("no C compiler, or no headers of Python")
+    source = Path(kvtier_file.__file__).with_name("_batch_io.c")
+    library = tmp_path_factory.mktemp("compiled") / "_batch_io.abi3.so"
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
+    command = [
+        compiler,
+        "-O2",
+        "-shared",
+        "-fPIC",
+        *warnings,
+        f"-I{headers}",
+        source,
+        "-o",
+        library,
+    ]
+    subprocess.run(command, check=True)
+    spec = importlib.util.spec_from_file_location("_batch_io", library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(autouse=True)

@@ -145,14 +145,17 @@ async def test_a_chunk_that_cannot_be_evicted_fails_one_store_only(bench, monkey
     tier = await bench.open(capacity=2 * bench.object_bytes)
     await bench.put(tier, *KEYS[:2])
     stuck = bench.file(KEYS[0]).name
-    real = os.unlink
 
-    def unlink(path, **kwargs):
-        if path == stuck:
-            raise OSError(errno.EPERM, "immutable")
-        real(path, **kwargs)
+    def stubborn(real):
+        def call(path, *args, **kwargs):
+            if path == stuck:
+                raise OSError(errno.EPERM, "immutable")
+            real(path, *args, **kwargs)
 
-    monkeypatch.setattr(os, "unlink", unlink)
+        return call
+
+    for name in ("rename", "unlink"):
+        monkeypatch.setattr(os, name, stubborn(getattr(os, name)))
     (verdict,) = await bench.put(tier, KEYS[2])
     assert isinstance(verdict, TierAuthError)
     assert await bench.put(tier, KEYS[2]) == [None]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
-import subprocess
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +12,6 @@ from types import ModuleType
 import pytest
 from support.workbench import Workbench
 
-import kvtier_file
 from kvtier_file import compiled
 from kvtier_file.compiled import ABSENT, DONE, NOT_DONE
 from kvtier_file.namespace import NamespaceDirectory, shard_of
@@ -27,38 +23,6 @@ KEY = b"\x07" * 20
 NEIGHBOUR = b"\x08" * 20
 USED_NS = 1_700_000_000_000_000_001
 EXPIRED_NS = USED_NS - 10**9
-
-
-@pytest.fixture(scope="session")
-def part(tmp_path_factory) -> ModuleType:
-    """The compiled part: the installed one, or else one built here."""
-    if compiled.batch_io is not None:
-        return compiled.batch_io
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    headers = Path(sysconfig.get_path("include"))
-    if compiler is None or not (headers / "Python.h").exists():
-        pytest.skip("no C compiler, or no headers of Python")
-    source = Path(kvtier_file.__file__).with_name("_batch_io.c")
-    library = tmp_path_factory.mktemp("compiled") / "_batch_io.abi3.so"
-    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-    command = [
-        compiler,
-        "-O2",
-        "-shared",
-        "-fPIC",
-        *warnings,
-        f"-I{headers}",
-        source,
-        "-o",
-        library,
-    ]
-    subprocess.run(command, check=True)
-    spec = importlib.util.spec_from_file_location("_batch_io", library)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Twins:
@@ -315,7 +279,7 @@ def test_a_write_that_fails_leaves_no_file(part, mounted):
     store = bench.full(KEY)
     fd = os.open(mounted, os.O_RDONLY)
     try:
-        outcomes = part.write(fd, 0, (("a.tmp", store.header, store.payload, USED_NS),))
+        outcomes = part.write(fd, 0, (("a.tmp", False, store.header, store.payload, USED_NS),))
     finally:
         os.close(fd)
     assert list(outcomes) == [NOT_DONE]
@@ -333,7 +297,7 @@ def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
         fd, store.object_bytes, 0, 0, ((shard_of(KEY), name, load.header, load.payload, USED_NS),)
     )
     part.touch(fd, store.object_bytes, 0, ((shard_of(KEY), name, USED_NS),))
-    part.write(fd, 0, (("a.tmp", store.header, store.payload, USED_NS),))
+    part.write(fd, 0, (("a.tmp", False, store.header, store.payload, USED_NS),))
     part.place(fd, fd, (("a.tmp", shard_of(KEY), name),))
     os.close(fd)
     assert len(os.listdir("/proc/self/fd")) == len(open_before)
@@ -350,8 +314,8 @@ def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
         ("read", (0, 0, 0, 0, (("ab", "c.kv", bytearray(1), b"read-only", 1),))),
         ("read", (0, 0, 0, 0, (("ab", "c.kv", bytearray(1), bytearray(1)),))),
         ("read", (0, 0, 0, 0, (("ab", "c\0.kv", bytearray(1), bytearray(1), 1),))),
-        ("write", (0, 0, (("a.tmp", b"", b"", 2**63),))),
-        ("write", (0, 0, (("a.tmp", b"", None, 1),))),
+        ("write", (0, 0, (("a.tmp", False, b"", b"", 2**63),))),
+        ("write", (0, 0, (("a.tmp", False, b"", None, 1),))),
         ("place", (0, 0, (("a.tmp", "ab"),))),
     ],
 )

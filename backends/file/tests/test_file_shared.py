@@ -575,16 +575,17 @@ async def test_an_unexpected_error_causes_a_recount(pair, monkeypatch):
     capacity = 2 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open()
     await one.put(first, *KEYS[:2])
-    real = os.unlink
+    real = os.rename
 
-    def unlink(path, **kwargs):
-        real(path, **kwargs)
+    def rename(*args, **kwargs):
+        real(*args, **kwargs)
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", unlink)
+        patch.setattr(os, "rename", rename)
         with pytest.raises(ZeroDivisionError):
             await one.put(first, KEYS[2])
+    assert one.temporaries() == []
     assert (await second.usage()).chunks == (await first.usage()).chunks == 1
     assert one.removed == KEYS[:1]
     assert_clean(one)

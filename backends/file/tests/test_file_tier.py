@@ -548,8 +548,8 @@ def no_direct(monkeypatch):
 async def test_direct_io_auto_falls_back_and_logs_it(bench, monkeypatch, caplog):
     caplog.set_level("INFO")
     tier = await bench.open(direct_io="auto")
-    assert [record.levelname for record in caplog.records] == ["INFO"]
-    assert "does not support O_DIRECT" in caplog.text
+    (said,) = [record for record in caplog.records if "O_DIRECT" in record.message]
+    assert said.levelname == "INFO"
     assert await flags_of_writes(bench, tier, monkeypatch) == [False]
 
 

@@ -1,0 +1,139 @@
+"""A full tier writes over the files of evicted chunks, where nobody can notice."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kvtier_file import compiled
+from kvtier_sdk import TierUnavailableError
+
+KEYS = [index.to_bytes(20, "big") for index in range(6)]
+
+
+MARK = 0o640
+
+
+def mark(bench, *keys: bytes) -> None:
+    """Give the files of chunks another mode, which stays when they are written over."""
+    for key in keys:
+        bench.file(key).chmod(MARK)
+
+
+def is_marked(bench, key: bytes) -> bool:
+    return bench.file(key).stat().st_mode & 0o777 == MARK
+
+
+@pytest.fixture(params=["python", "compiled"])
+def batch_io(request, monkeypatch):
+    """The compiled part, or none."""
+    part = request.getfixturevalue("part") if request.param == "compiled" else None
+    monkeypatch.setattr(compiled, "batch_io", part)
+    return part
+
+
+@pytest.fixture
+async def full(bench, batch_io):
+    """A tier of two chunks, with the first two keys."""
+    tier = await bench.open(capacity=2 * bench.object_bytes)
+    assert await bench.put(tier, *KEYS[:2]) == [None, None]
+    return tier
+
+
+async def test_a_store_into_a_full_tier_makes_no_file(bench, full):
+    mark(bench, *KEYS[:2])
+    for first, second in (KEYS[2:4], KEYS[4:6]):
+        assert await bench.put(full, first, second) == [None, None]
+        assert is_marked(bench, first)
+        assert is_marked(bench, second)
+        assert await bench.loads(full, first, second)
+    assert await bench.has(full, *KEYS) == [False] * 4 + [True] * 2
+    assert bench.temporaries() == []
+
+
+async def test_a_reader_of_the_evicted_chunk_goes_on(bench, full):
+    """A process that has just opened it does not see the bytes of another chunk."""
+    path, content = bench.file(KEYS[0]), bench.content(KEYS[0])
+    with path.open("rb") as reader:
+        assert await bench.put(full, KEYS[2]) == [None]
+        assert reader.read() == content
+    assert await bench.loads(full, KEYS[1], KEYS[2])
+    assert bench.temporaries() == []
+
+
+async def test_a_copy_made_of_hard_links_stays_as_it_is(bench, full, tmp_path):
+    copy = tmp_path / "copy"
+    os.link(bench.file(KEYS[0]), copy)
+    assert await bench.put(full, KEYS[2]) == [None]
+    assert copy.read_bytes() == bench.content(KEYS[0])
+    assert await bench.loads(full, KEYS[1], KEYS[2])
+    assert bench.temporaries() == []
+
+
+async def test_a_chunk_of_another_length_is_removed(bench, full, make_bench):
+    other = make_bench()
+    other.chunk_bytes = 10_000
+    other.facts = {"model": "smaller"}
+    tier = await other.open(capacity=2 * bench.object_bytes)
+    assert await other.put(tier, KEYS[0]) == [None]
+    assert await other.loads(tier, KEYS[0])
+    assert other.file(KEYS[0]).stat().st_size == other.object_bytes
+    assert (bench.temporaries(), other.temporaries()) == ([], [])
+
+
+async def test_what_is_in_the_place_of_a_chunk_is_not_moved(bench, full):
+    path = bench.file(KEYS[0])
+    path.unlink()
+    path.mkdir()
+    (path / "precious").touch()
+    assert await bench.put(full, KEYS[2]) == [None]
+    assert (path / "precious").exists()
+    assert bench.temporaries() == []
+
+
+async def test_after_a_power_failure_no_name_has_another_chunk(bench):
+    """With ``fsync`` the name and the bytes of a file were written at the same time."""
+    tier = await bench.open(capacity=bench.object_bytes, fsync=True)
+    await bench.put(tier, KEYS[0])
+    mark(bench, KEYS[0])
+    assert await bench.put(tier, KEYS[1]) == [None]
+    assert not is_marked(bench, KEYS[1])
+
+
+async def test_no_spare_stays_after_a_failure(bench, full, monkeypatch):
+    def fail(*args):
+        raise OSError(5, "broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "batch_io", None)
+        patch.setattr(os, "pwritev", fail)
+        (verdict,) = await bench.put(full, KEYS[2])
+    assert isinstance(verdict, TierUnavailableError)
+    assert bench.temporaries() == []
+    assert await bench.put(full, KEYS[3]) == [None]
+    assert await bench.has(full, *KEYS[:4]) == [False, True, False, True]
+
+
+async def test_one_chunk_makes_one_spare(bench, make_bench, monkeypatch):
+    """It may take the room of many: their files are removed at once, not when it is written."""
+    small = make_bench()
+    small.chunk_bytes = 10_000
+    small.facts = {"model": "smaller"}
+    capacity = bench.object_bytes + 2 * small.object_bytes
+    one, other = await small.open(capacity=capacity), await bench.open(capacity=capacity)
+    await small.put(one, *KEYS)
+    removed = []
+    unlink = os.unlink
+    monkeypatch.setattr(
+        os, "unlink", lambda *args, **kw: removed.append(args) or unlink(*args, **kw)
+    )
+    assert await bench.put(other, KEYS[0]) == [None]
+    names = [name for (name,) in removed]
+    assert names.count(bench.file(KEYS[0]).name) == 0
+    gone = [key for key, found in zip(KEYS, await small.has(one, *KEYS), strict=True) if not found]
+    assert len(gone) == 4
+    assert [name for name in names if name.endswith(".kv")] == [
+        f"{key.hex()}.kv" for key in gone[1:]
+    ]
+    assert (bench.temporaries(), small.temporaries()) == ([], [])
