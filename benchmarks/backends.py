@@ -46,9 +46,11 @@ def main() -> None:
     measured: list[Series] = []
     for backend in arguments.backend:
         make_subject = getattr(import_module(f"ways.{backend}_ways"), SUBJECTS[backend])
-        with make_subject(arguments.root, **({"keep": True} if arguments.keep else {})) as subject:
+        with make_subject(arguments.root, **_of_files(arguments)) as subject:
             for kib in arguments.kib:
                 work = _work(subject, kib * 1024, arguments)
+                if arguments.full:
+                    _measure(subject, work, 1)
                 series = _series(subject, work, _measure(subject, work, arguments.rounds))
                 _print_table(subject, work, series)
                 measured += series
@@ -90,9 +92,18 @@ def _arguments() -> argparse.Namespace:
         help="file: remove nothing between the rounds; ext4 makes files slowly for a minute after "
         "many were removed",
     )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="file: there is room for the chunks of one round, and each store removes another",
+    )
     parser.add_argument("--root", type=Path, help="a directory on the disk to measure")
     results.add_option(parser)
     return parser.parse_args()
+
+
+def _of_files(arguments: argparse.Namespace) -> dict[str, bool]:
+    return {name: True for name in ("keep", "full") if getattr(arguments, name)}
 
 
 def _work(subject: Subject, chunk_bytes: int, arguments: argparse.Namespace) -> Work:

@@ -298,9 +298,11 @@ def _files(figures: Figures) -> str:
         return ratio(own, peer)
 
     return sentence(
-        "With digests made and checked, chunks of 2 MiB are stored at {} and loaded at {} of the "
-        "rate of vLLM's C extension on the disk, and at {} and {} in memory (tmpfs), which is "
-        "faster than any disk.",
+        "A tier that is full stores chunks of 2 MiB at {}, and of 128 KiB at {}, of the rate of "
+        "vLLM's C extension, for which another file is removed each time. With room left, chunks "
+        "of 2 MiB are stored at {} and loaded at {} of its rate; in memory (tmpfs), which is "
+        "faster than any disk, at {} and {}. kvtier makes and checks digests, and it does not.",
+        *(compared("full", case) for case in _CHUNKS[::2]),
         *(compared(run, case) for run in ("disk", "tmpfs") for case in _CHUNKS[:2]),
     )
 
@@ -310,7 +312,7 @@ FILES = Section(
     "Chunks in files",
     "Four requests at a time store and load the same chunks in every way. The limit is `preadv` "
     "and `pwritev` of the same bytes in four threads, with a rename for each store. On the disk "
-    "all go past the page cache.",
+    "all go past the page cache. On a full disk each store removes another chunk.",
     [
         Run(
             "disk",
@@ -320,6 +322,15 @@ FILES = Section(
             "--backend file --total 16MiB --keep",
             9,
             (150, 15),
+            vllm=["vllm.fs_io_C"],
+        ),
+        Run(
+            "full",
+            "backends.py",
+            "--backend file --total 128MiB --full",
+            "--backend file --total 16MiB --full",
+            9,
+            (60, 10),
             vllm=["vllm.fs_io_C"],
         ),
         Run(
@@ -340,11 +351,15 @@ FILES = Section(
             "throughput",
             "MiB/s",
             _FILES,
-            _CHUNKS,
+            cases,
             higher_is_better=True,
-            glance={case: f"chunks in files on {where}: {case}" for case in _CHUNKS[:2]},
+            glance={case: f"chunks in files on {where}: {case}" for case in shown},
         )
-        for title, run, where in (("disk", "disk", "a disk"), ("tmpfs", "tmpfs", "tmpfs"))
+        for title, run, where, cases, shown in (
+            ("disk", "disk", "a disk", _CHUNKS, _CHUNKS[:2]),
+            ("full disk", "full", "a full disk", _CHUNKS[::2], _CHUNKS[::2]),
+            ("tmpfs", "tmpfs", "tmpfs", _CHUNKS, _CHUNKS[:2]),
+        )
     ],
     _files,
     {

@@ -78,7 +78,13 @@ class Budget:
         Returns:
             Bytes; 0 or less if there is room.
         """
-        return self._excess(need_bytes + reserved_bytes, headroom_bytes)[0]
+        wanted_bytes = need_bytes + reserved_bytes
+        excess_bytes = 0
+        if self._capacity_bytes is not None:
+            excess_bytes = self.used_bytes + wanted_bytes - self._capacity_bytes
+        if headroom_bytes is not None:
+            excess_bytes = max(excess_bytes, wanted_bytes - headroom_bytes)
+        return excess_bytes
 
     def victims(
         self,
@@ -107,9 +113,16 @@ class Budget:
         Raises:
             TierCapacityError: evicting all of them would not make enough room, so none should go.
         """
-        excess_bytes, limit = self._excess(need_bytes + reserved_bytes, headroom_bytes)
+        excess_bytes = self.excess_bytes(need_bytes, reserved_bytes, headroom_bytes)
         evictable_bytes = self.used_bytes - sum(self._size_bytes(one) for one in pinned)
         if excess_bytes > evictable_bytes:
+            is_capacity = excess_bytes == self.excess_bytes(need_bytes, reserved_bytes)
+            limit = (
+                f"capacity is {format_bytes(self._capacity_bytes or 0)}"
+                if is_capacity
+                else f"the file system has {format_bytes(max(0, headroom_bytes or 0))} above what "
+                "min_free keeps"
+            )
             raise TierCapacityError(
                 f"no room for {format_bytes(need_bytes)}: {limit}, and only "
                 f"{format_bytes(evictable_bytes)} can be evicted"
@@ -171,21 +184,6 @@ class Budget:
             for use in passed:
                 index.put(use)
         return chosen
-
-    def _excess(self, wanted_bytes: int, headroom_bytes: int | None) -> tuple[int, str]:
-        """The excess, and the limit that it exceeds in words."""
-        excess_bytes = 0
-        limit = ""
-        if self._capacity_bytes is not None:
-            excess_bytes = self.used_bytes + wanted_bytes - self._capacity_bytes
-            limit = f"capacity is {format_bytes(self._capacity_bytes)}"
-        if headroom_bytes is not None and wanted_bytes - headroom_bytes > excess_bytes:
-            excess_bytes = wanted_bytes - headroom_bytes
-            limit = (
-                f"the file system has {format_bytes(max(0, headroom_bytes))} above what min_free "
-                "keeps"
-            )
-        return excess_bytes, limit
 
     def _size_bytes(self, chunk_id: ChunkId) -> int:
         index = self._indices.get(chunk_id.fingerprint)

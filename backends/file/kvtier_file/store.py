@@ -359,16 +359,24 @@ class ChunkStore:
         usage = self._usage
         with usage.locked():
             self._remove_expired()
-            headroom_bytes = self._root.headroom_bytes()
-            for key in missing:
-                used_bytes = usage.used_bytes
-                with self._verdict(key, verdicts, "writable"):
-                    self._make_room(self._object_bytes, headroom_bytes, temporaries)
-                    usage.reserve(self._object_bytes)
-                    reserved.append(key)
-                if headroom_bytes is not None:
-                    # Computed, not asked again: some file systems free unlinked files later.
-                    headroom_bytes += used_bytes - usage.used_bytes
+            free_bytes = self._root.headroom_bytes()
+            # With what is counted now. Some file systems free removed files later.
+            most_bytes = None if free_bytes is None else free_bytes + usage.used_bytes
+
+            def reserve(keys: Collection[OffloadKey]) -> None:
+                headroom_bytes = None if most_bytes is None else most_bytes - usage.used_bytes
+                need_bytes = len(keys) * self._object_bytes
+                self._make_room(need_bytes, headroom_bytes, temporaries, spares=len(keys))
+                usage.reserve(need_bytes)
+                reserved.extend(keys)
+
+            try:
+                # For all at once: the price of a choice is hardly that of its chunks.
+                reserve(missing)
+            except (OSError, TierCapacityError):
+                for key in missing:
+                    with self._verdict(key, verdicts, "writable"):
+                        reserve([key])
 
     def _place(
         self,
@@ -411,9 +419,14 @@ class ChunkStore:
                 self._evict(expired)
 
     def _make_room(
-        self, need_bytes: int, headroom_bytes: int | None, into: Temporaries | None = None
+        self,
+        need_bytes: int,
+        headroom_bytes: int | None,
+        into: Temporaries | None = None,
+        *,
+        spares: int = 0,
     ) -> None:
-        """Evict chunks of any namespace, one of them into a spare file. Needs the lock."""
+        """Evict chunks of any namespace, so many of them into spare files. Needs the lock."""
         victims = self._usage.victims(
             need_bytes,
             headroom_bytes,
@@ -422,7 +435,8 @@ class ChunkStore:
         )
         if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:
             self._evicted_age_s.set(max(0.0, self._wall_s() - used_ns / 1e9))
-        self._evict(victims, into)
+        self._evict(victims[:spares], into)
+        self._evict(victims[spares:])
 
     def _evict(self, chunk_ids: Iterable[ChunkId], into: Temporaries | None = None) -> None:
         usage = self._usage
@@ -435,7 +449,6 @@ class ChunkStore:
                 usage.touch(chunk_id, self._clock.take(1)[0])
                 raise
             usage.discard(chunk_id)
-            into = None  # the chunk that needs the room takes one file
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
         """Count chunks as they are on disk, and remove files that can never be loaded."""
