@@ -36,14 +36,17 @@ pytestmark = pure_core_only
 SEEDS = 200
 
 Bug = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, tuple[tuple[str, ...], Bug]] = {}
+BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
-def bug(*rules: str) -> Callable[[Bug], Bug]:
-    """Register a bug, and the rules, one of which has to find it."""
+def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
+    """Register a bug, the rules, one of which has to find it, and the seed to begin with.
+
+    A seed that once found a rare bug saves a minute. If it no longer does, the search goes on.
+    """
 
     def enter(make: Bug) -> Bug:
-        BUGS[make.__name__] = rules, make
+        BUGS[make.__name__] = rules, seed, make
         return make
 
     return enter
@@ -109,7 +112,7 @@ def a_reset_forgets_the_quarantine(patch: pytest.MonkeyPatch) -> None:
     around(patch, TieringManager, "reset_cache", reset)
 
 
-@bug("an answer belongs to its lookup")
+@bug("an answer belongs to its lookup", seed=140)
 def a_late_answer_goes_to_a_later_lookup(patch: pytest.MonkeyPatch) -> None:
     def answered(original: Any, self: Any, pending: PendingLookup, bit: int, verdicts: Any) -> None:
         if not pending.waiting:
@@ -129,13 +132,13 @@ def verdicts_are_matched_off_by_one(patch: pytest.MonkeyPatch) -> None:
     around(patch, LookupTable, "answered", answered)
 
 
-@bug("a load rests on an answer")
+@bug("a load rests on an answer", seed=84)
 def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LookupTable, "forget", lambda self: None)
     patch.setattr(RequestState, "forget_answers", lambda self: None)
 
 
-@bug("promotions leave room to stores")
+@bug("promotions leave room to stores", seed=78)
 def promotions_take_the_headroom(patch: pytest.MonkeyPatch) -> None:
     def init(original: Any, self: Any, primary: PrimaryTier, limit: int) -> None:
         original(self, primary, len(primary.slots))
@@ -148,7 +151,7 @@ def a_victim_leaves_before_it_was_stored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrimaryTier, "_is_evictable", PrimaryTier._is_idle)
 
 
-@bug("the manager never raises")
+@bug("the manager never raises", seed=18)
 def a_hit_can_be_evicted_in_its_own_step(patch: pytest.MonkeyPatch) -> None:
     def find(original: Any, self: Any, slot: Slot, state: RequestState) -> Any:
         answer = original(self, slot, state)
@@ -180,7 +183,7 @@ def a_failed_load_is_a_hit(patch: pytest.MonkeyPatch) -> None:
     around(patch, Promotions, "concluded", concluded)
 
 
-@bug("what is reported as loaded is there")
+@bug("what is reported as loaded is there", seed=10)
 def a_damaged_chunk_is_taken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChunkHeader, "check", lambda *arguments: None)
 
@@ -250,7 +253,7 @@ def pending_work_is_kept_secret(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TieringManager, "has_pending_work", lambda self: False)
 
 
-@bug("a reset of the tiers too is cold")
+@bug("a reset of the tiers too is cold", seed=9)
 def a_reset_leaves_the_tiers_as_they_are(patch: pytest.MonkeyPatch) -> None:
     async def delete_all(self: Any) -> None:
         return
@@ -258,7 +261,7 @@ def a_reset_leaves_the_tiers_as_they_are(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TierCaller, "delete_all", delete_all)
 
 
-@bug("a reset of the tiers too is cold", "a load rests on an answer")
+@bug("a reset of the tiers too is cold", "a load rests on an answer", seed=67)
 def a_purge_does_not_wait_for_stores(patch: pytest.MonkeyPatch) -> None:
     async def purge(self: Any, run: Any, batch: range) -> None:
         await self._settle_all(run, batch, self._call.delete_all())
@@ -274,7 +277,7 @@ def an_open_breaker_is_not_probed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TierHealth, "_probe", probe)
 
 
-@bug("a request asks its own tiers alone")
+@bug("a request asks its own tiers alone", seed=165)
 def who_joins_a_load_may_ask_all_tiers(patch: pytest.MonkeyPatch) -> None:
     def join(original: Any, self: Any, slot: Slot, state: RequestState) -> None:
         state.tiers = -1
@@ -361,7 +364,7 @@ def queue_bytes_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
     around(patch, TierClient, "_return_bytes", give_back)
 
 
-@bug("events agree with the tiers")
+@bug("events agree with the tiers", seed=16)
 def stored_is_told_after_removed(patch: pytest.MonkeyPatch) -> None:
     def without(original: Any, self: Any, store: Any, keys: list[bytes]) -> list[bytes]:
         original(self, store, keys)
@@ -385,9 +388,9 @@ def a_request_waits_on_for_what_has_come(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_simulation_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules, make = BUGS[name]
+    rules, first, make = BUGS[name]
     make(monkeypatch)
-    found = next(filter(None, map(breach_of, range(SEEDS))), None)
+    found = next(filter(None, map(breach_of, (first, *range(SEEDS)))), None)
     assert found is not None, f"not found within {SEEDS} seeds"
     print(f"{name}: {found}")
     assert found.rule in rules

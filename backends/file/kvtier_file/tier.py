@@ -62,7 +62,8 @@ class FileTier(SecondaryTierManager):
         self.config.check_capacity(self.context.object_bytes)
         if compiled.batch_io is None:
             self.context.logger.info(
-                "its compiled part is not installed; a chunk takes up to twice the processor time"
+                "the file tier's compiled part is not installed; a chunk takes up to twice the "
+                "processor time"
             )
         await run_blocking(self._store.open)
         clock = self.context.clock
