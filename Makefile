@@ -35,7 +35,7 @@ TRIES ?= 3
 
 .PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels compiled test-wheels check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
-	setup-lmcache test-lmcache setup-sglang test-sglang test-engines
+	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
@@ -65,6 +65,7 @@ help:
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-vllm-compiled       the same, with the compiled core of make wheels"
 	@echo "make test-lmcache             LMCache's storage manager on the CPU: environment and tests"
+	@echo "make test-lmcache-own SOURCES=DIR  LMCache's own tests, from its unpacked sources, on our adapter"
 	@echo "make test-sglang              SGLang's cache controller on the CPU: environment and tests"
 	@echo "make test-kernel              the kernel that gathers small pages, in triton's interpreter"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
@@ -242,6 +243,10 @@ setup-lmcache:
 
 test-lmcache: setup-lmcache redis-server memcached
 	$(LMCACHE_VENV)/bin/python -m pytest tests/engines/lmcache
+
+# LMCache's own tests, from its source distribution, unpacked.
+test-lmcache-own: setup-lmcache
+	PYTHONPATH=tests $(LMCACHE_VENV)/bin/python -m support.lmcache_own_tests $(SOURCES)
 
 setup-sglang:
 	$(PYTHON) scripts/sglang_environment.py $(SGLANG_VENV)

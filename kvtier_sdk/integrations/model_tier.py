@@ -36,12 +36,12 @@ class Work:
     """The part of one of an engine's tasks that is one model's.
 
     Attributes:
-        operation: a lookup, a load or a store.
+        operation: a lookup, a load, a store or a deletion.
         request: on whose behalf.
         done: called once, in the model's thread: the keys' verdicts, and the bytes that were
             moved. Nothing touches the slots any more.
         keys: the chunks.
-        slots: where they lie; empty for a lookup.
+        slots: where they lie; empty for a lookup and a deletion.
     """
 
     operation: Operation
@@ -194,6 +194,8 @@ class ModelTier(TierListener):
             job = client.load(work.keys, work.slots, work.request, tag=work)
         elif operation is Operation.STORE:
             job = client.store(work.keys, work.slots, work.request, tag=work)
+        elif operation is Operation.DELETE:
+            job = client.delete(work.keys, work.request, tag=work)
         elif client.takes_reads:
             job = client.lookup(work.keys, work.request, tag=work)
         else:
@@ -211,6 +213,9 @@ class ModelTier(TierListener):
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._found += [k for k, v in zip(job.keys, verdicts, strict=True) if v is Verdict.OK]
+        self._finish(job.tag, verdicts, 0)
+
+    def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._finish(job.tag, verdicts, 0)
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:

@@ -30,7 +30,7 @@ from kvtier_sdk.integrations.model_tier import ModelTier, Work
 from kvtier_sdk.metrics import TierStats, metric_samples
 from kvtier_sdk.runner.factory import wants_process
 from kvtier_sdk.runner.jobs import Operation, Verdict
-from kvtier_sdk.types import RequestContext
+from kvtier_sdk.types import Capability, RequestContext
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lmcache.v1.memory_management import MemoryObj
 
 _LOOKUP, _LOAD, _STORE = Operation.LOOKUP, Operation.LOAD, Operation.STORE
+_DELETE = Operation.DELETE
 _OK = Verdict.OK
 
 _log = logging.getLogger("kvtier.lmcache")
@@ -45,12 +46,16 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """One of LMCache's tasks; ``open_parts`` of it are not done."""
+    """One of LMCache's tasks; ``open_parts`` of it are not done.
+
+    LMCache polls for its end, or waits for ``ended``.
+    """
 
     task_id: int
     operation: Operation
     keys: Sequence[ObjectKey]
     succeeded: list[bool]
+    ended: threading.Event | None = None
     open_parts: int = 0
     moved_bytes: int = 0
 
@@ -134,11 +139,12 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         given = {
             group: ObjectLayout.of(layout.shapes, layout.dtypes)
             for group, layout in group_layout_descs.items()
+            if layout.shapes
         }
         layouts = [
             given.get(key.object_group_id) or self._layouts.get(_kind_of(key)) for key in keys
         ]
-        return self._submit(_LOOKUP, keys, layouts, [None] * len(keys))
+        return self._submit(_LOOKUP, keys, layouts)
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
         return self._pop(_LOOKUP, task_id)
@@ -152,6 +158,18 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def query_load_result(self, task_id: int) -> Bitmap | None:
         return self._pop(_LOAD, task_id)
 
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Delete objects, and wait for it; a tier that cannot delete keeps them.
+
+        LMCache deletes what it has seen stored, to keep its quotas. It is told of an object that
+        the tier had evicted by then too: its count of bytes has it still.
+        """
+        if Capability.DELETE in self._spec.tier_class.capabilities:
+            ended = threading.Event()
+            layouts = [self._layouts.get(_kind_of(key)) for key in keys]
+            self._submit(_DELETE, keys, layouts, ended=ended)
+            ended.wait()
+
     # --- everything -----------------------------------------------------------------------------
 
     def stats_now(self) -> list[TierStats]:
@@ -164,10 +182,10 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         known = [stats for stats in self.stats_now() if stats.used_bytes is not None]
         if not known:
             return usage
-        # Of one store, which all models share.
+        # Of one store, which all models share, and which says so from time to time.
         return replace(
             usage,
-            total_bytes_used=max(stats.used_bytes or 0 for stats in known),
+            total_bytes_used=max(one.used_bytes or 0 for one in known) or usage.total_bytes_used,
             total_capacity_bytes=max(stats.capacity_bytes or 0 for stats in known),
         )
 
@@ -225,9 +243,12 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         operation: Operation,
         keys: Sequence[ObjectKey],
         layouts: Sequence[ObjectLayout | None],
-        slots: Sequence[int | None],
+        slots: Sequence[int | None] | None = None,
+        *,
+        ended: threading.Event | None = None,
     ) -> int:
-        task = _Task(next(self._task_ids), operation, list(keys), [False] * len(keys))
+        task = _Task(next(self._task_ids), operation, list(keys), [False] * len(keys), ended)
+        slots = slots or [None] * len(keys)
         request = RequestContext(f"lmcache-{task.task_id}")
         parts: dict[ModelTier, tuple[Work, list[int]]] = {}
         for index, (key, layout, slot) in enumerate(zip(keys, layouts, slots, strict=True)):
@@ -264,10 +285,17 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _end(self, task: _Task) -> None:
         """Tell LMCache's listeners and controllers of a task that has ended."""
         keys = list(compress(task.keys, task.succeeded))
-        if keys and task.operation is _STORE:
-            self._notify_keys_stored(keys, [self._layouts[_kind_of(k)].size_bytes for k in keys])
-        elif keys and task.operation is _LOAD:
+        if keys and task.operation is _LOAD:
             self._notify_keys_accessed(keys)
+        elif keys and task.operation is not _LOOKUP:
+            sizes = [self._layouts[_kind_of(key)].size_bytes for key in keys]
+            if task.operation is _STORE:
+                self._notify_keys_stored(keys, sizes)
+            else:
+                self._notify_keys_deleted(keys, sizes)
+        if task.ended is not None:
+            task.ended.set()
+            return
         with self._lock:
             self._done[task.operation][task.task_id] = task
         self._notifiers[task.operation].notify()

@@ -6,7 +6,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from support.lmcache_host import KIND, OBJECT_BYTES, Found, hosted, wait_until
+from lmcache.v1.distributed.api import MemoryLayoutDesc
+from support.lmcache_host import KIND, OBJECT_BYTES, Found, Kind, hosted, wait_until
 from support.redis_server import Server, free_port
 
 from kvtier_sdk import ConfigError, UnknownBackendError
@@ -55,6 +56,45 @@ def test_a_batch_of_which_chunks_are_missing_is_answered_one_by_one(tmp_path: Pa
         wait_until(is_answered, "the lookup to end")
         assert bitmaps[-1].get_indices_list() == [0, 1, 3, 4]
         assert host.adapter.query_lookup_and_lock_result(task) is None
+
+
+def test_deleted_objects_are_gone_and_count_for_their_tenant_no_more(tmp_path: Path) -> None:
+    alice, bob = Kind(salt="alice"), Kind(salt="bob")
+    with hosted(f"file://{tmp_path}/kv?direct_io=off") as host:
+        for kind in (alice, bob):
+            host.store(PROMPT, kind)
+        host.adapter.delete(alice.keys(PROMPT[8:]))
+        bytes_of = host.adapter.get_usage().bytes_by_cache_salt
+        assert bytes_of == {"alice": 8 * OBJECT_BYTES, "bob": 12 * OBJECT_BYTES}
+        host.forget()
+        assert host.load(PROMPT, alice) == Found(hits=8, equal=8)
+        assert host.load(PROMPT, bob) == Found(hits=12, equal=12)
+
+
+def test_objects_that_the_tier_has_evicted_leave_a_tenants_count_when_deleted(
+    tmp_path: Path,
+) -> None:
+    """Otherwise a tenant would stay over its quota with objects that are gone."""
+    with hosted(f"file://{tmp_path}/kv?direct_io=off&capacity=512KiB") as host:
+        host.store(PROMPT, Kind(salt="alice"))
+        host.forget()
+        host.adapter.delete(Kind(salt="alice").keys(PROMPT))
+        assert host.adapter.get_usage().bytes_by_cache_salt == {}
+
+
+def test_a_lookup_without_a_layout_finds_what_was_stored(tmp_path: Path) -> None:
+    with hosted(f"file://{tmp_path}/kv?direct_io=off") as host:
+        host.store(PROMPT)
+        nothing = MemoryLayoutDesc([], [])
+        task = host.adapter.submit_lookup_and_lock_task(KIND.keys(PROMPT), {0: nothing})
+        bitmaps = []
+
+        def is_answered() -> bool:
+            bitmaps.append(host.adapter.query_lookup_and_lock_result(task))
+            return bitmaps[-1] is not None
+
+        wait_until(is_answered, "the lookup to end")
+        assert bitmaps[-1].get_indices_list() == list(PROMPT)
 
 
 def test_counters_fill_and_state_are_reported(tmp_path: Path) -> None:
