@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -111,12 +112,13 @@ static enum outcome read_one(const struct call *call, const struct file *file)
     return is_read ? DONE : NOT_DONE;
 }
 
-/* As file_io.is_sole_owner. */
+/* As file_io.is_sole_owner. By default the kernel ends a process whose lease is in the way. */
 static bool is_sole_owner(int fd, off_t bytes)
 {
     struct stat status;
     return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1
-           && status.st_size == bytes && fcntl(fd, F_SETLEASE, F_WRLCK) == 0
+           && status.st_size == bytes && fcntl(fd, F_SETSIG, SIGURG) == 0
+           && fcntl(fd, F_SETLEASE, F_WRLCK) == 0
            && fcntl(fd, F_SETLEASE, F_UNLCK) == 0;
 }
 

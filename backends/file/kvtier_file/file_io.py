@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import stat
 from collections.abc import Callable, Iterable, Sequence
 
@@ -52,6 +53,8 @@ def is_sole_owner(fd: int, size_bytes: int) -> bool:
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size != size_bytes:
         return False
     try:
+        # By default the kernel ends a process whose lease is in the way of an open.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         # Granted only on a file that no one else has open.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

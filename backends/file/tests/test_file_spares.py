@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -137,3 +139,26 @@ async def test_one_chunk_makes_one_spare(bench, make_bench, monkeypatch):
         f"{key.hex()}.kv" for key in gone[1:]
     ]
     assert (bench.temporaries(), small.temporaries()) == ([], [])
+
+
+async def test_an_open_that_meets_the_lease_ends_no_process(tmp_path):
+    """It may come between the look at the file's openers and the end of the look."""
+    path = tmp_path / "spare"
+    path.write_bytes(b"spare")
+    program = f"""
+import fcntl, os, sys
+from kvtier_file.file_io import is_sole_owner
+real = fcntl.fcntl
+def patched(fd, command, argument):
+    result = real(fd, command, argument)
+    if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_WRLCK):
+        try:
+            os.open({str(path)!r}, os.O_RDONLY | os.O_NONBLOCK)
+        except BlockingIOError:
+            print("met")
+    return result
+fcntl.fcntl = patched
+print(is_sole_owner(os.open({str(path)!r}, os.O_WRONLY), 5))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "met\nTrue\n")
