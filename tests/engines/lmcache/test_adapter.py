@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from lmcache.v1.distributed.api import MemoryLayoutDesc
-from support.lmcache_host import KIND, OBJECT_BYTES, Found, Kind, hosted, wait_until
+from support.lmcache_host import KIND, OBJECT_BYTES, Found, Host, Kind, hosted, wait_until
 from support.redis_server import Server, free_port
 
 from kvtier_sdk import ConfigError, UnknownBackendError
 
 PROMPT = range(12)
+
+
+def found(host: Host, chunks: Sequence[int], layout: MemoryLayoutDesc) -> list[int]:
+    """Look chunks up under a layout; the answer can be had once."""
+    task = host.adapter.submit_lookup_and_lock_task(KIND.keys(chunks), {0: layout})
+    bitmaps = []
+
+    def is_answered() -> bool:
+        bitmaps.append(host.adapter.query_lookup_and_lock_result(task))
+        return bitmaps[-1] is not None
+
+    wait_until(is_answered, "the lookup to end")
+    assert host.adapter.query_lookup_and_lock_result(task) is None
+    indices: list[int] = bitmaps[-1].get_indices_list()
+    return indices
 
 
 def test_a_wrong_option_keeps_lmcache_from_starting(tmp_path: Path) -> None:
@@ -45,17 +61,7 @@ def test_direct_io_reaches_lmcaches_memory(tmp_path: Path) -> None:
 def test_a_batch_of_which_chunks_are_missing_is_answered_one_by_one(tmp_path: Path) -> None:
     with hosted(f"file://{tmp_path}/kv?direct_io=off") as host:
         host.store([0, 1, 3, 4])
-        keys = KIND.keys(range(6))
-        task = host.adapter.submit_lookup_and_lock_task(keys, {0: KIND.layout})
-        bitmaps = []
-
-        def is_answered() -> bool:
-            bitmaps.append(host.adapter.query_lookup_and_lock_result(task))
-            return bitmaps[-1] is not None
-
-        wait_until(is_answered, "the lookup to end")
-        assert bitmaps[-1].get_indices_list() == [0, 1, 3, 4]
-        assert host.adapter.query_lookup_and_lock_result(task) is None
+        assert found(host, range(6), KIND.layout) == [0, 1, 3, 4]
 
 
 def test_deleted_objects_are_gone_and_count_for_their_tenant_no_more(tmp_path: Path) -> None:
@@ -85,16 +91,7 @@ def test_objects_that_the_tier_has_evicted_leave_a_tenants_count_when_deleted(
 def test_a_lookup_without_a_layout_finds_what_was_stored(tmp_path: Path) -> None:
     with hosted(f"file://{tmp_path}/kv?direct_io=off") as host:
         host.store(PROMPT)
-        nothing = MemoryLayoutDesc([], [])
-        task = host.adapter.submit_lookup_and_lock_task(KIND.keys(PROMPT), {0: nothing})
-        bitmaps = []
-
-        def is_answered() -> bool:
-            bitmaps.append(host.adapter.query_lookup_and_lock_result(task))
-            return bitmaps[-1] is not None
-
-        wait_until(is_answered, "the lookup to end")
-        assert bitmaps[-1].get_indices_list() == list(PROMPT)
+        assert found(host, PROMPT, MemoryLayoutDesc([], [])) == list(PROMPT)
 
 
 def test_counters_fill_and_state_are_reported(tmp_path: Path) -> None:
