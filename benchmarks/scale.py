@@ -323,17 +323,26 @@ def _measure_tiers(tiers: int) -> Row:
 
 def _print_waiting(arguments: argparse.Namespace) -> None:
     rows = [("", _apart(_measure_waiting, arguments.requests))]
+    rows[0][1].update(_apart(_measure_answers, arguments.requests))
     title = f"{arguments.requests:,} requests of {_REQUEST_CHUNKS} chunks that wait: ms a step"
     _print_table(title, "", rows)
 
 
-def _measure_waiting(requests: int) -> Row:
+def _make_waiting(
+    manager: TieringManager, requests: int
+) -> list[tuple[RequestContext, Sequence[bytes]]]:
     keys = _Keys()
-    engine = _Engine(4 * _REQUEST_CHUNKS, 1, latency=3600, lookup_deadline=3600)
-    manager, meter = engine.manager, _Meter()
     waiting = [(RequestContext(f"r{index}"), next(keys)) for index in range(requests)]
     for request, _ in waiting:
         manager.on_new_request(request)
+    return waiting
+
+
+def _measure_waiting(requests: int) -> Row:
+    """Measure steps in which no tier answers."""
+    engine = _Engine(4 * _REQUEST_CHUNKS, 1, latency=3600, lookup_deadline=3600)
+    manager, meter = engine.manager, _Meter()
+    waiting = _make_waiting(manager, requests)
 
     def look_up() -> None:
         for request, chunks in waiting:
@@ -352,6 +361,29 @@ def _measure_waiting(requests: int) -> Row:
     finally:
         engine.close()
     return {**meter.medians(), "MiB": used_bytes / 2**20}
+
+
+def _measure_answers(requests: int) -> Row:
+    """Measure the steps until all requests have their answers, all misses."""
+    engine = _Engine(4 * _REQUEST_CHUNKS, 1)
+    manager, meter = engine.manager, _Meter()
+    waiting = _make_waiting(manager, requests)
+
+    def step() -> None:
+        nonlocal waiting
+        # The manager is asked again only for those that still wait, as an engine does.
+        waiting = [one for one in waiting if manager.lookup_prefix(one[1], one[0])[1]]
+        manager.on_schedule_end()
+
+    try:
+        _settle()
+        while waiting:
+            meter.call("step", 1e3, step)
+            time.sleep(0.01)
+    finally:
+        engine.close()
+    steps = meter.samples["step"]
+    return {"steps until all are answered": len(steps), "the longest of them": max(steps)}
 
 
 # --- files --------------------------------------------------------------------------------------

@@ -10,6 +10,10 @@ from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.tiering.outputs import MissReason
 from kvtier_sdk.types import OffloadKey, RequestContext
 
+#: Chunks that are looked up at once: some 15 ms of the engine's thread in a step. The requests of
+#: a longer queue would wait for device blocks anyway, and answers for them would be old by then.
+MOST_CHUNKS: Final = 16_384
+
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 #: Why a tier that gave no answer may have the chunk; any other verdict is a failed lookup.
@@ -104,15 +108,26 @@ class PendingLookup:
 
 
 class LookupTable:
-    """The pending lookups.
+    """The pending lookups, and how many chunks may be looked up at once.
 
     Attributes:
         open: the pending lookup of each chunk, for others to share.
+        waiting_chunks: number of chunks that tiers are asked for and have not answered.
+        limit: number of chunks after which no further request's lookups begin.
     """
 
     def __init__(self) -> None:
         self.open: dict[OffloadKey, PendingLookup] = {}
+        self.waiting_chunks = 0
+        self.limit = MOST_CHUNKS
+        # Chunks of this step that cost time and no question to a tier.
+        self._joined = 0
         self._new: list[PendingLookup] = []
+
+    @property
+    def is_full(self) -> bool:
+        """True if no further request's lookups may begin in this step."""
+        return self.waiting_chunks + self._joined >= self.limit
 
     def begin(self, request: RequestContext, tiers: int, *, shared: bool) -> PendingLookup:
         """Begin a lookup, to be handed over at the end of the step.
@@ -128,6 +143,27 @@ class LookupTable:
         pending = PendingLookup(request, tiers, shared=shared)
         self._new.append(pending)
         return pending
+
+    def add(self, pending: PendingLookup, key: OffloadKey) -> None:
+        """Add a chunk to a lookup that is not handed over."""
+        pending.keys.append(key)
+        if not pending.waiting:
+            self._joined += 1
+            return
+        self.waiting_chunks += 1
+        if pending.shared:
+            self.open[key] = pending
+
+    def join(self, key: OffloadKey) -> PendingLookup | None:
+        """Return the pending lookup of a chunk, to share its answers; ``None`` if there is none."""
+        pending = self.open.get(key)
+        if pending is not None:
+            self._joined += 1
+        return pending
+
+    def step_ended(self) -> None:
+        """Take the end of a step."""
+        self._joined = 0
 
     def take_new(self) -> list[PendingLookup]:
         """Take the lookups that no tier has been asked yet, and seal them.
@@ -168,9 +204,13 @@ class LookupTable:
     def forget(self) -> None:
         """Drop every lookup: answers that are under way belong to no request."""
         self.open.clear()
+        for pending in self._new:
+            if pending.waiting:
+                self.waiting_chunks -= len(pending.keys)
         self._new.clear()
 
     def _close(self, pending: PendingLookup) -> None:
+        self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
             # The lookup of a request that may not ask all tiers is never open to others.
             if self.open.get(key) is pending:

@@ -250,7 +250,8 @@ class TieringManager:
             ``HIT``: readable now; ``prepare_load`` of it in this step succeeds. ``HIT_PENDING``:
             on its way into the primary tier, ask again next step. ``RETRY``: a tier is still
             answering, or a load begins at the end of the step, ask again next step; bounded by
-            the lookup deadline. ``MISS``: recompute.
+            the lookup deadline. So it is for a request that is put off (:meth:`is_put_off`), but
+            for the bound. ``MISS``: recompute.
 
         Raises:
             KVTierError: the request is unknown.
@@ -265,6 +266,8 @@ class TieringManager:
             return self._find(slot, state)
         pending = state.asked.get(key)
         if pending is None:
+            if state.turn != self._primary.step and not self._begin_turn(key, state):
+                return _RETRY
             pending = self._ask(key, state)
             if pending is None:
                 return _MISS
@@ -302,6 +305,22 @@ class TieringManager:
             KVTierError: the request is unknown.
         """
         return self._wait_of(self._state(request)) is not None
+
+    def is_put_off(self, request: RequestContext) -> bool:
+        """Return true if the latest ``RETRY`` of a request means that it waits for its turn.
+
+        Tiers are asked for some 16,000 chunks at once. A request that comes later is looked up when
+        they have answered for earlier ones: a step with thousands of new requests takes no longer
+        than others. All its further chunks in this step would be put off too.
+
+        Args:
+            request: the request.
+
+        Raises:
+            KVTierError: the request is unknown.
+        """
+        wait = self._state(request).wait
+        return wait is not None and wait.put_off is not None and wait.step == self._primary.step
 
     def lookup_prefix(
         self, keys: Sequence[OffloadKey], request: RequestContext
@@ -343,6 +362,8 @@ class TieringManager:
             # The scan goes on so that the whole prefix is asked for in one step.
             if result is not _RETRY:
                 hits += 1
+            elif state.turn != self._primary.step and self.is_put_off(request):
+                break
         if pending and state.wait is not None:
             state.wait.prefix, state.wait.hits = prefix, hits
         return hits, pending
@@ -557,6 +578,7 @@ class TieringManager:
             self._primary.stats.recompute_s = self._compute_rate.chunk_s
         self._cascade.keep_headroom()
         self._flush()
+        self._lookups.step_ended()
         self._primary.step += 1
         self._collected = False
 
@@ -654,9 +676,22 @@ class TieringManager:
         """Return the wait of a request; ``None`` if it has none, or if it is over."""
         if not self._collected:
             self._collect()
-        if state.wait is not None and state.wait.is_over(self._now_s):
+        wait = state.wait
+        if wait is None:
+            return None
+        key = wait.put_off
+        has_turn = key is not None and (key in self._by_key or not self._lookups.is_full)
+        if has_turn or wait.is_over(self._now_s):
             state.wait = None
         return state.wait
+
+    def _begin_turn(self, key: OffloadKey, state: RequestState) -> bool:
+        """Let the lookups of a request begin in this step; false where it is put off."""
+        if self._lookups.is_full:
+            state.wait_in(self._primary.step).put_off = key
+            return False
+        state.turn = self._primary.step
+        return True
 
     def _find(self, slot: Slot, state: RequestState) -> LookupResult:
         """Answer for a chunk that is in the primary tier or on its way there."""
@@ -676,7 +711,7 @@ class TieringManager:
             self._count_miss(key, state, _ABSENT)
             return None
         # A request that may not ask all tiers has its answers for itself.
-        pending = self._lookups.open.get(key) if state.tiers == -1 else None
+        pending = self._lookups.join(key) if state.tiers == -1 else None
         if pending is None:
             pending = state.asking
             if pending is None or pending.sealed:
@@ -691,9 +726,7 @@ class TieringManager:
                     if self._count_miss(key, state, reason.value):
                         self._drop_lookups(may_ask, 1)
                     return None
-            pending.keys.append(key)
-            if pending.shared:
-                self._lookups.open[key] = pending
+            self._lookups.add(pending, key)
         state.asked[key] = pending
         return pending
 
@@ -739,7 +772,7 @@ class TieringManager:
             pending = self._lookups.begin(state.context, 0, shared=state.tiers == -1)
             pending.is_known = True
             state.known = pending
-        pending.keys.append(key)
+        self._lookups.add(pending, key)
         pending.hits[key] = known
         state.asked[key] = pending
         return pending

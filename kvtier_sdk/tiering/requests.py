@@ -25,6 +25,7 @@ class RequestState:
         prefix_order: the order of the request's chunks, where the policy or a trace needs it.
         arrived_s: when it arrived, where a trace is recorded.
         tiers: mask of the tiers that may be asked for it; -1 for all.
+        turn: the step in which its lookups may begin.
         wait: what its lookups were last found to wait for.
         missed: the chunks whose miss was counted, so that each is counted once.
         finished: true once the engine is done with it; completions may still arrive.
@@ -43,6 +44,7 @@ class RequestState:
         "missed",
         "prefix_order",
         "tiers",
+        "turn",
         "wait",
         "writes",
     )
@@ -57,6 +59,7 @@ class RequestState:
     ) -> None:
         self.context = context
         self.tiers = tiers
+        self.turn = -1
         self.asked: dict[OffloadKey, PendingLookup] = {}
         self.asking: PendingLookup | None = None
         self.known: PendingLookup | None = None

@@ -15,15 +15,27 @@ class Wait:
         latest: the lookup that was noted last.
         prefix: the first and the last chunk of the prefix that was looked up as a whole.
         hits: the number of its chunks from the start that were there or on their way.
+        put_off: a chunk that is looked up when fewer others are.
     """
 
-    __slots__ = ("_key", "_lookups", "_slot", "_state", "hits", "latest", "prefix", "step")
+    __slots__ = (
+        "_key",
+        "_lookups",
+        "_slot",
+        "_state",
+        "hits",
+        "latest",
+        "prefix",
+        "put_off",
+        "step",
+    )
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.latest: PendingLookup | None = None
         self.prefix: tuple[OffloadKey, OffloadKey] | None = None
         self.hits = 0
+        self.put_off: OffloadKey | None = None
         self._lookups: list[tuple[PendingLookup, int]] = []
         self._slot: Slot | None = None
         self._key: OffloadKey = b""

@@ -248,6 +248,15 @@ def the_last_request_flushes_nothing(patch: pytest.MonkeyPatch) -> None:
     around(patch, TieringManager, "on_request_finished", finished)
 
 
+@bug("at rest nothing is left", "nothing waits for ever")
+def answers_make_no_room_for_those_put_off(patch: pytest.MonkeyPatch) -> None:
+    def close(original: Any, self: LookupTable, pending: PendingLookup) -> None:
+        self.waiting_chunks += len(pending.keys)
+        original(self, pending)
+
+    around(patch, LookupTable, "_close", close)
+
+
 @bug("pending work is told")
 def pending_work_is_kept_secret(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TieringManager, "has_pending_work", lambda self: False)

@@ -16,7 +16,7 @@ from support.simulation.__main__ import main
 from kvtier_sdk.tiering.manager import TieringManager
 
 #: Those from 0 on happen to load nothing while a tier is out of reach.
-FIRST_SEED, SEEDS = 400, 100
+FIRST_SEED, SEEDS = 100, 100
 TESTS = Path(__file__).parents[1]
 
 # Events that a short run must meet at least once to be a test of them.
@@ -38,6 +38,7 @@ lookup HIT
 lookup MISS
 lookup HIT_PENDING
 lookup RETRY
+lookups put off
 chunks evicted
 chunks rejected
 chunks loaded from a tier

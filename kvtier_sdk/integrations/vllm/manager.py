@@ -184,7 +184,11 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             request.is_waiting = is_same and self._manager.is_waiting(request.context)
         if request.is_waiting:
             return request.answer_waiting(key)
-        return _RESULTS[self._manager.lookup(key, request.context)]
+        result = self._manager.lookup(key, request.context)
+        if result is LookupResult.RETRY and self._manager.is_put_off(request.context):
+            request.is_waiting = True
+            return request.answer_waiting(key)
+        return _RESULTS[result]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         tier = _of(req_context).sources.get(key, -1)

@@ -38,6 +38,7 @@ with warnings.catch_warnings():
     from kvtier_sdk.integrations.vllm.manager import KVTierOffloadingManager
     from kvtier_sdk.integrations.vllm.metrics import StatsFeed
     from kvtier_sdk.metrics import METRICS, Histogram, TierStats
+    from kvtier_sdk.tiering.lookups import MOST_CHUNKS
 
 LookupResult = base.LookupResult
 
@@ -194,6 +195,18 @@ def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
         end_step(manager)
         # The device has the first chunk meanwhile: the others are looked up.
         assert answers(*KEYS[1:3]) == ["RETRY", "RETRY"]
+
+
+def test_a_request_beyond_the_limit_is_put_off_after_two_lookups() -> None:
+    config = make_config([{"type": "memory", "latency": "30s", "lookup_deadline": "30s"}])
+    with opened_manager(config) as manager:
+        first, second = request(manager, "first"), request(manager, "second")
+        keys = [bytes(32) + index.to_bytes(4, "big") for index in range(MOST_CHUNKS)]
+        assert {manager.lookup(key, first).name for key in keys} == {"RETRY"}
+        for _ in range(2):
+            answers = [manager.lookup(key, second).name for key in KEYS[:2]]
+            assert answers == ["RETRY", "MISS"]
+            end_step(manager)
 
 
 @pytest.mark.parametrize(

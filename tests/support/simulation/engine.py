@@ -10,6 +10,7 @@ from enum import Enum
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.tiering import ResetScope, TieringManager
+from kvtier_sdk.tiering.lookups import PendingLookup
 from kvtier_sdk.tiering.slots import SlotState
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 from support.simulation.breach import Journal, short
@@ -266,6 +267,8 @@ class Engine:
         waited_s = self._clock.now_s() - request.waits_since_s
         if pending:
             self._count("lookups pending")
+            if self._manager.is_put_off(request.context):
+                self._count("lookups put off")
             if waited_s > self._patience_s:
                 self._breach(
                     "nothing waits for ever",
@@ -310,20 +313,26 @@ class Engine:
             LookupResult.HIT: readable,
             LookupResult.MISS: slot is None,
             LookupResult.HIT_PENDING: slot is not None and (not readable or self._plan.one_copy),
-            LookupResult.RETRY: slot is None
-            and pending is not None
-            and (pending.waiting != 0 or not pending.sealed),
+            LookupResult.RETRY: slot is None and self._awaits(pending),
         }[answer]
         if not true:
             state = "not in the primary tier" if slot is None else slot.state.value
             self._breach("an answer is true", f"{answer.name} for {short(key)}, which is {state}")
+
+    def _awaits(self, pending: PendingLookup | None) -> bool:
+        """True if the answer for a chunk that is not in the primary tier has to be awaited."""
+        if pending is None:
+            return self._inside.lookups_full
+        return pending.waiting != 0 or not pending.sealed
 
     def _check_wait(self, keys: Sequence[OffloadKey], context: RequestContext) -> None:
         self._count("lookups left out")
         for key in keys:
             slot = self._inside.primary.by_key.get(key)
             asked = self._inside.asked(context.request_id, key)
-            if (slot is not None and slot.state is not _READY) or (asked and asked.waiting):
+            if slot is not None and slot.state is not _READY:
+                return
+            if asked.waiting if asked is not None else slot is None and self._inside.lookups_full:
                 return
         self._breach("an answer is true", f"{context.request_id} waits for nothing")
 
@@ -367,7 +376,8 @@ def _patience_s(plan: Plan) -> float:
     be waited for; and the steps in between take their time.
     """
     step_s = plan.step_s * len(plan.tiers)
-    lookups_s = _lookup_deadline_s(plan)
+    # Where few chunks are looked up at once, it is one request after the other.
+    lookups_s = plan.requests * _lookup_deadline_s(plan)
     loads_s = sum(float(tier.options["load_deadline"]) for tier in plan.tiers)
     chunks = 2 * plan.depth * plan.groups
     return chunks * (lookups_s + loads_s + 12 * step_s)

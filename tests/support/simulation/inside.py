@@ -136,6 +136,20 @@ class Inside:
         """Return the lookups that no tier has been asked yet."""
         return self._manager._lookups._new
 
+    @property
+    def chunks_looked_up(self) -> int:
+        """Return the number of chunks that tiers are asked for, by the table's own count."""
+        return self._manager._lookups.waiting_chunks
+
+    @property
+    def lookups_full(self) -> bool:
+        """Return true if so many chunks are looked up that a request is put off."""
+        return self._manager._lookups.is_full
+
+    def limit_lookups(self, chunks: int) -> None:
+        """Let a request be put off while so many chunks are looked up."""
+        self._manager._lookups.limit = chunks
+
     def offered(self) -> Iterator[Slot]:
         """Return the slots that will be offered to a tier as soon as they are readable."""
         for slot in self.primary.slots:

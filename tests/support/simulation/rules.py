@@ -116,6 +116,7 @@ class Rules:
             "pins": inside.primary.pins,
             "requests": inside.requests,
             "lookups": len(inside.open_lookups) + len(inside.new_lookups),
+            "chunks looked up": inside.chunks_looked_up,
             "promotions": inside.promotions,
             "offers": [slot.index for slot in inside.offered()],
             "removals": [n for tier in inside.tiers if (n := len(tier.client._removals))],

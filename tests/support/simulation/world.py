@@ -111,6 +111,10 @@ class World:
             recompute_s=self.plan.recompute_s,
         )
         self.inside = Inside(self.manager)
+        # Few lookups at once, in some of the simulations.
+        limited = random.Random(f"limit {seed}")
+        if limited.random() < 0.3:
+            self.inside.limit_lookups(limited.randint(1, 6))
         self._tier_rngs: list[random.Random] = []
         self.weathers: list[Weather] = []
         self.ledgers: list[Ledger] = []

@@ -348,3 +348,71 @@ def test_a_waiting_prefix_costs_no_lookup(
         assert engine.manager.lookup_prefix(keys, A) == (1, True)
     # A longer prefix is another question.
     assert engine.manager.lookup_prefix(KEYS[:1], A) == (1, False)
+
+
+def limited(make: EngineFactory, limit: int) -> Engine:
+    """An engine that looks up so many chunks at once, and whose tier answers no lookup."""
+    engine = gated(make)
+    engine.manager._lookups.limit = limit
+    return engine
+
+
+def test_requests_beyond_the_limit_are_looked_up_when_tiers_have_answered_for_earlier_ones(
+    make: EngineFactory,
+) -> None:
+    engine = limited(make, 2)
+    manager, tier = engine.manager, engine.tiers[0]
+    # The limit is checked between requests: a prefix is asked for in one step.
+    assert engine.look(A, *KEYS[:3]) == ["RETRY"] * 3
+    assert not manager.is_put_off(A)
+    assert engine.look(B, KEYS[3]) == ["RETRY"]
+    assert manager.is_put_off(B)
+    assert manager.is_waiting(B)
+    assert manager.lookup_prefix(KEYS[3:5], B) == (0, True)
+    engine.step()
+    assert [keys for call, keys in tier.calls if call == "lookup"] == [list(KEYS[:3])]
+    assert manager.is_waiting(B)
+    tier.gate.set()
+    engine.step()
+    assert not manager.is_waiting(B)
+    assert engine.look(A, *KEYS[:3]) == ["MISS"] * 3
+    assert engine.settle(B, KEYS[3]) == ["MISS"]
+
+
+def test_a_request_that_is_put_off_has_the_chunks_of_the_primary_tier(make: EngineFactory) -> None:
+    engine = limited(make, 1)
+    engine.store(A, *KEYS[4:6])
+    engine.look(A, KEYS[0])
+    assert engine.look(B, *KEYS[4:6]) == ["HIT"] * 2
+    assert not engine.manager.is_put_off(B)
+    assert engine.manager.lookup_prefix(KEYS[4:7], B) == (2, True)
+    assert engine.manager.is_put_off(B)
+
+
+@pytest.mark.parametrize("ends", ["deadline", "reset"])
+def test_a_turn_comes_though_the_earlier_request_has_gone(make: EngineFactory, ends: str) -> None:
+    engine = limited(make, 1)
+    manager = engine.manager
+    engine.look(A, KEYS[0])
+    engine.look(B, KEYS[1])
+    if ends == "reset":
+        manager.reset_cache()
+    manager.on_request_finished(A)
+    engine.step(0.0 if ends == "reset" else 1.0)
+    assert not manager.is_waiting(B)
+    engine.look(B, KEYS[1])
+    assert not manager.is_put_off(B)
+
+
+def test_chunks_that_another_request_asked_for_count_too(make: EngineFactory) -> None:
+    engine = limited(make, 5)
+    shared = KEYS[:2]
+    requests = [RequestContext(f"r{index}") for index in range(4)]
+    for request in requests:
+        engine.manager.on_new_request(request)
+        engine.look(request, *shared)
+    # Two are asked for, two more have joined twice.
+    assert [engine.manager.is_put_off(each) for each in requests] == [False] * 3 + [True]
+    engine.step()
+    engine.look(requests[3], *shared)
+    assert not engine.manager.is_put_off(requests[3])
