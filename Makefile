@@ -230,11 +230,11 @@ gpu-bundle: setup
 setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
-test-vllm: setup-vllm redis-server mooncake
+test-vllm: setup-vllm redis-server memcached mooncake
 	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
 
 # -P: the wheel's core, not the checkout's.
-test-vllm-compiled: setup-vllm compiled redis-server mooncake
+test-vllm-compiled: setup-vllm compiled redis-server memcached mooncake
 	PYTHONPATH=build/compiled $(VLLM_VENV)/bin/python -P -m kvtier_sdk.cli --version
 	PYTHONPATH=build/compiled $(VLLM_VENV)/bin/python -P -m pytest tests/engines/vllm
 

@@ -5,7 +5,8 @@ Usage, in LMCache's environment: python benchmarks/lmcache_adapters.py [--kib N]
 Each adapter is made by LMCache's factory over one L1 that is shared memory, and is called as its
 controllers call it: one task of all objects, and a wait for the event descriptor. Each round
 measures every adapter in turn; medians are printed, and the ratio to ours of the same store within
-a round. The page cache is warm. Ours checks every byte; LMCache's own do not.
+a round. Files are moved through the page cache, which is warm, and past it (disk). Ours checks
+every byte; LMCache's own do not.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ def configurations(folder: Path, port: int) -> dict[str, dict[str, Any]]:
         },
         "file: LMCache fs": {"type": "fs", "base_path": f"{folder}/fs"},
         "file: LMCache fs_native": {"type": "fs_native", "base_path": f"{folder}/fs_native"},
+        "disk: kvtier": {**_OURS, "adapter_params": {"url": f"{url}-disk"}},
+        "disk: LMCache fs_native": {
+            "type": "fs_native",
+            "base_path": f"{folder}/fs_native_disk",
+            "use_odirect": True,
+        },
         "redis: kvtier": {**_OURS, "adapter_params": {"url": f"redis://127.0.0.1:{port}/0"}},
         "redis: kvtier, thread": {
             **_OURS,
@@ -145,9 +152,8 @@ def main() -> None:
                 seconds = play(adapter, keys, objects, layout)
                 if number:
                     rounds.setdefault(what, []).append(seconds)
-                for stale in (Path(name) / "fs", Path(name) / "fs_native"):
-                    for path in stale.glob("**/*.data"):
-                        path.unlink()
+                for path in Path(name).glob("fs*/**/*.data"):
+                    path.unlink()
         for adapter in adapters.values():
             adapter.close()
     l1.free(objects)

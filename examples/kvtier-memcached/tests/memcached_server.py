@@ -74,9 +74,20 @@ class MemcachedServer:
                 return line, replies.read(int(line[3:])) if line.startswith(b"VA") else b""
 
     def names(self) -> list[str]:
-        """Return the names of all values."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
-            connection.sendall(b"lru_crawler metadump all\r\n")
-            with connection.makefile("rb") as replies:
-                lines = list(iter(replies.readline, b"END\r\n"))
+        """Return the names of all values, while none is stored or removed."""
+        end_s = time.monotonic() + _START_S
+        # A first list may leave some out, or all.
+        while len(lines := self._lines(b"lru_crawler metadump all")) != self._count():
+            assert time.monotonic() < end_s, "memcached does not list its values"
+            time.sleep(0.02)
         return [line.split()[0].removeprefix(b"key=").decode() for line in lines]
+
+    def _count(self) -> int:
+        lines = [line.split() for line in self._lines(b"stats")]
+        return next(int(value) for _, name, value in lines if name == b"curr_items")
+
+    def _lines(self, command: bytes) -> list[bytes]:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(command + b"\r\n")
+            with connection.makefile("rb") as replies:
+                return list(iter(replies.readline, b"END\r\n"))

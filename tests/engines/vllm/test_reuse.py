@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.memcached_store import MemcachedStore
 from support.stores import Folder, Mooncake, RedisStore, S3Store, ServedStore, Store
 from support.vllm_engine import (
     BLOCK_TOKENS,
@@ -41,7 +42,7 @@ class Case(NamedTuple):
 CASES = [
     Case(way, kind, runner)
     for way in (OUR_TIERS, OUR_MANAGER)
-    for kind in (Folder, RedisStore, S3Store, Mooncake)
+    for kind in (Folder, RedisStore, S3Store, Mooncake, MemcachedStore)
     for runner in kind.runners
 ]
 
