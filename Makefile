@@ -17,9 +17,9 @@ VLLM_VENV := .venv-vllm
 LMCACHE_VENV := .venv-lmcache
 SGLANG_VENV := .venv-sglang
 
-# Tests run side by side, one more than there are cores: many of them only wait. A worker that has
-# none left takes some of another's.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Tests run side by side, two for each core: many of them only wait. A worker that has none left
+# takes some of another's.
+WORKERS ?= $(shell expr $$(nproc) \* 2)
 SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 12
 
 # The site is built from the sources: nothing of kvtier is installed or imported.
@@ -33,7 +33,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test chaos reliability fuzz endurance search test-trace wheels compiled test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
 
@@ -45,6 +45,7 @@ help:
 	@echo "make endurance                200,000 requests with a fault each second"
 	@echo "make fuzz [MINUTES=60]        fuzz everything that reads what others wrote, and keep new inputs"
 	@echo "make search                   property tests with ten times as many examples, new ones each time"
+	@echo "make test-reader              tutorial, examples, template, benchmarks and demo, as their readers run them"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make wheels                   the packages' wheels in dist/; core and file tier are compiled where there is a C compiler"
 	@echo "make test-wheels              make wheels, and run tests against them (python tests/wheels.py --help)"
@@ -128,6 +129,10 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 
 test: setup servers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+
+# Tutorial, examples, template, benchmarks and demo, in environments as their readers have them.
+test-reader: setup servers
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m reader tests/integration
 
 messages: setup redis-server
 	KVTIER_WRITE_MESSAGES=1 $(BIN)/python -m pytest tests/integration/test_messages.py

@@ -250,8 +250,8 @@ class TieringManager:
             ``HIT``: readable now; ``prepare_load`` of it in this step succeeds. ``HIT_PENDING``:
             on its way into the primary tier, ask again next step. ``RETRY``: a tier is still
             answering, or a load begins at the end of the step, ask again next step; bounded by
-            the lookup deadline. So it is for a request that is put off (:meth:`is_put_off`), but
-            for the bound. ``MISS``: recompute.
+            the lookup deadline, unless the request is put off (:meth:`is_put_off`). ``MISS``:
+            recompute.
 
         Raises:
             KVTierError: the request is unknown.

@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+pytestmark = pytest.mark.reader
+
 BENCH = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.reader
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 KVTIER = str(Path(sys.executable).with_name("kvtier"))

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.reader
+
 BUILDER = Path(__file__).parents[2] / "scripts/gpu_bundle.py"
 ENVIRONMENT = os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 

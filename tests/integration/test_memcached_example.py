@@ -12,6 +12,8 @@ import pytest
 from support.author import ROOT, environment_of, run, stranger
 from support.code_lines import code_lines
 
+pytestmark = pytest.mark.reader
+
 EXAMPLE = ROOT / "examples" / "kvtier-memcached"
 
 

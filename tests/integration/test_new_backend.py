@@ -20,6 +20,8 @@ from support.command import kvtier
 
 from kvtier_sdk import CONTRACT_VERSION, __version__
 
+pytestmark = pytest.mark.reader
+
 LONGEST = "abcdefghijklmno-pqrstuvwxyz012"
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support.author import ROOT, environment_of, run, stranger
 
+pytestmark = pytest.mark.reader
+
 EXAMPLE = ROOT / "examples" / "kvtier-sqlite"
 
 

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.author import ROOT, stranger
 from support.tutorial import blocks_of, missing_lines, outputs_of, script_of
+
+pytestmark = pytest.mark.reader
 
 PAGE = ROOT / "docs" / "backend-authors" / "README.md"
 

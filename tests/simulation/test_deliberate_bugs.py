@@ -138,7 +138,7 @@ def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestState, "forget_answers", lambda self: None)
 
 
-@bug("promotions leave room to stores", seed=78)
+@bug("promotions leave room to stores", seed=102)
 def promotions_take_the_headroom(patch: pytest.MonkeyPatch) -> None:
     def init(original: Any, self: Any, primary: PrimaryTier, limit: int) -> None:
         original(self, primary, len(primary.slots))
@@ -373,7 +373,7 @@ def queue_bytes_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
     around(patch, TierClient, "_return_bytes", give_back)
 
 
-@bug("events agree with the tiers", seed=16)
+@bug("events agree with the tiers", seed=20)
 def stored_is_told_after_removed(patch: pytest.MonkeyPatch) -> None:
     def without(original: Any, self: Any, store: Any, keys: list[bytes]) -> list[bytes]:
         original(self, store, keys)
