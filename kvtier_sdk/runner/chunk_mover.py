@@ -105,17 +105,17 @@ class ChunkMover:
         finally:
             self._headers.give_back(headers)
 
-    async def move(
+    async def call(
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
-        """Call the tier once and verify what arrived; a damaged chunk is deleted there.
+        """Call the tier once. :meth:`verify` must follow a load.
 
         Args:
             operation: load or store.
             transfers: the batch, or the rest of it.
 
         Returns:
-            A verdict for each.
+            The tier's verdict for each.
         """
         if operation is Operation.LOAD:
             # From the start: a load may be cut short by its deadline, or never end.
@@ -125,7 +125,20 @@ class ChunkMover:
         errors = dict(zip(transfers, results, strict=True))
         if operation is Operation.STORE:
             self._trust(transfers[index] for index, error in errors.items() if error is None)
-            return errors
+        return errors
+
+    def verify(
+        self, transfers: dict[int, Transfer], errors: dict[int, TierError | None]
+    ) -> list[OffloadKey]:
+        """Verify what a load brought; a damaged chunk gets its error.
+
+        Args:
+            transfers: the batch, or the rest of it.
+            errors: the tier's verdicts.
+
+        Returns:
+            The chunks that no engine can use, to be deleted.
+        """
         if self._sealer is None:  # which has checked them, sealed as they were
             for index, error in errors.items():
                 if error is None:
@@ -135,10 +148,15 @@ class ChunkMover:
             for index, error in errors.items()
             if error is None or isinstance(error, ChunkNotFoundError)
         )
-        await self._delete(
-            transfers[index] for index, error in errors.items() if _is_useless(error)
-        )
-        return errors
+        return [transfers[index].key for index, error in errors.items() if _is_useless(error)]
+
+    async def delete(self, damaged: Sequence[OffloadKey]) -> None:
+        """Delete chunks that no engine can use, if the tier can delete. A failure is logged."""
+        if self._can_delete:
+            try:
+                await self._call.delete(damaged)
+            except TierError as error:
+                self._context.logger.warning("%s", error)
 
     def _doubt(self, transfers: Iterable[Transfer]) -> None:
         for transfer in transfers:
@@ -158,14 +176,6 @@ class ChunkMover:
             damage.tier, damage.operation = self._context.name, Operation.LOAD.value
             return damage
         return None
-
-    async def _delete(self, damaged: Iterable[Transfer]) -> None:
-        keys = [transfer.key for transfer in damaged]
-        if keys and self._can_delete:
-            try:
-                await self._call.delete(keys)
-            except TierError as error:
-                self._context.logger.warning("%s", error)
 
 
 def _is_useless(error: TierError | None) -> bool:

@@ -56,7 +56,7 @@ from kvtier_sdk.runner.probe import CANARY_KEY, Canary
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.runner.secret_renewal import SecretRenewal
 from kvtier_sdk.runner.survey import StoreWatch
-from kvtier_sdk.types import Capability, OffloadKey
+from kvtier_sdk.types import Capability, OffloadKey, Transfer
 
 T = TypeVar("T")
 
@@ -183,7 +183,8 @@ class TierLoop:
         # A call that hangs keeps its place among the calls and with it its buffers, so no batch
         # ever waits for buffers, and no probe.
         under_way = self.options.concurrency * self._batch_chunks
-        headers = BufferArena(header_length, under_way)
+        # Twice: while what a call brought is verified, the next one is in its place.
+        headers = BufferArena(header_length, 2 * under_way)
         scratch = BufferArena(payload_length, under_way) if codec else None
         probes = BufferArena(header_length + payload_length, len(Direction))
         self._context = context = TierContext(
@@ -252,6 +253,8 @@ class TierLoop:
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
         self._running: Counter[Operation] = Counter()
+        # Of these, the tasks whose call has returned.
+        self._verifying: set[asyncio.Task[None]] = set()
         # Stores that hang must leave some calls to loads.
         self._max_stores = max(1, self.options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
@@ -410,7 +413,7 @@ class TierLoop:
 
     def _fill(self) -> None:
         """Start queued batches while there is room for them."""
-        while self._queue and self._running.total() < self.options.concurrency:
+        while self._queue and self._has_room():
             _, batch, run = self._queue[0]
             # Loads come first in the queue: behind a store that must wait there is no load.
             stores = run.job.operation is Operation.STORE
@@ -420,6 +423,11 @@ class TierLoop:
             if not run.concluded:
                 self._running[run.job.operation] += 1
                 self._spawn(run, batch)
+
+    def _has_room(self) -> bool:
+        """Return true if another batch may be moved: there is a place, and buffers."""
+        batches, most = self._running.total(), self.options.concurrency
+        return batches - len(self._verifying) < most and batches < 2 * most
 
     def _drop_queued(self, verdict: Verdict, directions: Container[Direction]) -> None:
         """Take the batches of some directions out of the queue, all with the same verdict."""
@@ -450,6 +458,7 @@ class TierLoop:
         run.tasks.discard(task)
         if run.job.operation in _MOVES:
             self._running[run.job.operation] -= 1
+            self._verifying.discard(task)
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._log.error("a batch failed inside the SDK", exc_info=failure)
@@ -640,7 +649,7 @@ class TierLoop:
         with self._mover.transfers(run.job, batch) as pending:
             attempt = 0
             while True:
-                errors = await self._timed(run, self._mover.move(operation, pending))
+                errors = await self._timed(run, self._move(operation, pending))
                 objects = [pending[index].key for index in errors]
                 self._note(run, list(errors.values()), objects)
                 again = {index for index, error in errors.items() if error and error.retryable}
@@ -652,6 +661,24 @@ class TierLoop:
                 attempt += 1
             for index, error in errors.items():
                 self._settle(run, index, error)
+
+    async def _move(
+        self, operation: Operation, transfers: dict[int, Transfer]
+    ) -> dict[int, TierError | None]:
+        """Call the tier once, and verify what it brought."""
+        errors = await self._mover.call(operation, transfers)
+        if operation is Operation.STORE:
+            return errors
+        if not any(error is not None and error.retryable for error in errors.values()):
+            # The tier is not idle meanwhile: the next call begins before the digests.
+            task = asyncio.current_task()
+            assert task is not None
+            self._verifying.add(task)
+            self._fill()
+            await self._clock.sleep(0)
+        if damaged := self._mover.verify(transfers, errors):
+            await self._mover.delete(damaged)
+        return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
         """Wait before a retry; return false if there is none: too many, too late, or refused."""
