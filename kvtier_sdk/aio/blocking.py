@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from typing import ParamSpec, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from kvtier_sdk.aio.clock import wait_out
 
@@ -88,6 +88,8 @@ def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
         threads = _threads_by_loop.get(loop)
         if threads is None:
             threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
+            # For a loop that nobody closes in the SDK's name, such as that of asyncio.run.
+            finalize(loop, threads.close).atexit = False
         return threads
 
 
@@ -113,7 +115,7 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
 
     Args:
         function: called in a daemon thread that belongs to the running event loop. At most 16
-            of a loop's calls run at once; the rest wait in order.
+            of a loop's calls run at once; the rest wait in order. Idle threads end with the loop.
         args: positional arguments of ``function``.
         kwargs: keyword arguments of ``function``.
 

@@ -248,6 +248,13 @@ def test_closing_ends_the_idle_threads() -> None:
     loop.close()
 
 
+def test_the_threads_of_a_loop_that_is_gone_end() -> None:
+    thread = asyncio.run(run_blocking(threading.current_thread))
+    gc.collect()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
 def test_a_hung_call_does_not_keep_the_interpreter_from_exiting() -> None:
     code = """
 import asyncio, threading

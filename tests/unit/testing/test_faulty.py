@@ -67,7 +67,7 @@ class Bench:
         for slot in range(4):
             self.pool.view(slot)[:] = bytes([slot + 1]) * CHUNK_BYTES
 
-    def do(self, operation: Operation, count: int = 4, run_s: float = 0.0) -> list[str]:
+    def do(self, operation: Operation, count: int = 4, run_s: float = 0.001) -> list[str]:
         self._jobs += 1
         slots = range(count) if operation is not Operation.LOOKUP else ()
         deadline_s = self.clock.now_s() + 2
