@@ -127,8 +127,9 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 		-e backends/s3 -e backends/mooncake
 	@touch $@
 
+# On one event loop; test-wheels tests connections and backends on asyncio's too.
 test: setup servers
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	KVTIER_TEST_LOOP=uvloop $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 # Tutorial, examples, template, benchmarks and demo, in environments as their readers have them.
 test-reader: setup servers

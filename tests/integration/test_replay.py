@@ -161,7 +161,7 @@ def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None
     """The kill comes at any moment; the file tier's own tests kill at every single call."""
     rng = random.Random(11)
     root = tmp_path / "kv"
-    arguments = ["replay", "--requests", "400", "--chunk-bytes", "8KiB", "--tier", f"file://{root}"]
+    arguments = ["replay", "--requests", "200", "--chunk-bytes", "8KiB", "--tier", f"file://{root}"]
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *arguments]
     kept: set[Path] = set()
     for _ in range(6):
@@ -189,7 +189,7 @@ def test_a_bounded_directory_stays_bounded(tmp_path: Path) -> None:
     root = tmp_path / "kv"
     capacity = 2 * 2**20
     report = replay(
-        *("--requests", "300", "--slots", "50", "--tier", f"file://{root}?capacity=2MiB")
+        *("--requests", "150", "--slots", "50", "--tier", f"file://{root}?capacity=2MiB")
     )
     assert report["tiers"][1]["bytes_stored"] > 2 * capacity
     assert report["tiers"][1]["evicted_blocks"] > 0

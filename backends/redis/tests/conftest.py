@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import uvloop
+from support.loops import loop_factories
 from support.proxy import Proxy
 from support.redis_server import Server
 from support.workbench import Workbench
 
-
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run each test on both loops, which receive, send and tear down in different ways."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+pytest_asyncio_loop_factories = loop_factories
 
 
 class RedisBench(Workbench):

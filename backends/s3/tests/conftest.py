@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
+from support.loops import loop_factories
 from support.proxy import Proxy
 from support.s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 from support.workbench import Workbench
@@ -23,9 +23,7 @@ from support.workbench import Workbench
 _places = itertools.count()
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run each test on both loops, which receive, send and tear down in different ways."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+pytest_asyncio_loop_factories = loop_factories
 
 
 @pytest.fixture(autouse=True)

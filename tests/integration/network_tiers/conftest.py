@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import uvloop
+from support.loops import loop_factories
 from support.proxy import Proxy
 from support.redis_server import Server
 from support.s3_server import S3Server
@@ -16,10 +16,7 @@ from support.workbench import Workbench
 
 from kvtier_sdk import SecondaryTierManager
 
-
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run each test on both loops, which report and tear down in different ways."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+pytest_asyncio_loop_factories = loop_factories
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,20 @@
+"""The event loops on which connections are tested; they report and tear down in different ways."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import uvloop
+
+_LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Return both loops by name, or the one that ``KVTIER_TEST_LOOP`` names."""
+    one = os.environ.get("KVTIER_TEST_LOOP")
+    return {one: _LOOPS[one]} if one else dict(_LOOPS)
