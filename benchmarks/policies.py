@@ -8,7 +8,8 @@ generated workloads are played, each the hard case of some policy. The optimum k
 evicts the chunk that is used last, or never again.
 
 Counted is what ``kvtier replay`` hits without tiers, one request at a time; the figures are the
-same in each run.
+same in each run. The column of the file tier is a pool that evicts as a file root does which is as
+large; a reference comes each tenth of a second.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import results
 from results import Series
 from support.workloads import WORKLOADS, generate
 
+from kvtier_file.chunks import USE_NS, next_use_ns
+from kvtier_file.recency import RecencyIndex
 from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.replay import ReplayRequest, read_trace
 from kvtier_sdk.replay.sweep import count_hits
@@ -46,7 +49,7 @@ def main() -> None:
     results.add_option(parser)
     arguments = parser.parse_args()
     measured: list[Series] = []
-    heads = [*_POLICIES, "optimum", "prefix/lru", "prefix/arc"]
+    heads = [*_POLICIES, "file tier", "optimum", "prefix/lru", "prefix/arc", "file/lru"]
     print(f"{'':20} {'slots':>6}" + "".join(f"{head:>12}" for head in heads))
     if arguments.trace is not None:
         workload = read_trace(arguments.trace)
@@ -71,11 +74,12 @@ def _print_row(
         return hits / chunks
 
     rates = {policy: rate(load_policy(policy)) for policy in _POLICIES}
+    rates["file tier"] = rate(_FileTier)
     rates["optimum"] = rate(lambda: _Optimum(workload))
     cells = [f"{value:12.4f}" for value in rates.values()]
     cells += (
-        f"{rates['prefix'] / rates[other]:12.3f}" if rates[other] else f"{'-':>12}"
-        for other in ("lru", "arc")
+        f"{rates[one] / rates[other]:12.3f}" if rates[other] else f"{'-':>12}"
+        for one, other in (("prefix", "lru"), ("prefix", "arc"), ("file tier", "lru"))
     )
     print(f"{name:20} {slots:6}" + "".join(cells), flush=True)
     case = f"{slots:,} slots"
@@ -83,6 +87,50 @@ def _print_row(
         Series(name, case, policy, "hit rate", "%", [100 * value])
         for policy, value in rates.items()
     ]
+
+
+class _FileTier(EvictionPolicy):
+    """Evicts as a file root with a capacity does."""
+
+    uses_prefix = False
+    _REFERENCE_NS = 100_000_000
+
+    def __init__(self) -> None:
+        self._index = RecencyIndex()
+        self._used_ns: dict[OffloadKey, int] = {}
+        self._now_ns = USE_NS
+
+    def on_insert(
+        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
+    ) -> None:
+        self._use(key, self._now_ns)
+
+    def on_access(self, key: OffloadKey) -> None:
+        self._use(key, next_use_ns(self._used_ns[key], self._now_ns))
+
+    def on_remove(self, key: OffloadKey) -> None:
+        del self._used_ns[key]
+        self._index.discard(key)
+
+    def choose_victims(
+        self, count: int, is_evictable: Callable[[OffloadKey], bool]
+    ) -> Sequence[OffloadKey]:
+        victims = []
+        passed = []
+        while len(victims) < count and (found := self._index.stalest(self._now_ns)):
+            _, use = found
+            passed.append(use)
+            self._index.discard(use[1])
+            if is_evictable(use[1]):
+                victims.append(use[1])
+        for use in passed:
+            self._index.put(use)
+        return victims
+
+    def _use(self, key: OffloadKey, used_ns: int) -> None:
+        self._used_ns[key] = used_ns
+        self._index.put((used_ns, key, 1))
+        self._now_ns += self._REFERENCE_NS
 
 
 class _Optimum(EvictionPolicy):

@@ -22,7 +22,11 @@
 
 #define NO_TIME (-1)
 #define NS_PER_S 1000000000LL
-#define MAX_USED_NS (1LL << 62) /* as in chunks.py */
+/* As in chunks.py. */
+#define MAX_USED_NS (1LL << 62)
+#define USE_NS 100
+#define MOST_EARLIER_USES 15
+#define SAME_USE_NS NS_PER_S
 
 enum outcome { NOT_DONE = 0, DONE = 1, ABSENT = 2 };
 
@@ -61,11 +65,17 @@ static struct timespec time_of(long long used_ns)
     return (struct timespec){used_ns / NS_PER_S, used_ns % NS_PER_S};
 }
 
-/* A use never makes a chunk older. */
+/* As chunks.next_use_ns. */
 static struct timespec time_after(const struct stat *status, long long used_ns)
 {
     long long known_ns = used_ns_of(status);
-    return time_of(used_ns > known_ns ? used_ns : known_ns + 1);
+    long long earlier = known_ns % USE_NS;
+    if (earlier > MOST_EARLIER_USES)
+        earlier = 0;
+    if (used_ns - known_ns >= SAME_USE_NS && earlier < MOST_EARLIER_USES)
+        earlier++;
+    long long now = used_ns / USE_NS, next = known_ns / USE_NS + 1;
+    return time_of((now > next ? now : next) * USE_NS + earlier);
 }
 
 static bool is_usable(const struct call *call, const struct stat *status)

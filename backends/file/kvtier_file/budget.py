@@ -11,7 +11,7 @@ from kvtier_sdk import TierCapacityError, format_bytes
 
 
 class Budget:
-    """The bytes of all chunks under a root, and the order of their use.
+    """The bytes of all chunks under a root, and the order in which they go.
 
     Not thread-safe, except for ``in``.
 
@@ -107,8 +107,8 @@ class Budget:
             last_used_ns: returns a chunk's true last use, or ``None`` if that is unknown.
 
         Returns:
-            The least recently used chunks, no more than needed. They stay counted until
-            :meth:`discard`.
+            The chunks that have not been used for long, those that were used often later; no more
+            than needed. They stay counted until :meth:`discard`.
 
         Raises:
             TierCapacityError: evicting all of them would not make enough room, so none should go.
@@ -127,17 +127,18 @@ class Budget:
                 f"no room for {format_bytes(need_bytes)}: {limit}, and only "
                 f"{format_bytes(evictable_bytes)} can be evicted"
             )
+        now_ns = self.latest_ns
         chosen: list[ChunkId] = []
         passed: list[tuple[RecencyIndex, Use]] = []
         try:
             while excess_bytes > 0:
-                fingerprint, use = self._oldest(open_namespaces)
+                fingerprint, use = self._stalest(now_ns, open_namespaces)
                 counted_ns, key, size_bytes = use
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
-                    # The counted time is never later than the true one. So the first chunk for
-                    # which the two agree is the oldest of all.
+                    # The counted time is never later than the true one, nor counts more uses. So
+                    # the first chunk for which the two agree is the stalest of all.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
                         continue
@@ -189,12 +190,12 @@ class Budget:
         index = self._indices.get(chunk_id.fingerprint)
         return 0 if index is None else index.size_bytes(chunk_id.key)
 
-    def _oldest(self, open_namespaces: Collection[str]) -> tuple[str, Use]:
+    def _stalest(self, now_ns: int, open_namespaces: Collection[str]) -> tuple[str, Use]:
         """Namespace and last use of the chunk to evict next; there must be one."""
-        oldest = (
-            (fingerprint in open_namespaces, use[0], fingerprint, use)
+        stalest = (
+            (fingerprint in open_namespaces, -found[0], fingerprint, found[1])
             for fingerprint, index in self._indices.items()
-            if (use := index.oldest())
+            if (found := index.stalest(now_ns))
         )
-        _, _, fingerprint, use = min(oldest)
+        _, _, fingerprint, use = min(stalest)
         return fingerprint, use

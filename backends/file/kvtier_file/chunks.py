@@ -1,4 +1,9 @@
-"""A chunk's name under a root, and a stored chunk with its size and last use."""
+"""A chunk's name under a root, a stored chunk with its size and last use, and what a use records.
+
+A chunk's time of use is its file's time of modification. The last two digits of its nanoseconds
+count the uses before it. So the count is where the time is: in every process that shares the root,
+and after a restart. A file system that keeps coarser times counts none.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,35 @@ from kvtier_sdk import OffloadKey
 #: Times of use are below this. It is in 2116; a later one is nonsense, and would leave no room for
 #: times after it.
 MAX_USED_NS = 2**62
+
+#: Times of use without a count are multiples of this.
+USE_NS = 100
+#: The most uses that are counted before the last.
+MOST_EARLIER_USES = 15
+#: Uses within this time are one: a chunk that is loaded is also reported as used.
+SAME_USE_NS = 1_000_000_000
+
+
+def earlier_uses(used_ns: int) -> int:
+    """Return the uses that a time of use counts before itself; 0 if its digits are no count."""
+    earlier = used_ns % USE_NS
+    return earlier if earlier <= MOST_EARLIER_USES else 0
+
+
+def next_use_ns(known_ns: int, used_ns: int) -> int:
+    """Return the time of use to record after a known one.
+
+    Args:
+        known_ns: the last use, with its count.
+        used_ns: the time of the new one; a slow clock may put it before the last.
+
+    Returns:
+        A time that is later than both, but for less than ``USE_NS``, with the new count.
+    """
+    earlier = earlier_uses(known_ns)
+    if used_ns - known_ns >= SAME_USE_NS:
+        earlier = min(earlier + 1, MOST_EARLIER_USES)
+    return max(used_ns // USE_NS, known_ns // USE_NS + 1) * USE_NS + earlier
 
 
 class ChunkId(NamedTuple):

@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from kvtier_file import compiled
-from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk
+from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk, next_use_ns
 from kvtier_file.directories import ClosingFd, open_directory, open_file
 from kvtier_file.errors import ABSENT, FOREIGN
 from kvtier_file.file_io import open_direct, read_buffers
@@ -404,7 +404,7 @@ def _used_ns(status: os.stat_result) -> int:
 
 def _times(status: os.stat_result, used_ns: int) -> tuple[int, int]:
     """The access and modification time. A use never makes a chunk older, even by a slow clock."""
-    used_ns = max(used_ns, _used_ns(status) + 1)
+    used_ns = next_use_ns(_used_ns(status), used_ns)
     return used_ns, used_ns
 
 

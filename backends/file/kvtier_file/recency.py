@@ -1,4 +1,4 @@
-"""The chunks of one namespace in the order of their last use. No I/O, no lock."""
+"""The chunks of one namespace by the time and the number of their uses. No I/O, no lock."""
 
 from __future__ import annotations
 
@@ -6,24 +6,42 @@ import heapq
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from kvtier_file.chunks import MOST_EARLIER_USES, earlier_uses
 from kvtier_sdk import OffloadKey
 
-#: Time of the last use in nanoseconds since the epoch, key, and size in bytes. One object serves
-#: the table and the heap: there may be millions.
+#: Time of the last use, key, and size in bytes. The time is in nanoseconds since the epoch and
+#: counts the uses. One object serves the table and the heap: there may be millions.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
-# An outdated entry stays in the heap until it reaches the top. With this many of them, and more
-# than there are current ones, the heap is rebuilt.
+# A chunk that was used twice as often stays longer by this share of the time for which one stays
+# that was used once.
+_WEIGHT = 0.5
+# Of each number of earlier uses, the class: chunks of one class are compared by time alone.
+_CLASS_OF = tuple((earlier + 1).bit_length() - 1 for earlier in range(MOST_EARLIER_USES + 1))
+_STAY = tuple(1 + _WEIGHT * of for of in range(_CLASS_OF[-1] + 1))
+
+# An outdated entry stays in its heap until it reaches the top. With this many of them, and more
+# than there are current ones, the heaps are rebuilt.
 _MAX_OUTDATED = 64
 
 
+def staleness_ns(used_ns: int, now_ns: int) -> float:
+    """Return how long a chunk has not been used, less for one that was used often.
+
+    Args:
+        used_ns: the chunk's last use, with its count.
+        now_ns: the time, in nanoseconds since the epoch.
+    """
+    return (now_ns - used_ns) / _STAY[_class_of(used_ns)]
+
+
 class RecencyIndex:
-    """Size and last use of each chunk; finds the least recently used one without a scan."""
+    """Size and last use of each chunk; finds the one to evict next without a scan."""
 
     def __init__(self) -> None:
         self._uses: dict[OffloadKey, Use] = {}
-        # Made when the oldest chunk is first asked for: without a limit it never is.
-        self._heap: list[Use] | None = None
+        # By class. Made when a chunk to evict is first asked for: without a limit it never is.
+        self._heaps: list[list[Use]] | None = None
 
     def __len__(self) -> int:
         return len(self._uses)
@@ -42,10 +60,10 @@ class RecencyIndex:
     def put(self, use: Use) -> None:
         """Set the last use and the size of a chunk, in place of what was known of it."""
         self._uses[use[1]] = use
-        if self._heap is not None:
-            heapq.heappush(self._heap, use)
-            if len(self._heap) > 2 * len(self._uses) + _MAX_OUTDATED:
-                self._heap = None
+        if self._heaps is not None:
+            heapq.heappush(self._heaps[_class_of(use[0])], use)
+            if sum(map(len, self._heaps)) > 2 * len(self._uses) + _MAX_OUTDATED:
+                self._heaps = None
 
     def discard(self, key: OffloadKey) -> int:
         """Forget a chunk, and return its size; 0 for an unknown one."""
@@ -54,10 +72,38 @@ class RecencyIndex:
 
     def oldest(self) -> Use | None:
         """Return the least recently used chunk, or ``None`` if there is no chunk."""
-        heap = self._heap
-        if heap is None:
-            heap = self._heap = list(self._uses.values())
-            heapq.heapify(heap)
-        while heap and self._uses.get(heap[0][1]) is not heap[0]:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
+        return min(self._fronts(), default=None)
+
+    def stalest(self, now_ns: int) -> tuple[float, Use] | None:
+        """Return the chunk to evict next.
+
+        Args:
+            now_ns: as for :func:`staleness_ns`.
+
+        Returns:
+            The chunk with the most :func:`staleness_ns`, after that time; ``None`` if there is no
+            chunk.
+        """
+        stalest = None
+        for use in self._fronts():
+            stale_ns = staleness_ns(use[0], now_ns)
+            if stalest is None or (-stale_ns, use) < (-stalest[0], stalest[1]):
+                stalest = stale_ns, use
+        return stalest
+
+    def _fronts(self) -> list[Use]:
+        """The least recently used chunk of each class."""
+        if self._heaps is None:
+            self._heaps = [[] for _ in _STAY]
+            for use in self._uses.values():
+                self._heaps[_class_of(use[0])].append(use)
+            for heap in self._heaps:
+                heapq.heapify(heap)
+        for heap in self._heaps:
+            while heap and self._uses.get(heap[0][1]) is not heap[0]:
+                heapq.heappop(heap)
+        return [heap[0] for heap in self._heaps if heap]
+
+
+def _class_of(used_ns: int) -> int:
+    return _CLASS_OF[earlier_uses(used_ns)]

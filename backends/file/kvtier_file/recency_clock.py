@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from kvtier_file.chunks import USE_NS
 from kvtier_sdk import Clock
 
 
@@ -28,12 +29,13 @@ class RecencyClock:
         self._next_ns = 0
 
     def take(self, count: int) -> range:
-        """Return ``count`` ascending times, in nanoseconds since the epoch.
+        """Return ``count`` ascending times, in nanoseconds since the epoch, that count no uses.
 
         Callable from any thread. No time is given out twice.
         """
         with self._lock:
             now_ns = int(self._clock.wall_s() * 1e9)
             start_ns = max(now_ns, self._latest_ns() + 1, self._next_ns)
-            self._next_ns = start_ns + count
-        return range(start_ns, start_ns + count)
+            start_ns += -start_ns % USE_NS
+            self._next_ns = start_ns + count * USE_NS
+        return range(start_ns, start_ns + count * USE_NS, USE_NS)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from kvtier_file.chunks import earlier_uses
 from kvtier_sdk import ChunkNotFoundError, TierCapacityError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
@@ -28,6 +29,39 @@ async def test_the_least_recently_used_chunk_is_evicted(bench):
     assert await bench.has(tier, *KEYS[:7]) == [False, False, True, False, True, True, True]
     assert await tier.usage() == Usage(4, 4 * bench.object_bytes, 4 * bench.object_bytes)
     assert bench.stored_bytes() == 4 * bench.object_bytes
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_chunk_that_was_used_often_is_evicted_later(bench, restart):
+    capacity = 4 * bench.object_bytes
+    tier = await bench.open(capacity=capacity)
+    await bench.put(tier, *KEYS[:4])
+    for _ in range(3):
+        bench.clock.ahead_s += 10
+        assert await bench.loads(tier, KEYS[0])
+    if restart:
+        await bench.close()
+        tier = await bench.open(capacity=capacity)
+    for key in KEYS[4:7]:
+        bench.clock.ahead_s += 10
+        await bench.put(tier, key)
+    assert bench.removed == [KEYS[1], KEYS[2], KEYS[3]]
+    # When the latest use was, this one's was 30 s ago, and the next chunk's 20. After four uses a
+    # chunk stays for twice as long as after one.
+    bench.clock.ahead_s += 10
+    await bench.put(tier, KEYS[7])
+    assert bench.removed[3:] == [KEYS[4]]
+
+
+async def test_uses_in_quick_succession_are_one(bench):
+    now_s = time.time()
+    bench.clock.wall_s = lambda: now_s
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    for _ in range(20):
+        assert await bench.loads(tier, KEYS[0])
+        await tier.touch([KEYS[0]])
+    assert earlier_uses(bench.file(KEYS[0]).stat().st_mtime_ns) == 0
 
 
 async def test_the_age_of_what_was_evicted_last_is_a_gauge(bench):

@@ -13,6 +13,7 @@ import pytest
 from support.workbench import Workbench
 
 from kvtier_file import compiled
+from kvtier_file.chunks import SAME_USE_NS, USE_NS, next_use_ns
 from kvtier_file.compiled import ABSENT, DONE, NOT_DONE
 from kvtier_file.namespace import NamespaceDirectory, shard_of
 from kvtier_file.temporaries import TemporaryNames
@@ -180,6 +181,23 @@ def test_uses(twins, state, used_ns, expired_ns):
     assert found == found_by_python
     ours, theirs = twins.trees()
     assert ours == theirs
+
+
+@pytest.mark.parametrize("digits", [0, 1, 14, 15, 16, 99])
+@pytest.mark.parametrize("later_ns", [-1, 0, SAME_USE_NS - 1, SAME_USE_NS, 10 * SAME_USE_NS])
+def test_the_count_of_uses(twins, digits, later_ns):
+    known_ns = USED_NS // USE_NS * USE_NS + digits
+    twins.arrange(lambda root, path, content: os.utime(path, ns=(known_ns, known_ns)))
+    used_ns = known_ns + later_ns
+
+    def touch(directory):
+        (outcome,) = directory.touch_batch([KEY], [used_ns], twins.bench.object_bytes, expired_ns=0)
+        if outcome == NOT_DONE:
+            directory.touch(KEY, used_ns, twins.bench.object_bytes, expired_ns=0)
+        return directory.find(KEY).used_ns
+
+    ours_ns, theirs_ns = twins.both(touch)
+    assert ours_ns == theirs_ns == next_use_ns(known_ns, used_ns)
 
 
 @pytest.mark.parametrize("state", STATES)
