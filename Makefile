@@ -233,22 +233,28 @@ bench-worker: setup
 gpu-bundle: setup
 	$(BIN)/python scripts/gpu_bundle.py $(BUNDLE)
 
+# An engine computes with one thread, so there is one for each core.
+ENGINES := -n $(shell nproc) --maxprocesses 4 --dist worksteal
+VLLM_TESTS := $(VLLM_VENV)/bin/python -P -m pytest tests/engines/vllm
+
 setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
 test-vllm: setup-vllm redis-server memcached mooncake
-	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
+	$(VLLM_TESTS) $(ENGINES) -m "not alone"
+	$(VLLM_TESTS) -m alone
 
 # -P: the wheel's core, not the checkout's.
 test-vllm-compiled: setup-vllm compiled redis-server memcached mooncake
 	PYTHONPATH=build/compiled $(VLLM_VENV)/bin/python -P -m kvtier_sdk.cli --version
-	PYTHONPATH=build/compiled $(VLLM_VENV)/bin/python -P -m pytest tests/engines/vllm
+	PYTHONPATH=build/compiled $(VLLM_TESTS) $(ENGINES) -m "not alone"
+	PYTHONPATH=build/compiled $(VLLM_TESTS) -m alone
 
 setup-lmcache:
 	$(PYTHON) scripts/lmcache_environment.py $(LMCACHE_VENV)
 
 test-lmcache: setup-lmcache redis-server memcached
-	$(LMCACHE_VENV)/bin/python -m pytest tests/engines/lmcache
+	$(LMCACHE_VENV)/bin/python -m pytest tests/engines/lmcache $(ENGINES)
 
 # LMCache's own tests, from its source distribution, unpacked.
 test-lmcache-own: setup-lmcache
@@ -258,7 +264,7 @@ setup-sglang:
 	$(PYTHON) scripts/sglang_environment.py $(SGLANG_VENV)
 
 test-sglang: setup-sglang redis-server memcached
-	$(SGLANG_VENV)/bin/python -m pytest tests/engines/sglang
+	$(SGLANG_VENV)/bin/python -m pytest tests/engines/sglang $(ENGINES)
 
 test-engines: test-vllm test-lmcache test-sglang
 

@@ -31,6 +31,7 @@ def busy_cores() -> Iterator[None]:
         program.wait()
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("busy_cores")
 def test_the_second_engines_prompts_are_whole(offloading_way: Way, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", **MODEL)
