@@ -6,6 +6,9 @@ TRACE ?=
 # The CPU build, where the index has no other; of another one say which: make setup TORCH=...
 TORCH ?= torch==2.13.0
 
+# Tests start hundreds of interpreters: without its cache each compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The demonstration has an environment of its own, with no more than it runs: no torch, no tests.
 DEMO_VENV := .venv-demo
 

