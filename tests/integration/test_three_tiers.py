@@ -1,7 +1,7 @@
 """A production trace through all tiers at once, on real servers that die and come back.
 
 The trace is the file that ``KVTIER_TRACE`` names, or one beside the project, or generated chats, of
-which the first ``KVTIER_TRACE_REQUESTS`` are played; ``make test-trace`` plays eighty times as many.
+which the first ``KVTIER_TRACE_REQUESTS`` are played; ``make test-trace`` plays 80 times as many.
 """
 
 from __future__ import annotations

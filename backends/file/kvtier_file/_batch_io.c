@@ -72,7 +72,7 @@ static struct timespec time_after(const struct stat *status, long long used_ns)
     long long earlier = known_ns % USE_NS;
     if (earlier > MOST_EARLIER_USES)
         earlier = 0;
-    if (used_ns - known_ns >= SAME_USE_NS && earlier < MOST_EARLIER_USES)
+    if (used_ns / SAME_USE_NS > known_ns / SAME_USE_NS && earlier < MOST_EARLIER_USES)
         earlier++;
     long long now = used_ns / USE_NS, next = known_ns / USE_NS + 1;
     return time_of((now > next ? now : next) * USE_NS + earlier);

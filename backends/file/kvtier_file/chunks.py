@@ -19,7 +19,8 @@ MAX_USED_NS = 2**62
 USE_NS = 100
 #: The most uses that are counted before the last.
 MOST_EARLIER_USES = 15
-#: Uses within this time are one: a chunk that is loaded is also reported as used.
+#: Uses in the same second are one: a chunk that is loaded is also reported as used. It is not the
+#: time between uses that counts: the start of many prompts would never have one.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -40,7 +41,7 @@ def next_use_ns(known_ns: int, used_ns: int) -> int:
         A time that is later than both, but for less than ``USE_NS``, with the new count.
     """
     earlier = earlier_uses(known_ns)
-    if used_ns - known_ns >= SAME_USE_NS:
+    if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)
     return max(used_ns // USE_NS, known_ns // USE_NS + 1) * USE_NS + earlier
 

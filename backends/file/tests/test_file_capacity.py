@@ -53,7 +53,7 @@ async def test_a_chunk_that_was_used_often_is_evicted_later(bench, restart):
     assert bench.removed[3:] == [KEYS[4]]
 
 
-async def test_uses_in_quick_succession_are_one(bench):
+async def test_uses_in_the_same_second_are_one(bench):
     now_s = time.time()
     bench.clock.wall_s = lambda: now_s
     tier = await bench.open()
@@ -62,6 +62,19 @@ async def test_uses_in_quick_succession_are_one(bench):
         assert await bench.loads(tier, KEYS[0])
         await tier.touch([KEYS[0]])
     assert earlier_uses(bench.file(KEYS[0]).stat().st_mtime_ns) == 0
+
+
+async def test_the_start_of_many_prompts_has_as_many_uses_as_their_ends(bench):
+    now_s = 1_700_000_000.0
+    bench.clock.wall_s = lambda: now_s
+    tier = await bench.open()
+    start, end = KEYS[:2]
+    await bench.put(tier, end, start)
+    for step in range(8):
+        now_s += 0.5
+        await tier.touch([end, start] if step % 4 == 3 else [start])
+    uses = {key: earlier_uses(bench.file(key).stat().st_mtime_ns) for key in (start, end)}
+    assert uses == {start: 4, end: 2}
 
 
 async def test_the_age_of_what_was_evicted_last_is_a_gauge(bench):
