@@ -24,7 +24,7 @@ def play(root: Path) -> ReplayReport:
     options = {
         "slots": 50,
         "chunk_bytes": CHUNK_BYTES,
-        "tiers": [f"file://{root}?direct_io=off&capacity=4MiB&admission=off"],
+        "tiers": [f"file://{root}?direct_io=off&capacity=4MiB&admission=off&runner=thread"],
     }
     return replay(_WORKLOAD, TieringConfig.from_dict(options), concurrency=1)
 
