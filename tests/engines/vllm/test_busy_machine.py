@@ -36,8 +36,11 @@ def busy_cores() -> Iterator[None]:
 def test_the_second_engines_prompts_are_whole(offloading_way: Way, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", **MODEL)
     interpreter = Interpreter(tmp_path / "interpreter")
-    # The options that decide when a chunk is a miss are the defaults.
-    offloading = offloading_way.offloading(f"file://{tmp_path}/kv", patient=False)
+    # The options that decide when a chunk is a miss are the defaults. All prompts fit into the host
+    # pool, so that a slow disk does not make the first engine drop stores.
+    offloading = offloading_way.offloading(
+        f"file://{tmp_path}/kv", host_bytes=256 * 2**20, patient=False
+    )
     cached: list[list[int]] = []
     for turn in range(2):
         log = tmp_path / f"engine-{turn}.log"
