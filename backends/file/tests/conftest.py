@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
 import sysconfig
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,15 +24,23 @@ from kvtier_file import FileTier, compiled
 from kvtier_sdk import SystemClock, TierSpec
 
 PAGE_BYTES = 4096
+START_S = float(int(time.time()))
 
 
 class SetClock(SystemClock):
-    """The wall clock of a machine with the wrong time."""
+    """A wall clock that goes on by 10 us each time that somebody reads one like it.
+
+    So uses follow each other as in the test, and are in the same second however long it takes.
+
+    Attributes:
+        ahead_s: what the test adds to it.
+    """
 
     ahead_s = 0.0
+    _reads = itertools.count()
 
     def wall_s(self) -> float:
-        return super().wall_s() + self.ahead_s
+        return START_S + next(self._reads) * 1e-5 + self.ahead_s
 
 
 class Workbench(support.workbench.Workbench):

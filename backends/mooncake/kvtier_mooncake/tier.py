@@ -24,6 +24,8 @@ from kvtier_sdk import (
     run_blocking,
 )
 
+_NOT_THERE = "stored, and not there: evicted at once, or another store of it has not ended"
+
 
 class MooncakeTier(SecondaryTierManager):
     """Stores chunks as objects of a Mooncake Store, without a copy on this machine.
@@ -69,12 +71,13 @@ class MooncakeTier(SecondaryTierManager):
         await self._remove([transfer.key for transfer in batch if transfer.replace])
         statuses = await self._move("batch_put_from_multi_buffers", batch, self._replication)
         verdicts = [error_of(status) if status else None for status in statuses]
-        # So it does while another writer has not ended, perhaps because it died.
+        # So it does while another writer has not ended, perhaps because it died. A full store may
+        # evict at once what nobody has read.
         stored = [at for at, verdict in enumerate(verdicts) if verdict is None]
         found = await self._contains([batch[at].key for at in stored])
         for at, one in zip(stored, found, strict=True):
             if one is not True:
-                verdicts[at] = one or ChunkError("another store has not ended", retryable=True)
+                verdicts[at] = one or ChunkError(_NOT_THERE, retryable=True)
         return verdicts
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
