@@ -48,6 +48,7 @@ class ChildProcess:
     Attributes:
         data: the channel of jobs and reports.
         is_open: true if the tier was open when the process said that it takes jobs.
+        started_s: when it said so.
         ended: done when the process is gone; the result is what it died of.
 
     Args:
@@ -65,6 +66,7 @@ class ChildProcess:
         self._event_loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
         self.is_open = False
+        self.started_s = 0.0
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
         self._drained: asyncio.Future[bool] | None = None
         self._control, self._their_control = _socket_pair()
@@ -225,6 +227,7 @@ class ChildProcess:
             self._log.logger.log(level, "%s", text)
         elif kind is Kind.OPENED and not self._opened.done():
             self.is_open = bool(read_plain(body))
+            self.started_s = self._clock.now_s()
             self._opened.set_result(None)
         elif kind is Kind.REFUSED and not self._opened.done():
             self._opened.set_exception(read_error(read_plain(body)))

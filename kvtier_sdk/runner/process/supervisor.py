@@ -204,7 +204,6 @@ class Supervisor:
             # As loud as the failures before it.
             self._log.warning("the tier's process was started")
         while self.child is not None:
-            opened_s = self._clock.now_s()
             reason = f"the tier's process died: {await self.child.ended}"
             child, self.child = self.child, None
             died_s = self._clock.now_s()
@@ -214,7 +213,7 @@ class Supervisor:
             child.let_go()
             if self._closing:
                 return
-            if died_s - opened_s >= _MAX_PAUSE_S:
+            if died_s - child.started_s >= _MAX_PAUSE_S:
                 backoff.reset()
             await self._restart(backoff, is_restart=True)
             away = format_seconds(self._clock.now_s() - died_s)
