@@ -48,7 +48,7 @@ help:
 	@echo "make endurance                200,000 requests with a fault each second"
 	@echo "make fuzz [MINUTES=60]        fuzz everything that reads what others wrote, and keep new inputs"
 	@echo "make search                   property tests with ten times as many examples, new ones each time"
-	@echo "make test-reader              tutorial, examples, template, benchmarks and demo, as their readers run them"
+	@echo "make test-reader              tutorial, examples, demo, alerts and typing, as their readers have them"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make wheels                   the packages' wheels in dist/; core and file tier are compiled where there is a C compiler"
 	@echo "make test-wheels              make wheels, and run tests against them (python tests/wheels.py --help)"
@@ -134,7 +134,8 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirement
 test: setup servers
 	KVTIER_TEST_LOOP=uvloop $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-# Tutorial, examples, template, benchmarks and demo, in environments as their readers have them.
+# Tutorial, examples, template, benchmarks and demo, in environments as their readers have them; alerts and
+# their page, the commands for operators, a replay's page in a browser, and an author's type check.
 test-reader: setup servers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m reader tests/integration
 

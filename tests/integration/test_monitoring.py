@@ -15,6 +15,8 @@ from support.runners import KEYS, RUNNERS
 from kvtier_sdk import METRICS
 from kvtier_sdk.monitoring import ALERTS, alert_rules, dashboard
 
+pytestmark = pytest.mark.reader
+
 _SUSPENDED = ("KVTierReadsSuspended", "far")
 
 

@@ -15,6 +15,8 @@ from support.filled import fill, keys_from
 from kvtier_sdk import Namespace, RequestContext, TieringConfig, open_manager, open_pool
 from kvtier_sdk.integrations.vllm.block_hashes import chunk_keys
 
+pytestmark = pytest.mark.reader
+
 PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
 FACTS: dict[str, Any] = {
     "engine": "vllm 0.32",

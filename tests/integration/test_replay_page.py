@@ -14,6 +14,8 @@ from support.browser import Browser, open_browser
 from support.command import kvtier
 from support.played import write_trace
 
+pytestmark = pytest.mark.reader
+
 #: A trace's name may hold anything; a page shows it.
 NAME = "<b>it's & co.jsonl"
 WINDOWS = [(width, scheme) for width in (400, 1600) for scheme in ("light", "dark")]

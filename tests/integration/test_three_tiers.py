@@ -1,7 +1,7 @@
 """A production trace through all tiers at once, on real servers that die and come back.
 
 The trace is the file that ``KVTIER_TRACE`` names, or one beside the project, or generated chats, of
-which the first ``KVTIER_TRACE_REQUESTS`` are played; ``make test-trace`` plays 80 times as many.
+which the first ``KVTIER_TRACE_REQUESTS`` are played; ``make test-trace`` plays 130 times as many.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
 CHUNK_BYTES = 4096
 #: Fewer than the trace asks for again, so that its hits come from the tiers.
 SLOTS = 250
-REQUESTS = int(os.environ.get("KVTIER_TRACE_REQUESTS", "50"))
+REQUESTS = int(os.environ.get("KVTIER_TRACE_REQUESTS", "30"))
 BESIDE = Path(__file__).parents[3] / "shared" / "traces" / "conversation-4k.jsonl"
 TRACE = Path(os.environ["KVTIER_TRACE"]) if "KVTIER_TRACE" in os.environ else BESIDE
 _PATIENCE_S = 60.0

@@ -11,6 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.reader
+
 TIERS = Path(__file__).parents[1] / "typing" / "tiers.py"
 
 

@@ -11,11 +11,11 @@ PAGE = 4096
 
 def test_the_collector_may_give_parts_back_while_a_gap_is_looked_for() -> None:
     before = gc.get_threshold()
-    memory = LentMemory(10_000 * PAGE)
+    memory = LentMemory(5000 * PAGE)
     try:
-        for allocations in range(500, 4000, 500):
+        for allocations in range(250, 2000, 250):
             gc.disable()
-            for _ in range(4000):
+            for _ in range(2000):
                 garbage: list[object] = [memory._cut(PAGE)]
                 garbage.append(garbage)
             del garbage
