@@ -211,7 +211,12 @@ def _scheduler(figures: Figures) -> str:
     ours = of("memory tier")
     return " ".join(
         [
-            sentence("The manager takes {} of the engine's thread for each chunk.", median(ours)),
+            sentence(
+                "The manager takes {} of the engine's thread for each chunk, and {} with the "
+                "policy `lru` in place of `prefix`.",
+                median(ours),
+                median(of("memory tier, lru")),
+            ),
             sentence(
                 "vLLM's takes {} with a tier that answers at once, as no store does: the ratio is "
                 "{}. With one behind threads, as its own tiers work, it takes {}: {}.",
@@ -226,7 +231,8 @@ def _scheduler(figures: Figures) -> str:
 
 _MANAGERS = [
     Way("memory tier", "kvtier", "kvtier"),
-    Way("no tier", "no tier", "variant"),
+    Way("memory tier, lru", "kvtier, `lru`", "variant"),
+    Way("no tier", "no tier", "limit"),
     Way("vLLM, at once", "vLLM, at once", "vllm"),
     Way("vLLM, thread", "vLLM, threads", "client"),
 ]
@@ -267,14 +273,15 @@ SCHEDULER = Section(
             "microseconds, wall",
             [
                 Way("file tier", "kvtier", "kvtier"),
-                Way("no tier", "no tier", "variant"),
+                Way("no tier", "no tier", "limit"),
             ],
         ),
     ],
     _scheduler,
     {
         "kvtier": "kvtier",
-        "variant": "kvtier, no tier",
+        "variant": "kvtier, policy lru",
+        "limit": "kvtier, no tier",
         "vllm": "vLLM, answers at once",
         "client": "vLLM, behind threads",
     },
