@@ -36,7 +36,7 @@ def results(folder: Path) -> dict[str, Any]:
     return {check["name"]: check for check in report["checks"]}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpu") / "bundle"
     built = start(BUILDER, "--no-wheels", folder, cwd=folder.parent)

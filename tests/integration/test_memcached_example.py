@@ -30,7 +30,7 @@ def _server_class() -> Any:
 MemcachedServer = _server_class()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment that has the wheels, but neither source tree."""
     directory = tmp_path_factory.mktemp("memcached")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.reader
 EXAMPLE = ROOT / "examples" / "kvtier-sqlite"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kvtier(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Run a module in an environment that has the wheels, but neither source tree."""
     directory = tmp_path_factory.mktemp("sqlite")

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_wheel(package: Path, into: Path) -> Path:
-    """Build a package's wheel."""
-    before = set(into.glob("*.whl"))
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(into)]
-    run([*command, str(package)], into)
-    (wheel,) = set(into.glob("*.whl")) - before
-    return wheel
+    """Build a package's wheel, in place of one that is there."""
+    with tempfile.TemporaryDirectory(dir=into) as place:
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", place]
+        run([*command, str(package)], into)
+        (wheel,) = Path(place).glob("*.whl")
+        return wheel.rename(into / wheel.name)
 
 
 def stranger(wheels: Path) -> dict[str, str]:
