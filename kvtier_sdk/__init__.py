@@ -7,7 +7,6 @@ from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.aio.connection import Connection
 from kvtier_sdk.aio.connection_pool import ConnectionPool
-from kvtier_sdk.aio.pieces import Pieces, ValueStore
 from kvtier_sdk.aio.running_calls import RunningCalls
 from kvtier_sdk.aio.sharding import call_by_shard
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -152,7 +151,6 @@ __all__ = [
     "OffloadKey",
     "OffloadingEvent",
     "Operation",
-    "Pieces",
     "PoolLayout",
     "PoolUsage",
     "PrepareStoreOutput",
@@ -190,7 +188,6 @@ __all__ = [
     "Transfer",
     "UnknownBackendError",
     "Usage",
-    "ValueStore",
     "Verdict",
     "available_backends",
     "call_by_shard",

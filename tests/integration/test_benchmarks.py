@@ -25,7 +25,6 @@ BENCH = Path(__file__).parents[2] / "benchmarks"
         ("file_tier.py --rounds 1 --total 4MiB --processes 1 2", "ratio"),
         ("backends.py --rounds 1 --total 4MiB --kib 256", "redis-benchmark"),
         ("sealed.py --rounds 1 --total 4MiB", "sealed"),
-        ("pieces.py --rounds 1 --total 4MiB", "9 of 256KiB"),
         ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "process*"),
     ],
     ids=lambda value: value.partition(".py")[0],

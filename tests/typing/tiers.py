@@ -14,7 +14,6 @@ from kvtier_sdk import (
     Entry,
     EvictionPolicy,
     OffloadKey,
-    Pieces,
     RequestContext,
     SecondaryTierManager,
     TierConfig,
@@ -142,30 +141,6 @@ def mappings() -> None:
         pass
     with map_exceptions({OSError: ValueError}):  # E: dict-item
         pass
-
-
-class Values:
-    async def get(self, name: str, buffers: Sequence[memoryview]) -> None:
-        return None
-
-    async def put(self, name: str, buffers: Sequence[memoryview]) -> None:
-        return None
-
-    async def has(self, name: str) -> bool:
-        return False
-
-    async def remove(self, name: str) -> None:
-        return None
-
-
-class TextValues(Values):
-    async def get(self, name: str, buffers: Sequence[str]) -> None:  # type: ignore[override]
-        return None
-
-
-def pieces(clock: Clock) -> None:
-    Pieces(Values(), most_bytes=1024, clock=clock)
-    Pieces(TextValues(), most_bytes=1024, clock=clock)  # E: arg-type
 
 
 def unfinished(config: TierConfig, context: TierContext) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 import kvtier_sdk as kv
+from kvtier_memcached.pieces import Pieces
 
 _LINE_BYTES = 2048
 
@@ -51,7 +52,7 @@ class MemcachedTier(kv.ChunkTierManager):
         self.fan_out = limit * len(servers)
         self._calls = kv.RunningCalls()
         self._pools = {s: kv.ConnectionPool(partial(self._dial, s), limit) for s in servers}
-        self._pieces = kv.Pieces(self, most_bytes=self.config.piece_bytes, clock=clock)
+        self._pieces = Pieces(self, most_bytes=self.config.piece_bytes, clock=clock)
         for server in servers:
             async with self._pools[server].borrow() as connection:
                 await connection.send([b"stats settings\r\n"])

@@ -5,7 +5,8 @@ import hashlib
 import pytest
 from memcached_server import MemcachedServer
 
-from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, Pieces, SystemClock
+from kvtier_memcached.pieces import Pieces
+from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, SystemClock
 from kvtier_sdk.testing import TierConformance
 
 PIECE_BYTES = 30_000

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from kvtier_memcached.pieces import Pieces
 from kvtier_sdk import (
     ChunkNotFoundError,
     CorruptChunkError,
-    Pieces,
     SystemClock,
     TierUnavailableError,
 )

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.errors import ChunkError, ChunkNotFoundError, CorruptChunkError, TierError
+from kvtier_sdk import ChunkError, ChunkNotFoundError, Clock, CorruptChunkError, TierError
 
 T = TypeVar("T")
 
