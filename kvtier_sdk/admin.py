@@ -16,11 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.errors import ConfigError
 
 #: How long one client may take, since the others wait for it.
 _CLIENT_TIMEOUT_S = 2.0
 _MOST_REQUEST_BYTES = 64 * 1024
+_MOST_ANSWER_BYTES = 16 * 1024 * 1024
 _PAUSE_S = 0.1
 
 _log = logging.getLogger("kvtier.admin")
@@ -75,7 +77,7 @@ class AdminSocket:
         """Remove the socket and end the thread; a second call does nothing."""
         self._closed.set()
         with contextlib.suppress(OSError):
-            if os.stat(self.path).st_ino == self._inode:
+            if os.lstat(self.path).st_ino == self._inode:
                 self.path.unlink()
         with contextlib.suppress(OSError):
             # Wakes the thread, which a close alone does not.
@@ -95,10 +97,11 @@ class AdminSocket:
                     "engines have the same setting, name a directory"
                 )
             self.path.unlink()
+        # Linux gives the file that bind makes the mode of the socket. Whoever can write to the
+        # directory may replace the file at any time, so nothing is changed by its path.
+        os.fchmod(self._socket.fileno(), 0o600)
         self._socket.bind(str(self.path))
-        # It is not connectable before it listens.
-        self.path.chmod(0o600)
-        self._inode = os.stat(self.path).st_ino
+        self._inode = os.lstat(self.path).st_ino
         self._socket.listen()
 
     def _serve(self) -> None:
@@ -110,8 +113,8 @@ class AdminSocket:
                 self._closed.wait(_PAUSE_S)
                 continue
             with client, contextlib.suppress(OSError):
-                client.settimeout(_CLIENT_TIMEOUT_S)
-                client.sendall(self._reply(_receive_line(client)))
+                line = _receive_line(client, _MOST_REQUEST_BYTES, _CLIENT_TIMEOUT_S)
+                client.sendall(self._reply(line))
 
     def _reply(self, line: bytes) -> bytes:
         answer: Mapping[str, Any]
@@ -148,8 +151,7 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> di
         client.settimeout(timeout_s)
         client.connect(str(path))
         client.sendall(json.dumps(request).encode() + b"\n")
-        with client.makefile("rb") as lines:
-            line = lines.readline()
+        line = _receive_line(client, _MOST_ANSWER_BYTES, timeout_s)
     if not line:
         raise ConnectionResetError("the engine has closed the connection")
     answer: dict[str, Any] = json.loads(line)
@@ -166,10 +168,17 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-def _receive_line(client: socket.socket) -> bytes:
+def _receive_line(connection: socket.socket, most_bytes: int, timeout_s: float) -> bytes:
+    """Receive up to a line's end, the connection's, or the limit; all of it within the time."""
+    clock = SystemClock()
+    deadline_s = clock.now_s() + timeout_s
     line = bytearray()
-    while not line.endswith(b"\n") and len(line) <= _MOST_REQUEST_BYTES:
-        data = client.recv(4096)
+    while not line.endswith(b"\n") and len(line) <= most_bytes:
+        left_s = deadline_s - clock.now_s()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        connection.settimeout(left_s)
+        data = connection.recv(65536)
         if not data:
             break
         line += data

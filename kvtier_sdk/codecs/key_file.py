@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 
@@ -11,13 +12,14 @@ KEY_BYTES = 32
 _KEY = re.compile(rf"[0-9A-Fa-f]{{{2 * KEY_BYTES}}}")
 _MAX_FILE_BYTES = 1 << 16
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_ADVICE = f"make one with 'openssl rand -hex {KEY_BYTES}'"
 
 
 def read_keys(path: str) -> list[bytes]:
     """Read keys of 256 bits, one a line in hexadecimal; empty lines and ``#`` are skipped.
 
     Args:
-        path: a regular file that only its owner can read and write.
+        path: a regular file of this user or root, that only its owner can read and write.
 
     Returns:
         The keys, at least one, in the order of the file.
@@ -38,22 +40,29 @@ def read_keys(path: str) -> list[bytes]:
             raise ValueError(
                 f"line {number} of the key file is not a key of {2 * KEY_BYTES} hexadecimal digits"
             )
-        keys.append(bytes.fromhex(entry))
+        key = bytes.fromhex(entry)
+        if not any(key):
+            raise ValueError(f"the key in line {number} of the key file is zero; {_ADVICE}")
+        keys.append(key)
     if not keys:
-        raise ValueError(
-            f"the key file holds no key; make one with 'openssl rand -hex {KEY_BYTES}'"
-        )
+        raise ValueError(f"the key file holds no key; {_ADVICE}")
     return keys
 
 
 def _read_private(path: str) -> str:
     try:
-        content, mode = read_regular_file(path, _MAX_FILE_BYTES)
+        content, status = read_regular_file(path, _MAX_FILE_BYTES)
     except ValueError as error:
         raise ValueError(f"the key file {error}") from None
-    if mode & _OTHERS:
+    if status.st_uid not in (os.geteuid(), 0):
         raise ValueError(
-            f"the key file has mode {stat.S_IMODE(mode):04o}, so others than its owner can use "
+            f"the key file belongs to user {status.st_uid}, who can read and change it; make new "
+            f"keys in a file of user {os.geteuid()}, as whom the engine runs"
+        )
+    if status.st_mode & _OTHERS:
+        mode = stat.S_IMODE(status.st_mode)
+        raise ValueError(
+            f"the key file has mode {mode:04o}, so others than its owner can use "
             f"it; run 'chmod 600 {path}', and make new keys if they were readable for long"
         )
     return content.decode("ascii", errors="replace")

@@ -83,7 +83,7 @@ def environment_without_secrets() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _named}
 
 
-def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, int]:
+def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
     """Read a small file that should be a regular one.
 
     Args:
@@ -91,7 +91,7 @@ def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, int]:
         max_bytes: its greatest length.
 
     Returns:
-        Its content, and its mode.
+        Its content, and its owner and mode.
 
     Raises:
         OSError: it cannot be read.
@@ -100,18 +100,18 @@ def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, int]:
     # A pipe must not hold the start of an engine.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("is not a regular file")
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"is longer than {max_bytes} bytes")
-    return content, mode
+    return content, status
 
 
 def _read(path: str) -> tuple[str, bool]:
     """Read a secret, without the line break at its end; return true with it if it is public."""
-    content, mode = read_regular_file(path, _MAX_FILE_BYTES)
+    content, status = read_regular_file(path, _MAX_FILE_BYTES)
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -123,4 +123,4 @@ def _read(path: str) -> tuple[str, bool]:
     if not text:
         # Raised out here: the context of a UnicodeDecodeError holds the content.
         raise ValueError(fault)
-    return text, bool(mode & stat.S_IROTH)
+    return text, bool(status.st_mode & stat.S_IROTH)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_sdk import ConfigError
+from kvtier_sdk import ConfigError, admin
 from kvtier_sdk.admin import AdminSocket, ask
 
 
@@ -93,7 +93,10 @@ def test_nonsense_is_answered_and_the_next_client_served(tmp_path: Path, data: b
         assert ask(path, {}) == {"got": {}}
 
 
-def test_a_client_that_goes_away_or_says_nothing_does_not_end_it(tmp_path: Path) -> None:
+def test_a_client_that_goes_away_or_says_nothing_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "_CLIENT_TIMEOUT_S", 0.1)
     path = tmp_path / "engine.sock"
     with AdminSocket(path, echo), socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(path))
@@ -102,6 +105,48 @@ def test_a_client_that_goes_away_or_says_nothing_does_not_end_it(tmp_path: Path)
             gone.sendall(b'{"n": 1}\n')
         # It waits for the silent one first, but not for long.
         assert ask(path, {}, timeout_s=30.0) == {"got": {}}
+
+
+def test_a_client_that_sends_byte_by_byte_has_no_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "_CLIENT_TIMEOUT_S", 0.1)
+    path = tmp_path / "engine.sock"
+    with AdminSocket(path, echo), socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(str(path))
+        slow.settimeout(0.02)
+        refused = False
+        for _ in range(100):
+            try:
+                slow.sendall(b" ")
+                slow.recv(1)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                pass
+            refused = True
+            break
+        assert refused, "each byte gave it more time"
+
+
+def test_the_mode_is_never_that_of_what_a_link_points_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "engine.sock", tmp_path / "other"
+    other.touch(mode=0o644)
+
+    class Swapped(socket.socket):
+        """Another user of the directory puts a link in the socket's place."""
+
+        def bind(self, address: Any) -> None:
+            super().bind(address)
+            assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+            path.unlink()
+            path.symlink_to(other)
+
+    monkeypatch.setattr("kvtier_sdk.admin.socket.socket", Swapped)
+    AdminSocket(path, echo).close()
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644
 
 
 def test_an_error_of_the_engine_is_an_answer(

@@ -34,6 +34,10 @@ def test_keys_are_read_in_their_order(file: Path) -> None:
         (f"{KEY}{KEY}", "line 1"),
         (f"key = {KEY}", "line 1"),
         (f"{KEY[:-1]}\N{FULLWIDTH DIGIT ONE}", "line 1"),
+        (
+            f"{KEY}\n{'0' * 64}\n",
+            "key in line 2 of the key file is zero; make one with 'openssl",
+        ),
         ("# " + "x" * 70_000, "longer than 65536 bytes"),
     ],
 )
@@ -49,6 +53,18 @@ def test_a_file_that_others_can_use_is_refused(file: Path, mode: int) -> None:
     file.write_text(KEY)
     file.chmod(mode)
     with pytest.raises(ValueError, match=f"has mode {mode:04o}.*run 'chmod 600 {file}'"):
+        read_keys(str(file))
+
+
+def test_a_file_of_another_user_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(KEY)
+    owner = file.stat().st_uid
+    if os.geteuid() == 0:
+        owner = 12345
+        os.chown(file, owner, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ValueError, match=f"belongs to user {owner}, who can read and change it"):
         read_keys(str(file))
 
 
