@@ -7,14 +7,14 @@ requested by name is imported.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import (
     EntryPoint,
     PackageNotFoundError,
-    entry_points,
+    distributions,
     requires,
     version,
 )
@@ -92,24 +92,33 @@ def available_backends() -> list[BackendInfo]:
         One item per entry point, sorted by name; a duplicate name is listed twice.
     """
     return sorted(
-        (_describe(found) for found in entry_points(group=BACKENDS_GROUP)),
+        (_describe(found) for found in _entry_points(BACKENDS_GROUP)),
         key=lambda info: (info.name, info.distribution),
     )
+
+
+def unreadable_packages() -> list[str]:
+    """List the installed packages whose entry points cannot be read, each with the reason.
+
+    Their backends are missing in :func:`available_backends`.
+    """
+    return sorted(found for found in _scan() if isinstance(found, str))
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
     """Import the backend of a name, and nothing else.
 
     Args:
-        name: a backend's name, or one of its other URL schemes. A URL's scheme cannot hold ``_``,
-            so ``my-tier`` also finds the backend ``my_tier``, unless a backend has that very name.
+        name: a backend's name, or one of its other URL schemes; ``my-tier`` is also ``my_tier``,
+            since a URL's scheme cannot hold ``_``.
 
     Returns:
         The tier class.
 
     Raises:
         UnknownBackendError: no installed package offers it; the message lists the installed ones.
-        DuplicateBackendError: two packages offer it; the message names both.
+        DuplicateBackendError: two packages offer it, as a name or as a URL scheme; the message
+            names both.
         BackendLoadError: it cannot be imported, is not a :class:`SecondaryTierManager`, was
             written for another version of the contract, or lacks a method that the contract
             requires; the message names package and version.
@@ -141,7 +150,8 @@ def unknown_backend(name: str) -> UnknownBackendError:
         advice = f"pip install {published}; "
     elif closest(name, names) is None:
         advice = "install the package that provides it; "
-    return UnknownBackendError(f"no backend {name!r}; {advice}{nearest(name, names, 'installed')}")
+    advice += "; ".join([nearest(name, names, "installed"), *unreadable_packages()])
+    return UnknownBackendError(f"no backend {name!r}; {advice}")
 
 
 @cache
@@ -172,11 +182,17 @@ def backend_name(name: str) -> str:
 
     Returns:
         The backend's own name; ``name`` itself if no backend is known for it.
+
+    Raises:
+        DuplicateBackendError: two packages offer it.
     """
     found = _find_backend(name)
-    if not found or found[0].group == BACKENDS_GROUP:
-        return found[0].name if found else name
-    owners = [own for own in entry_points(group=BACKENDS_GROUP) if own.value == found[0].value]
+    if not found:
+        return name
+    _check_one(found, "backend")
+    if found[0].group == BACKENDS_GROUP:
+        return found[0].name
+    owners = [own for own in _entry_points(BACKENDS_GROUP) if own.value == found[0].value]
     return owners[0].name if owners else name
 
 
@@ -190,7 +206,7 @@ def url_schemes(info: BackendInfo) -> list[str]:
         Its name in the form of a scheme, then its other schemes.
     """
     further = (
-        found.name for found in entry_points(group=URL_SCHEMES_GROUP) if found.value == info.target
+        found.name for found in _entry_points(URL_SCHEMES_GROUP) if found.value == info.target
     )
     return [info.name.replace("_", "-"), *sorted(further)]
 
@@ -250,15 +266,46 @@ def load_codec(text: str) -> ChunkCodec:
     return _make(CODECS_GROUP, "codec", text, ChunkCodec)  # type: ignore[type-abstract]
 
 
+def _scan() -> Iterator[EntryPoint | str]:
+    """Yield the entry points of this project's groups, and of what cannot be read the reason."""
+    seen = set()
+    for distribution in distributions():
+        try:
+            found = [
+                point for point in distribution.entry_points if point.group.startswith("kvtier.")
+            ]
+        except Exception as error:  # the file is free text of anybody's
+            yield (
+                f"the entry points of {distribution.name} {distribution.version} cannot be read: "
+                f"{type(error).__name__}: {error}; install it again"
+            )
+            continue
+        if found:
+            # A later place of the path is hidden by an earlier one, as for an import.
+            name = _form_of_name(distribution.name)
+            if name not in seen:
+                yield from found
+            seen.add(name)
+
+
+def _entry_points(group: str) -> list[EntryPoint]:
+    return [found for found in _scan() if not isinstance(found, str) and found.group == group]
+
+
 def _find_backend(name: str) -> list[EntryPoint]:
-    for group, known_as in (
-        (BACKENDS_GROUP, name),
-        (URL_SCHEMES_GROUP, name),
-        (BACKENDS_GROUP, name.replace("-", "_")),
-    ):
-        if found := list(entry_points(group=group, name=known_as)):
-            return found
-    return []
+    """Find the owners of a name; names and URL schemes are one namespace."""
+    form = _form_of_name(name)
+    owners: dict[tuple[str, str], EntryPoint] = {}
+    for group in (BACKENDS_GROUP, URL_SCHEMES_GROUP):
+        for found in _entry_points(group):
+            if _form_of_name(found.name) == form:
+                # A package may list its backend's name among the URL schemes too.
+                owners.setdefault((_describe(found).distribution, found.value), found)
+    return list(owners.values())
+
+
+def _form_of_name(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _fault_of(backend: object, info: BackendInfo) -> str | None:
@@ -336,9 +383,10 @@ def _make(group: str, kind: str, text: str, base: type[T]) -> T:
 
 
 def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:
-    found = list(entry_points(group=group, name=name))
+    installed = _entry_points(group)
+    found = [one for one in installed if one.name == name]
     if not found:
-        names = {found.name for found in entry_points(group=group)}
+        names = {one.name for one in installed}
         raise UnknownBackendError(f"no {kind} {name!r}; {nearest(name, names, 'installed')}")
     policy = _load(found, kind)
     if not (isinstance(policy, type) and issubclass(policy, base)):
@@ -355,19 +403,24 @@ def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:
     return policy
 
 
-def _load(found: Sequence[EntryPoint], kind: str) -> object:
+def _check_one(found: Sequence[EntryPoint], kind: str) -> None:
+    """Raise an error that names the owners if there are several."""
     if len(found) > 1:
         owners = " and ".join(
-            f"{info.distribution} {info.version}" for info in sorted(map(_describe, found), key=str)
+            sorted(f"{info.distribution} {info.version}" for info in map(_describe, found))
         )
         raise DuplicateBackendError(
             f"{kind} {found[0].name!r} is offered by {owners}; uninstall one of them"
         )
+
+
+def _load(found: Sequence[EntryPoint], kind: str) -> object:
+    _check_one(found, kind)
     try:
         return found[0].load()
     except ConfigError:  # it says what to install
         raise
-    except Exception as error:  # a third party's module may raise anything
+    except (Exception, SystemExit) as error:  # a third party's module may raise anything
         info = _describe(found[0])
         raise BackendLoadError(
             f"{_title(kind, info)} cannot be imported: {type(error).__name__}: {error}; "

@@ -111,8 +111,8 @@ class TierSpec:
     def _read(cls, entry: Mapping[str, Any], place: Place) -> Self:
         url = _parse_url(entry["url"], place) if "url" in entry else None
         named_by, name_given = _backend_given(entry, url, place)
-        backend = backend_name(name_given)
         try:
+            backend = backend_name(name_given)
             tier_class = load_backend(backend)
         except BackendError as error:
             raise type(error)(f"{place.at(named_by)}: {error}") from error

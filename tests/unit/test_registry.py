@@ -136,9 +136,25 @@ def test_a_tier_of_a_further_scheme_is_the_backends(install: Install) -> None:
     assert TierSpec.from_options({"type": "mine", "url": "mines:"}) == spec
 
 
-def test_a_name_goes_before_a_url_scheme(install: Install) -> None:
-    install("kvtier-squatter", "1", name="memory", group="kvtier.url_schemes")
-    assert load_backend("memory") is MemoryTier
+def test_a_word_is_one_packages_as_a_name_and_as_a_url_scheme(install: Install) -> None:
+    squatter = install("kvtier-squatter", "1", name="rediss")
+    mine = install("kvtier-mine", "2", name="my_tier", schemes=["mines", "my-tier"])
+    assert load_backend("my-tier") is sys.modules[mine].Tier
+    install("kvtier-other", "3", name="x", schemes=["my-tier"])
+    install("kvtier-mine-too", "4", name="mines")
+    for options, owners in (
+        ({"type": "rediss"}, "kvtier-redis 0.1.0 and kvtier-squatter 1"),
+        ({"url": "rediss://:hunter2@host"}, "kvtier-redis 0.1.0 and kvtier-squatter 1"),
+        ({"type": "my_tier"}, "kvtier-mine 2 and kvtier-other 3"),
+        ({"url": "my-tier:"}, "kvtier-mine 2 and kvtier-other 3"),
+        ({"type": "mines"}, "kvtier-mine 2 and kvtier-mine-too 4"),
+        ({"type": "x", "url": "mines:"}, "kvtier-mine 2 and kvtier-mine-too 4"),
+    ):
+        with pytest.raises(DuplicateBackendError, match=f"is offered by {owners}; u") as caught:
+            TierSpec.from_options(options)
+        assert "hunter2" not in str(caught.value)
+    assert squatter not in sys.modules
+    assert load_backend("redis").__module__.startswith("kvtier_redis")
 
 
 def test_a_name_that_no_url_can_hold_is_found_by_its_scheme(install: Install) -> None:
@@ -151,11 +167,20 @@ def test_a_name_that_no_url_can_hold_is_found_by_its_scheme(install: Install) ->
         TierSpec.from_url("my_tier:")
 
 
-def test_what_has_the_very_name_goes_first(install: Install) -> None:
-    underscore = install("kvtier-one", "1", name="my_tier")
-    hyphen = install("kvtier-two", "1", name="my-tier")
-    assert load_backend("my_tier") is sys.modules[underscore].Tier
-    assert load_backend("my-tier") is sys.modules[hyphen].Tier
+def test_entry_points_that_cannot_be_read_hide_no_other_package(install: Install) -> None:
+    install("kvtier-mine", "1")
+    for number, garbage in enumerate((b"[kvtier.backends]\ngarbage\n", b"\xff\xfe[kvtier")):
+        install(f"kvtier-broken-{number}", "0.1", name="broken")
+        (metadata,) = Path(sys.path[0]).glob("*.dist-info")
+        (metadata / "entry_points.txt").write_bytes(garbage)
+    assert "mine" in [info.name for info in available_backends()]
+    assert load_backend("memory") is MemoryTier
+    assert [line.partition(":")[0] for line in registry.unreadable_packages()] == [
+        "the entry points of kvtier-broken-0 0.1 cannot be read",
+        "the entry points of kvtier-broken-1 0.1 cannot be read",
+    ]
+    with pytest.raises(UnknownBackendError, match="the entry points of kvtier-broken-0 0.1 cannot"):
+        load_backend("broken")
 
 
 def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -> None:
@@ -180,6 +205,7 @@ def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
     [
         ("import no_such_module_anywhere", "ModuleNotFoundError: No module named"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(3)", "cannot be imported: SystemExit: 3; install what"),
         ("", "AttributeError"),
         ("Tier = 5", "is not a subclass of kvtier_sdk.SecondaryTierManager"),
         ("class Tier: contract_version = 1", "is not a subclass of"),
