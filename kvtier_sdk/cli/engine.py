@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +15,13 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import parse_seconds
+from kvtier_sdk.tiering import TieringConfig
 
 _LOOK_S = 0.2
+#: An engine without a step for so long is idle.
+_STEP_S = 1.0
+#: How long to wait for chunks in use.
+_IN_USE_S = 10.0
 
 Socket = Annotated[
     Path,
@@ -35,6 +41,60 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
     if "error" in answer:
         raise ConfigError(answer["error"])
     return answer
+
+
+def purge_pools(config: TieringConfig, namespaces: Collection[str]) -> list[dict[str, Any]]:
+    """Have the engines of a configuration empty their host pools, and wait for them.
+
+    Args:
+        config: names the engines' admin sockets.
+        namespaces: fingerprints; an engine with none of them keeps its pool.
+
+    Returns:
+        What became of it, one item a socket: ``forgotten_chunks`` and ``chunks_in_use``, which is
+        ``None`` for an idle engine; or ``fault``.
+    """
+    if config.admin_socket is None:
+        return []
+    path = Path(config.admin_socket)
+    sockets = sorted(path.glob("kvtier-*.sock")) if path.is_dir() else [path]
+    return [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets]
+
+
+def _purge_pool(socket: Path, namespaces: Collection[str]) -> dict[str, Any]:
+    clock = SystemClock()
+    began_s = clock.now_s()
+    try:
+        answer = ask(socket, {"command": "purge", "namespaces": list(namespaces)})
+        if not answer["is_meant"]:
+            return {"fault": "its engine has another namespace, and keeps its pool"}
+        while True:
+            wait(_LOOK_S)
+            status = ask(socket, {"command": "status"})
+            found: dict[str, Any] = status["purge"]
+            sleeps = found["chunks_in_use"] is None and status["idle_s"] > _STEP_S
+            if sleeps or found["chunks_in_use"] == 0 or clock.now_s() - began_s > _IN_USE_S:
+                return found
+    except (OSError, ValueError, LookupError) as error:
+        return {"fault": f"no engine answers: {getattr(error, 'strerror', None) or error!r}"}
+
+
+def tell_purge(config: TieringConfig, purged: list[dict[str, Any]]) -> Iterator[str]:
+    """Say what engines have forgotten, and what they may still serve; a line each."""
+    if config.admin_socket is None:
+        yield "no engine was asked, since there is no 'admin_socket': pools may still serve these"
+    for engine in purged:
+        if "fault" in engine:
+            yield f"{engine['socket']}: {engine['fault']}"
+            continue
+        in_use = engine["chunks_in_use"]
+        if in_use is None:
+            yield f"{engine['socket']}: the engine is idle; it will forget before its next lookup"
+        else:
+            rest = f"; {in_use:,} in use will be, when they no longer are" if in_use else ""
+            yield f"{engine['socket']}: {engine['forgotten_chunks']:,} chunks forgotten{rest}"
+    if config.admin_socket is None or any("fault" not in engine for engine in purged):
+        yield "an engine's device may still serve them: reset its prefix cache, or restart it"
 
 
 def wait(duration_s: float) -> None:

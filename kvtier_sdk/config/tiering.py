@@ -49,8 +49,8 @@ class TieringConfig(StrictModel):
         trace_dir: directory for a block-hash trace of all requests; none is recorded where absent.
         trace_file_bytes: size of one of its files.
         trace_files: number of its files to keep, the newest.
-        admin_socket: path of a Unix socket for ``kvtier top``, ``drain`` and ``resume``; in a
-            directory each engine makes its own. None where absent.
+        admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
+            ``tier rm``; in a directory each engine makes its own. None where absent.
         tiers: the secondary tiers, in the order in which they are asked: a URL each, or a table
             with ``type``, optional ``name``, and ``url`` or flat options.
     """

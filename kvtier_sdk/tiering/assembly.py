@@ -164,7 +164,9 @@ def open_manager(
             runner.begin()
         for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
-        services.attend(manager)
+        size_bytes = pool.chunk_bytes
+        namespaces = (spec.namespace_of(bound, size_bytes) for spec in config.tiers)
+        services.attend(manager, {one.fingerprint for one in namespaces})
         yield manager
 
 

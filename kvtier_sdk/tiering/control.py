@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -12,33 +12,42 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.place import nearest
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.slots import Purge
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.trace import TraceRecorder
 
 _log = logging.getLogger("kvtier.admin")
 
-_COMMANDS = ("status", "drain", "resume")
+_COMMANDS = ("status", "purge", "drain", "resume")
 
 
 class ManagerControl:
     """Status of a manager, and tiers taken out and put back, from another thread than the engine's.
 
-    It reads counters that the engine's thread writes, and sets ``is_drained`` of a tier's client:
-    it never waits for the engine, which may be idle.
+    It reads counters that the engine's thread writes, sets ``is_drained`` of a tier's client, and
+    asks for a purge: it never waits for the engine, which may be idle.
 
     Attributes:
         manager: the manager.
+        fingerprints: of its tiers' namespaces.
 
     Args:
         manager: the manager.
+        fingerprints: of its tiers' namespaces.
         clock: its clock.
         recorder: its recorder, if any.
     """
 
     def __init__(
-        self, manager: TieringManager, clock: Clock, recorder: TraceRecorder | None
+        self,
+        manager: TieringManager,
+        fingerprints: Set[str],
+        clock: Clock,
+        recorder: TraceRecorder | None,
     ) -> None:
         self.manager = manager
+        self.fingerprints = fingerprints
+        self._purge: Purge | None = None
         self._clock = clock
         self._recorder = recorder
         self._started_s = clock.now_s()
@@ -47,16 +56,19 @@ class ManagerControl:
         """Answer a request.
 
         Args:
-            request: ``command`` is ``status``, ``drain`` or ``resume``; for the latter two ``tier``
-                is the name of a tier.
+            request: ``command`` is ``status``; ``purge``, which empties the host pool if
+                ``namespaces`` has the fingerprint of a tier's chunks; or ``drain`` or ``resume``
+                of the tier called ``tier``.
 
         Returns:
-            Of ``status``, everything; of the others, the tier. ``error`` if there is no such
-            command or tier.
+            Of ``status`` and ``purge``, everything; of the others, the tier. ``error`` if there is
+            no such command or tier.
         """
         command = str(request.get("command"))
         if command == "status":
             return self._status()
+        if command == "purge":
+            return self._begin_purge(request.get("namespaces"))
         if command not in _COMMANDS:
             return {"error": f"no command {command!r}; {nearest(command, _COMMANDS, 'allowed')}"}
         name = str(request.get("tier"))
@@ -67,6 +79,15 @@ class ManagerControl:
         done = "taken out" if command == "drain" else "put back"
         _log.warning("%s: the tier is %s, on request", name, done)
         return self._tier(clients[name])
+
+    def _begin_purge(self, fingerprints: object) -> dict[str, Any]:
+        is_meant = isinstance(fingerprints, list) and any(
+            str(one) in self.fingerprints for one in fingerprints
+        )
+        if is_meant:
+            self._purge = self.manager.purge_pool()
+            _log.warning("the host pool is emptied, on request")
+        return self._status() | {"is_meant": is_meant}
 
     def _status(self) -> dict[str, Any]:
         manager, now_s = self.manager, self._clock.now_s()
@@ -84,6 +105,7 @@ class ManagerControl:
             "idle_s": max(0.0, now_s - manager.last_step_s),
             "pool": asdict(manager.usage()),
             "trace": trace,
+            "purge": None if self._purge is None else _progress(self._purge),
             "host": _counters(manager.stats[0]),
             "tiers": [self._tier(client) for client in manager.clients],
         }
@@ -97,6 +119,14 @@ class ManagerControl:
             "store_queue_bytes": client.store_bytes,
             "max_queue_bytes": client.spec.runner.max_queue_bytes,
         }
+
+
+def _progress(purge: Purge) -> dict[str, Any]:
+    left = purge.left
+    return {
+        "forgotten_chunks": purge.forgotten,
+        "chunks_in_use": None if left is None else len(left),
+    }
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput,
 from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.requests import RequestState
-from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
+from kvtier_sdk.tiering.slots import PrimaryTier, Purge, Slot, SlotState
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_reports import TierReports
 from kvtier_sdk.tiering.waits import Wait
@@ -638,6 +638,17 @@ class TieringManager:
                 tier.client.purge()
             self._flush()
 
+    def purge_pool(self) -> Purge:
+        """Have the chunks of the host pool forgotten at the next step; any thread may call it.
+
+        Until then no chunk is looked up. Chunks in use, also by a store into a tier, are forgotten
+        when they no longer are; requests that are alive go on.
+
+        Returns:
+            The purge, which goes on by itself.
+        """
+        return self._primary.purge()
+
     def on_reset_flushed(self) -> None:
         """Free the slots of device copies from before the last reset: the copies have ended."""
         stale, self._stale_copies = self._stale_copies, []
@@ -857,6 +868,7 @@ class TieringManager:
         self._now_s = self._primary.now_s = self._clock.now_s()
         for tier in self._tiers:
             tier.client.poll()
+        self._primary.serve_purges()
 
     def _flush(self) -> None:
         """Hand over what was collected, to each tier in one hop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -45,19 +46,21 @@ class OperatorServices:
             )
             self._stack.callback(self.recorder.close)
 
-    def attend(self, manager: TieringManager) -> None:
+    def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
         """Serve a manager from now on, in the place of an earlier one.
 
         Args:
             manager: the manager, open.
+            fingerprints: of its tiers' namespaces.
 
         Raises:
             ConfigError: the port or the socket cannot be had.
         """
         if self._control is not None:
-            self._control.manager = manager
+            self._control.manager, self._control.fingerprints = manager, fingerprints
             return
-        config, control = self._config, ManagerControl(manager, self._clock, self.recorder)
+        config = self._config
+        control = ManagerControl(manager, fingerprints, self._clock, self.recorder)
         self._control = control
         if config.metrics_port is not None:
             self._stack.enter_context(

@@ -127,6 +127,22 @@ class Slot:
         self.position = 0
 
 
+class Purge:
+    """A purge of the primary tier on request of an operator.
+
+    Attributes:
+        left: chunks that were there when it began, and still are: something uses them. ``None``
+            until it begins, with the engine's next step.
+        forgotten: number of chunks that it has taken out.
+    """
+
+    __slots__ = ("forgotten", "left")
+
+    def __init__(self) -> None:
+        self.left: list[OffloadKey] | None = None
+        self.forgotten = 0
+
+
 class PrimaryTier:
     """Slots, the chunks in them, and which of them go when room is needed. One thread.
 
@@ -164,6 +180,7 @@ class PrimaryTier:
         self._free = self.slots[::-1]
         self._policy = policy
         self._events: list[OffloadingEvent] | None = [] if events else None
+        self._purges: list[Purge] = []
 
     @property
     def free_slots(self) -> int:
@@ -292,6 +309,26 @@ class PrimaryTier:
             free.append(slot)
         self.stats.evicted_chunks += len(keys)
         self.announce(keys, removed=True)
+
+    def purge(self) -> Purge:
+        """Have all chunks that are here now forgotten; any thread may call it."""
+        purge = Purge()
+        self._purges.append(purge)
+        return purge
+
+    def serve_purges(self) -> None:
+        """Forget what is to be purged and not in use; the rest follows in later steps."""
+        for purge in list(self._purges):
+            keys = list(self.by_key) if purge.left is None else purge.left
+            there = [key for key in keys if key in self.by_key]
+            idle = [key for key in there if self._is_idle(key)]
+            for key in idle:
+                self.forget(self.by_key[key])
+            self.announce(idle, removed=True)
+            purge.forgotten += len(idle)
+            purge.left = [key for key in there if key in self.by_key]
+            if not purge.left:
+                self._purges.remove(purge)
 
     def take_events(self) -> list[OffloadingEvent]:
         """Take the events since the last call, oldest first."""

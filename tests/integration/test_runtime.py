@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,21 @@ from typing import Any
 import pytest
 from support.command import kvtier
 from support.redis_server import Server
+from typer.testing import CliRunner
 
 from kvtier_sdk import (
+    LookupResult,
     Namespace,
+    OffloadKey,
     RequestContext,
     SystemClock,
     TieringConfig,
+    TieringManager,
     open_manager,
     open_pool,
 )
 from kvtier_sdk.admin import ask
+from kvtier_sdk.cli.app import app
 from kvtier_sdk.replay import ReplayReport, chat_workload, read_trace, replay
 from kvtier_sdk.tiering.services import OperatorServices
 
@@ -249,3 +255,60 @@ def test_what_is_asked_of_nobody_or_of_no_tier_is_one_line(idle: Path, tmp_path:
             == f"kvtier: no engine answers at {tmp_path}/no.sock: No such file or directory\n"
         )
     assert ask(idle, {"command": "stop"})["error"].startswith("no command 'stop'")
+
+
+def test_rm_reaches_the_pools_of_running_engines(tmp_path: Path) -> None:
+    path, file = tmp_path / "engine.sock", tmp_path / "kv.json"
+    options = {"slots": 60, "chunk_bytes": 4096, "admin_socket": str(path)}
+    file.write_text(json.dumps(options | {"tiers": [f"file://{tmp_path}/kv?runner=thread"]}))
+    config = TieringConfig.from_file(file)
+    alone = config.model_copy(update={"admin_socket": None})
+    keys, request = WORKLOAD[0].keys[:3], RequestContext("r")
+    with (
+        open_pool(config) as pool,
+        open_manager(pool, alone, Namespace({"model": "qwen"})) as manager,
+    ):
+        manager.on_new_request(request)
+        store(manager, keys, request)
+    with (
+        open_pool(config) as pool,
+        open_manager(pool, config, Namespace({"model": "llama"})) as manager,
+    ):
+        manager.on_new_request(request)
+        store(manager, keys, request)
+        said = removed(file, "qwen")
+        assert "3 chunks deleted" in said
+        assert f"{path}: its engine has another namespace, and keeps its pool" in said
+        assert manager.lookup_prefix(keys, request) == (3, False)
+        manager.on_schedule_end()
+        with ThreadPoolExecutor() as operator:
+            removing = operator.submit(removed, file, "llama")
+            while not removing.done():
+                manager.on_schedule_end()
+                threading.Event().wait(0.01)
+            said = removing.result()
+        assert "3 chunks deleted" in said
+        assert "engine.sock: 0 chunks forgotten" in said
+        assert said.endswith("may still serve them: reset its prefix cache, or restart it\n")
+        assert manager.lookup(keys[0], request) is not LookupResult.HIT
+        store(manager, keys, request)
+        assert "is idle; it will forget before its next lookup" in removed(file, "llama")
+        assert manager.lookup(keys[1], request) is not LookupResult.HIT
+        manager.on_request_finished(request)
+
+
+def store(manager: TieringManager, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+    """Store chunks, and wait until the tiers have them."""
+    stored = manager.prepare_store(keys, request).keys_to_store
+    manager.complete_store(stored, request)
+    manager.on_schedule_end()
+    while manager.has_pending_work():
+        manager.on_schedule_end()
+        threading.Event().wait(0.01)
+
+
+def removed(file: Path, model: str) -> str:
+    """Return what the command says; it runs in this process, beside the engine."""
+    done = CliRunner().invoke(app, ["tier", "rm", str(file), "--model", model, "--yes"])
+    assert done.exit_code == 0, done.output
+    return done.stdout

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.cli.engine import purge_pools, tell_purge
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.tier.contents import Contents, need
 from kvtier_sdk.cli.tier.faults import Faults
@@ -54,7 +55,8 @@ def rm_command(
 ) -> None:
     """Delete chunks from tiers, by namespace, model and age. It says what goes, and asks.
 
-    Engines that use the tiers recompute what is gone. For example
+    Engines that use the tiers recompute what is gone. Without --unused-for, the engines at the
+    configuration's admin_socket empty their host pools too. For example
 
         kvtier tier rm kv.toml --model llama-2 --unused-for 30d
 
@@ -73,24 +75,35 @@ def rm_command(
     before_s = None if unused_s is None else SystemClock().wall_s() - unused_s
     faults = Faults(target)
     found: list[_Victims] = []
+    meant: set[str] = set()
     for spec in target.tiers:
         with faults.of(spec):
             for one in selection.of(spec, timeout_s):
+                meant.add(one.fingerprint)
                 victims = _find(spec, one, before_s, timeout_s)
                 if victims.keys:
                     found.append(victims)
     _tell(found, to_stderr=as_json)
+    in_pools = unused_s is None and bool(meant)
     if found and not yes:
         typer.confirm("Delete them?", abort=True, err=as_json)
+    if in_pools:
+        # What a pool is still storing into a tier would come back behind the deletion.
+        purge_pools(target.config, meant)
     deleted = [_delete(victims, faults, timeout_s) for victims in found]
+    # What was loaded from the tier meanwhile is in the pool again.
+    purged = purge_pools(target.config, meant) if in_pools else []
     if as_json:
         removed = [
             victims.as_json() | {"deleted": gone}
             for victims, gone in zip(found, deleted, strict=True)
         ]
-        print(json.dumps({"ok": not faults.by_tier, "removed": removed, "faults": faults.by_tier}))
+        report = {"ok": not faults.by_tier, "removed": removed, "engines": purged}
+        print(json.dumps(report | {"faults": faults.by_tier}))
     else:
         print(f"{sum(deleted):,} chunks deleted")
+        for line in tell_purge(target.config, purged) if in_pools else ():
+            print(line)
         for spec in target.tiers:
             faults.show(spec)
     faults.end()

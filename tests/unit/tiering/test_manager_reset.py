@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +33,55 @@ def test_nothing_is_found_after_a_reset(make: EngineFactory) -> None:
     assert engine.manager.usage().free == 8
     [event] = engine.manager.take_events()
     assert (event.removed, set(event.keys)) == (True, set(KEYS[:3]))
+
+
+def test_a_purge_forgets_at_the_next_step_and_waits_for_what_is_in_use(make: EngineFactory) -> None:
+    engine = make(tiers=0)
+    engine.store(A, *KEYS[:3])
+    engine.step()
+    engine.manager.take_events()
+    assert engine.look(B, KEYS[0]) == ["HIT"]
+    engine.manager.prepare_load(KEYS[:1], B)
+    purge = engine.manager.purge_pool()
+    assert engine.look(B, KEYS[1]) == ["HIT"], "the step has begun"
+    engine.manager.prepare_load(KEYS[1:2], B)
+    writing = engine.manager.prepare_store(KEYS[3:4], A)
+    assert purge.left is None
+    engine.step()
+    assert engine.look(B, KEYS[2]) == ["MISS"]
+    assert (purge.forgotten, purge.left) == (1, [KEYS[0], KEYS[1], KEYS[3]])
+    engine.manager.complete_load(KEYS[:2], B)
+    engine.manager.complete_store(writing.keys_to_store, A)
+    engine.store(A, KEYS[4])
+    engine.step()
+    assert engine.look(B, *KEYS[:5]) == ["MISS", "MISS", "MISS", "MISS", "HIT"]
+    assert (purge.forgotten, purge.left) == (4, [])
+    removed = [event.keys for event in engine.manager.take_events() if event.removed]
+    assert sorted(key for keys in removed for key in keys) == sorted(KEYS[:4])
+    engine.at_rest()
+
+
+def test_what_a_purge_forgets_goes_to_no_tier(make: EngineFactory) -> None:
+    engine = make(store_policy="on_evict")
+    engine.store(A, *KEYS[:3])
+    engine.manager.purge_pool()
+    engine.push_out(A)
+    stored = [keys for operation, keys in engine.tiers[0].calls if operation == "store"]
+    assert {*KEYS[:3]}.isdisjoint(itertools.chain(*stored))
+
+
+def test_a_chunk_on_its_way_into_a_tier_is_purged_once_it_is_there(make: EngineFactory) -> None:
+    engine = make()
+    gate = engine.tiers[0].gate = asyncio.Event()
+    engine.store(A, KEYS[0])
+    engine.step()
+    purge = engine.manager.purge_pool()
+    engine.step()
+    engine.step()
+    assert purge.left == KEYS[:1]
+    gate.set()
+    engine.at_rest()
+    assert (purge.left, purge.forgotten) == ([], 1)
 
 
 def test_a_tier_keeps_what_it_has(make: EngineFactory) -> None:
