@@ -55,7 +55,7 @@ help:
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make docs                     docs/ and the API reference as a site, in site/"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
-	@echo "make bench [BENCH=...]        all benchmarks, written to docs/performance.md; BENCH=--quick tries it in 6 minutes"
+	@echo "make bench [BENCH=...]        all benchmarks, written to docs/performance.md; BENCH=--quick tries it in 8 minutes"
 	@echo "make bench-peers              set up what they compare with: vLLM, servers, clients; each where it can be"
 	@echo "make bench-scheduler          time of the scheduler's thread per chunk"
 	@echo "make bench-core               the same for the compiled core of make wheels, beside the pure one"
@@ -213,7 +213,7 @@ bench: compiled
 
 # Each is optional: a benchmark leaves out what is missing, and its column says so.
 bench-peers: setup
-	@for peer in redis-server mooncake setup-vllm; do \
+	@for peer in redis-server mooncake setup-vllm setup-lmcache setup-sglang; do \
 		$(MAKE) --no-print-directory $$peer >/dev/null || missing="$$missing $$peer"; \
 	done; \
 	if [ -z "$$missing" ]; then echo "all peers are set up: make bench"; \

@@ -122,9 +122,7 @@ def _measure(subject: Subject, work: Work, rounds: int) -> dict[str, Rounds]:
     for number in range(rounds):
         ways = list(subject.ways(work))
         figures = figures or {way.name: [] for way in ways}
-        # A disk may still be busy with the way before: each way follows another in turn.
-        start = number % len(ways)
-        for way in ways[start:] + ways[:start]:
+        for way in results.in_turns(ways, number):
             figures[way.name].append(way.measure())
             subject.clear()
     return figures

@@ -44,7 +44,7 @@ def main() -> None:
         zipfile.ZipFile(wheels[0]).extractall(directory)
         places = {"pure": str(_ROOT), "compiled": directory}
         for number in range(arguments.rounds):
-            for core in list(places)[:: -1 if number % 2 else 1]:
+            for core in results.in_turns(places, number):
                 rounds[core].append(_play(places[core], options))
     print(f"microseconds, median (quartiles) of {arguments.rounds} rounds")
     first = rounds["pure"][0]

@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import results
 from ways.file_ways import FileSubject, PlainFiles
 from ways.tier_way import TierWay
 from ways.way import Way, Work
@@ -65,8 +66,9 @@ def main() -> None:
             f"{root}: {format_bytes(arguments.total)} a measurement in chunks of "
             f"{format_bytes(arguments.chunk)}, {arguments.rounds} rounds"
         )
-        for _ in range(arguments.rounds):
-            for way, processes in itertools.product(WAYS, arguments.processes):
+        for number in range(arguments.rounds):
+            measured = itertools.product(WAYS, arguments.processes)
+            for way, processes in results.in_turns(measured, number):
                 place = Path(root) / "kv"
                 rates = _measure(way, processes, place, arguments)
                 figures.setdefault((way, processes), []).append(rates)

@@ -194,10 +194,8 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="kvtier-first-", dir=options.root) as folder,
         sides(Path(folder), options.layers, options.tokens, options.threads) as started,
     ):
-        names = list(started)
         for number in range(options.rounds):
-            turn = number % len(names)  # none is always the first
-            for name in names[turn:] + names[:turn]:
+            for name in results.in_turns(started, number):
                 started[name].serve(make_prompt(number, chunks))
         damaged = {
             name: side.serve_damaged(make_prompt(options.rounds, chunks), chunk_bytes)

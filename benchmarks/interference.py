@@ -93,8 +93,7 @@ def _compare(
 ) -> list[Series]:
     rows: dict[str, list[npt.NDArray[np.float64]]] = {"idle": []}
     for number in range(arguments.rounds):
-        # Forth and back, so that a machine that slows down does so for all of them.
-        for way in arguments.way[:: -1 if number % 2 else 1]:
+        for way in results.in_turns(arguments.way, number):
             with _open(way, url, mbps) as load:
                 idle, busy, mb_per_s = _measure(engine, load, arguments.seconds)
             rows["idle"].append(_row(idle, idle, 0.0))

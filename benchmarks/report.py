@@ -32,7 +32,8 @@ DOCS = ROOT / "docs"
 _QUICK_DOCS = ROOT / "build" / "docs"
 README = ROOT / "README.md"
 _QUICK_ROUNDS = 2
-_NO_VLLM = "vLLM's environment is missing; 'make bench-peers' makes it"
+_MISSING = "{}'s environment is missing; 'make bench-peers' makes it"
+_NO_VLLM = _MISSING.format("vLLM")
 
 
 class CannotRunError(Exception):
@@ -205,10 +206,13 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
 
 def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
     """Return the interpreter for a run, and the ways that cannot be measured with it."""
-    if vllm.exists() and (run.needs_vllm or run.vllm):
+    if run.engine:
+        python = vllm if run.engine == "vLLM" else ROOT / f".venv-{run.engine.lower()}/bin/python"
+        if not python.exists():
+            raise CannotRunError(_MISSING.format(run.engine))
+        return python, {}
+    if vllm.exists() and run.vllm:
         return vllm, {}
-    if run.needs_vllm:
-        raise CannotRunError(_NO_VLLM)
     return Path(sys.executable), dict.fromkeys(run.vllm, _NO_VLLM)
 
 

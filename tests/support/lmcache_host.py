@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,24 +18,18 @@ from lmcache.v1.distributed.api import (
     ObjectKey,
     PrefetchTaskSpec,
 )
-from lmcache.v1.distributed.config import (
-    EvictionConfig,
-    L1ManagerConfig,
-    L1MemoryManagerConfig,
-    StorageManagerConfig,
-)
-from lmcache.v1.distributed.l2_adapters.config import (
-    add_l2_adapters_args,
-    parse_args_to_l2_adapters_config,
-)
+from lmcache.v1.distributed.config import add_storage_manager_args, parse_args_to_config
 from lmcache.v1.distributed.storage_manager import StorageManager
+from lmcache.v1.multiprocess.config import add_mp_server_args
+
+from support.lmcache_server import wait_until
 
 #: One object: keys and values, layers, tokens, features, in bfloat16.
 SHAPE = (2, 4, 16, 64)
 OBJECT_BYTES = 2 * 2 * 4 * 16 * 64
 MODEL = "org/model-a"
-_L1_BYTES = 64 << 20
-_PATIENCE_S = 60.0
+_L1_GB = 0.0625
+_numbers = itertools.count()
 
 
 class Kind(NamedTuple):
@@ -65,11 +60,13 @@ class Kind(NamedTuple):
         ]
 
     def content(self, chunk: int) -> torch.Tensor:
-        """Return the bytes of an object."""
+        """Return the bytes of an object; its numbers survive a conversion to 8 bits."""
         seed = hashlib.sha256(repr((self, chunk)).encode()).digest()[:6]
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
-        size = OBJECT_BYTES // 2 * getattr(torch, self.dtype).itemsize
-        return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+        bits = torch.randint(0, 256, (OBJECT_BYTES // 2,), dtype=torch.uint8, generator=generator)
+        # Without the upper bit of the exponent none is "not a number".
+        numbers = (bits & 0b1011_1111).view(torch.float8_e4m3fn)
+        return numbers.to(getattr(torch, self.dtype)).view(torch.uint8)
 
 
 KIND = Kind()
@@ -98,7 +95,9 @@ class Host:
     def __init__(self, manager: StorageManager) -> None:
         self.manager = manager
         self._offered = 0
-        ((_, self.adapter),) = manager.l2_adapters()
+        ((_, adapter),) = manager.l2_adapters()
+        # A serde wraps the adapter.
+        self.adapter: Any = getattr(adapter, "inner_adapter", adapter)
 
     def store(self, chunks: Sequence[int], kind: Kind = KIND) -> None:
         """Write objects into L1, and wait until LMCache has stored them or given up."""
@@ -166,12 +165,15 @@ class Host:
 
 
 @contextmanager
-def hosted(url: str, *, shm_name: str | None = None, **params: Any) -> Iterator[Host]:
-    """Make a storage manager from a command line of LMCache's, and close it at the end.
+def hosted(
+    url: str, *, shared: bool = True, serde: dict[str, str] | None = None, **params: Any
+) -> Iterator[Host]:
+    """Make a storage manager from the command line of LMCache's server, and close it at the end.
 
     Args:
         url: the tier's.
-        shm_name: LMCache's; empty for an L1 that no other process can map.
+        shared: give the flags for an L1 that another process can map; otherwise none.
+        serde: LMCache's, beside ``adapter_params``.
         params: further ``adapter_params``.
     """
     adapter = {
@@ -180,37 +182,27 @@ def hosted(url: str, *, shm_name: str | None = None, **params: Any) -> Iterator[
         "class_name": "KVTierL2Adapter",
         "config_class_name": "KVTierL2AdapterConfig",
         "adapter_params": {"url": url, **params},
+        **({"serde": serde} if serde else {}),
     }
-    parser = add_l2_adapters_args(argparse.ArgumentParser())
-    arguments = parser.parse_args(["--l2-adapter", json.dumps(adapter)])
-    named = {} if shm_name is None else {"shm_name": shm_name}
-    manager = StorageManager(
-        StorageManagerConfig(
-            L1ManagerConfig(L1MemoryManagerConfig(_L1_BYTES, use_lazy=False, **named)),
-            EvictionConfig("LRU"),
-            l2_adapter_config=parse_args_to_l2_adapters_config(arguments),
-        )
-    )
+    parser = add_mp_server_args(add_storage_manager_args(argparse.ArgumentParser()))
+    command = ["--l1-size-gb", str(_L1_GB), "--eviction-policy", "LRU"]
+    if shared:
+        name = f"kvtier-test-{os.getpid()}-{next(_numbers)}"
+        command += ["--no-l1-use-lazy", "--shm-name", name]
+    command += ["--l2-adapter", json.dumps(adapter)]
+    manager = StorageManager(parse_args_to_config(parser.parse_args(command)))
     try:
         yield Host(manager)
     finally:
         manager.close()
 
 
-def stored_elsewhere(url: str, chunks: Sequence[int], kind: Kind) -> int:
+def stored_elsewhere(url: str, chunks: Sequence[int], kind: Kind, **options: Any) -> int:
     """Store a prompt in a storage manager of this process; for another process to call.
 
     Returns:
         How many chunks the tier counts as stored.
     """
-    with hosted(url) as host:
+    with hosted(url, **options) as host:
         host.store(chunks, kind)
         return host.count("stored_chunks")
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    end_s = time.monotonic() + _PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end_s, f"waited in vain for {what}"
-        time.sleep(0.002)

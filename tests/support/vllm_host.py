@@ -54,19 +54,44 @@ def give_weight() -> None:
     dummy_loader.initialize_single_dummy_weight = make_up_larger
 
 
+def hide_llvmlite() -> None:
+    """Keep vLLM from a search that fails: it takes any attribute of llvmlite for a function.
+
+    LMCache imports numba, and with it llvmlite, before vLLM 0.32 searches all modules for kernels.
+    """
+    from llvmlite.binding import ffi
+
+    find = ffi._lib_wrapper.__getattr__
+
+    def find_functions(lib: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return find(lib, name)
+
+    ffi._lib_wrapper.__getattr__ = find_functions
+
+
 class Host:
     """The engine; each public method is a command."""
 
-    def __init__(self, model: str, offloading: dict[str, Any] | None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        offloading: dict[str, Any] | None,
+        connector: str = "OffloadingConnector",
+        **options: Any,
+    ) -> None:
         from vllm import LLM
         from vllm.config import KVEventsConfig, KVTransferConfig
 
         if offloading is not None:
             options["kv_transfer_config"] = KVTransferConfig(
-                kv_connector="OffloadingConnector",
+                kv_connector=connector,
                 kv_role="kv_both",
                 kv_connector_extra_config=offloading,
             )
+        if connector.startswith("LMCache"):
+            hide_llvmlite()
         give_weight()
         self._llm = LLM(
             model=model,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.logging import init_logger
+from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
@@ -24,16 +25,22 @@ from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.integrations.engine_memory import EngineMemory, OverlappingSlots
 from kvtier_sdk.integrations.lmcache.config import ADAPTER_PARAMS, KVTierL2AdapterConfig
-from kvtier_sdk.integrations.lmcache.identity import ObjectLayout, namespace_of, offload_key
+from kvtier_sdk.integrations.lmcache.identity import (
+    ObjectLayout,
+    key_parts,
+    namespace_of,
+    offload_key,
+    salt_digest,
+)
 from kvtier_sdk.integrations.lmcache.l1_memory import l1_memory
 from kvtier_sdk.integrations.model_tier import ModelTier, Work
 from kvtier_sdk.metrics import TierStats, metric_samples
 from kvtier_sdk.runner.factory import wants_process
 from kvtier_sdk.runner.jobs import Operation, Verdict
-from kvtier_sdk.types import Capability, RequestContext
+from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
 if TYPE_CHECKING:
-    from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+    from lmcache.v1.distributed.api import MemoryLayoutDesc
     from lmcache.v1.distributed.internal_api import L1MemoryDesc
     from lmcache.v1.memory_management import MemoryObj
 
@@ -85,6 +92,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         if not logging.getLogger("kvtier").hasHandlers():
             init_logger("kvtier")
         self._options = config.options
+        self._serde = config.serde
         self._clock = SystemClock()
         self._lock = threading.Lock()
         self._task_ids = itertools.count()
@@ -92,6 +100,8 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._tiers: dict[tuple[str, ObjectLayout], ModelTier | None] = {}
         # The layout of a model's objects of a rank and a group, where a lookup does not say it.
         self._layouts: dict[tuple[str, int, int], ObjectLayout] = {}
+        # The tenants by the parts of keys that stand for them.
+        self._salts: dict[bytes, str] = {}
         with ExitStack() as stack:
             self._memory = l1_memory(l1_memory_desc)
             stack.callback(self._memory.close)
@@ -137,7 +147,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     ) -> int:
         """Look objects up. None is locked: one that leaves the tier before its load is a miss."""
         given = {
-            group: ObjectLayout.of(layout.shapes, layout.dtypes)
+            group: ObjectLayout.of(layout.shapes, layout.dtypes, self._serde)
             for group, layout in group_layout_descs.items()
             if layout.shapes
         }
@@ -161,8 +171,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def delete(self, keys: list[ObjectKey]) -> None:
         """Delete objects, and wait for it; a tier that cannot delete keeps them.
 
-        LMCache deletes what it has seen stored, to keep its quotas. It is told of an object that
-        the tier had evicted by then too: its count of bytes has it still.
+        LMCache deletes what it has seen stored, to keep its quotas.
         """
         if Capability.DELETE in self._spec.tier_class.capabilities:
             ended = threading.Event()
@@ -195,6 +204,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             "is_healthy": all(tier.is_running for tier in self._open_tiers()),
             "type": type(self).__name__,
             "backend": self._spec.backend,
+            "runner": "process" if wants_process(self._spec) else "thread",
             "tiers": [
                 {
                     "name": stats.name,
@@ -228,9 +238,13 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         layouts: list[ObjectLayout | None] = []
         slots: list[int | None] = []
         for key, memory_object in zip(keys, objects, strict=True):
-            layout = ObjectLayout.of(memory_object.get_shapes(), memory_object.get_dtypes())
+            meta = memory_object.meta
+            # LMCache's own benchmark gives only the one shape.
+            layout = ObjectLayout.of(
+                meta.shapes or [meta.shape], meta.dtypes or [meta.dtype], self._serde
+            )
             slot = None
-            # Less than its layout: a serde has narrowed it, and a lookup would not find it.
+            # Narrower than its layout, an object would not be found by a lookup.
             if memory_object.get_size() == layout.size_bytes:
                 slot = self._memory.slot_at(memory_object.data_ptr, layout.size_bytes)
             self._layouts[_kind_of(key)] = layout
@@ -261,6 +275,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             work, indices = parts[tier]
             indices.append(index)
             work.keys.append(offload_key(key))
+            self._salts[salt_digest(key.cache_salt)] = key.cache_salt
             if slot is not None:
                 work.slots.append(slot)
         task.open_parts = len(parts)
@@ -283,22 +298,45 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._end(task)
 
     def _end(self, task: _Task) -> None:
-        """Tell LMCache's listeners and controllers of a task that has ended."""
+        """Tell LMCache's controllers of a task that has ended."""
         keys = list(compress(task.keys, task.succeeded))
         if keys and task.operation is _LOAD:
             self._notify_keys_accessed(keys)
-        elif keys and task.operation is not _LOOKUP:
-            sizes = [self._layouts[_kind_of(key)].size_bytes for key in keys]
-            if task.operation is _STORE:
-                self._notify_keys_stored(keys, sizes)
-            else:
-                self._notify_keys_deleted(keys, sizes)
         if task.ended is not None:
             task.ended.set()
             return
         with self._lock:
             self._done[task.operation][task.task_id] = task
         self._notifiers[task.operation].notify()
+
+    def _tell_change(
+        self,
+        model: str,
+        size_bytes: int,
+        counted: set[OffloadKey],
+        keys: Sequence[OffloadKey],
+        removed: bool,
+    ) -> None:
+        """Tell LMCache's listeners of objects that the tier has stored, or that have left it.
+
+        LMCache adds up the bytes of what this server stored, so each object is counted once, and
+        one that an earlier server stored leaves with a size of 0.
+        """
+        objects, sizes = [], []
+        for key in keys:
+            chunk_hash, rank, salt, group = key_parts(key)
+            # No tenant of this server: nobody here knows of the object.
+            if salt in self._salts:
+                objects.append(ObjectKey(chunk_hash, model, rank, group, self._salts[salt]))
+                sizes.append(size_bytes if (key in counted) is removed else 0)
+        if removed:
+            counted.difference_update(keys)
+            notify = self._notify_keys_deleted
+        else:
+            counted.update(keys)
+            notify = self._notify_keys_stored
+        if objects:
+            notify(objects, sizes)
 
     def _pop(self, operation: Operation, task_id: int) -> Bitmap | None:
         with self._lock:
@@ -332,6 +370,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 engine="LMCache",
                 clock=self._clock,
                 shutdown_timeout_s=self._options.shutdown_timeout_s,
+                changed=partial(self._tell_change, model, layout.size_bytes, set()),
             )
         except KVTierError as error:
             _log.error("objects of %s are not stored: %s", model, error)
@@ -350,8 +389,9 @@ def _runnable(spec: TierSpec, memory: EngineMemory) -> TierSpec:
     """
     if wants_process(spec) and not memory.is_shared:
         fault = (
-            "a process of its own cannot map LMCache's L1 memory: start LMCache with "
-            "--no-l1-use-lazy, and leave out --shm-name and --l1-use-hugepages"
+            "a process of its own cannot map LMCache's L1 memory: start 'lmcache server' with "
+            "--no-l1-use-lazy --shm-name NAME, a name that no other server of the machine has, "
+            "and without --l1-use-hugepages and --l1-devdax-path"
         )
         if spec.runner.runner == "process" or spec.tier_class.needs_process:
             raise ConfigError(f"{ADAPTER_PARAMS} tier {spec.name!r} needs a process, but {fault}")

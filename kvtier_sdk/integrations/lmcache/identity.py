@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.types import OffloadKey, make_offload_key
+from kvtier_sdk.types import OffloadKey, make_offload_key, split_offload_key
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import ObjectKey
@@ -31,13 +31,24 @@ class ObjectLayout(NamedTuple):
     size_bytes: int
 
     @classmethod
-    def of(cls, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> ObjectLayout:
-        """Return the layout of tensors of these shapes and torch's dtypes."""
-        return _layout(tuple(shapes), tuple(dtypes))
+    def of(
+        cls, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], serde: str | None = None
+    ) -> ObjectLayout:
+        """Return the layout of tensors of these shapes and torch's dtypes.
+
+        LMCache looks serialized objects up with the tensors before, and stores the bytes after.
+        Serialization makes one byte of each element, so both have one layout here.
+        """
+        return _layout(tuple(shapes), tuple(dtypes), serde)
 
 
 @functools.lru_cache(maxsize=1024)
-def _layout(shapes: tuple[Sequence[int], ...], dtypes: tuple[Any, ...]) -> ObjectLayout:
+def _layout(
+    shapes: tuple[Sequence[int], ...], dtypes: tuple[Any, ...], serde: str | None
+) -> ObjectLayout:
+    if serde is not None:
+        size_bytes = sum(map(math.prod, shapes))
+        return ObjectLayout(((serde, (size_bytes,)),), size_bytes)
     tensors = tuple(
         (str(dtype).removeprefix("torch."), tuple(shape))
         for shape, dtype in zip(shapes, dtypes, strict=True)
@@ -65,6 +76,20 @@ def offload_key(key: ObjectKey) -> OffloadKey:
 
     The model is in the namespace. A tenant's salt is in every key of his, as a digest.
     """
-    salt = hashlib.blake2b(key.cache_salt.encode(), digest_size=_SALT_BYTES).digest()
     rank = key.kv_rank.to_bytes(_RANK_BYTES, "big")
-    return make_offload_key(key.chunk_hash + rank + salt, key.object_group_id)
+    return make_offload_key(
+        key.chunk_hash + rank + salt_digest(key.cache_salt), key.object_group_id
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def salt_digest(salt: str) -> bytes:
+    """Return the part of an object's key that stands for its tenant."""
+    return hashlib.blake2b(salt.encode(), digest_size=_SALT_BYTES).digest()
+
+
+def key_parts(key: OffloadKey) -> tuple[bytes, int, bytes, int]:
+    """Return the chunk hash, rank, digest of the salt and group that :func:`offload_key` joined."""
+    joined, group = split_offload_key(key)
+    rest, salt = joined[:-_SALT_BYTES], joined[-_SALT_BYTES:]
+    return rest[:-_RANK_BYTES], int.from_bytes(rest[-_RANK_BYTES:], "big"), salt, group

@@ -30,6 +30,6 @@ def l1_memory(description: L1MemoryDesc | None) -> EngineMemory:
     if description.align_bytes % ROW_ALIGNMENT or description.ptr % ROW_ALIGNMENT:
         raise ConfigError(
             f"LMCache's objects begin at multiples of {description.align_bytes} bytes; kvtier "
-            f"needs {ROW_ALIGNMENT}: leave out --l1-align-bytes"
+            f"needs {ROW_ALIGNMENT}: give --l1-align-bytes {ROW_ALIGNMENT}"
         )
     return EngineMemory("LMCache", Region(description.ptr, description.size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.engine_stores import STORES, another_process, running
@@ -25,7 +26,7 @@ def store_elsewhere() -> Iterator[StoreElsewhere]:
     """Store a prompt's chunks in another process, which has a storage manager of its own."""
     with another_process() as process:
 
-        def run(url: str, chunks: Sequence[int], kind: Kind = KIND) -> int:
-            return process.submit(stored_elsewhere, url, chunks, kind).result()
+        def run(url: str, chunks: Sequence[int], kind: Kind = KIND, **options: Any) -> int:
+            return process.submit(stored_elsewhere, url, chunks, kind, **options).result()
 
         yield run

@@ -7,18 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from lmcache.v1.distributed.api import MemoryLayoutDesc
-from support.lmcache_host import KIND, OBJECT_BYTES, Found, Host, Kind, hosted, wait_until
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.internal_api import L2AdapterListener
+from support.lmcache_host import KIND, OBJECT_BYTES, Found, Host, Kind, hosted
+from support.lmcache_server import wait_until
 from support.redis_server import Server, free_port
 
 from kvtier_sdk import ConfigError, UnknownBackendError
 
+from .conftest import StoreElsewhere
+
 PROMPT = range(12)
+FP8 = {"type": "fp8"}
+LACK = "a process of its own cannot map LMCache's L1 memory"
 
 
-def found(host: Host, chunks: Sequence[int], layout: MemoryLayoutDesc) -> list[int]:
+def found(
+    host: Host, chunks: Sequence[int], layout: MemoryLayoutDesc, kind: Kind = KIND
+) -> list[int]:
     """Look chunks up under a layout; the answer can be had once."""
-    task = host.adapter.submit_lookup_and_lock_task(KIND.keys(chunks), {0: layout})
+    task = host.adapter.submit_lookup_and_lock_task(kind.keys(chunks), {0: layout})
     bitmaps = []
 
     def is_answered() -> bool:
@@ -40,15 +48,28 @@ def test_a_wrong_option_keeps_lmcache_from_starting(tmp_path: Path) -> None:
         hosted(f"fil://{tmp_path}").__enter__()
 
 
-def test_a_private_l1_is_used_from_a_thread(tmp_path: Path) -> None:
+def test_without_shared_memory_a_thread_is_used_and_the_flags_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LMCache's command line has shared memory off unless it has a name."""
     url = f"file://{tmp_path}/kv?direct_io=off"
-    with pytest.raises(ConfigError, match="needs a process.*--no-l1-use-lazy"):
-        hosted(url, shm_name="", runner="process").__enter__()
-    with hosted(url, shm_name="") as host:
+    flags = "start 'lmcache server' with --no-l1-use-lazy --shm-name NAME"
+    with pytest.raises(ConfigError, match=f"needs a process.*{flags}"):
+        hosted(url, shared=False, runner="process").__enter__()
+    with hosted(url, shared=False) as host:
         host.store(PROMPT)
         host.forget()
         assert host.load(PROMPT) == Found(hits=12, equal=12)
-        assert host.adapter._spec.runner.runner == "thread"
+        assert host.adapter.report_status()["runner"] == "thread"
+    assert f"runs in threads, which may slow LMCache down: {LACK}" in caplog.text
+
+
+def test_the_flags_that_are_named_give_a_process(tmp_path: Path) -> None:
+    with hosted(f"file://{tmp_path}/kv?direct_io=off", runner="process") as host:
+        host.store(PROMPT)
+        host.forget()
+        assert host.load(PROMPT) == Found(hits=12, equal=12)
+        assert host.adapter.report_status()["runner"] == "process"
 
 
 def test_direct_io_reaches_lmcaches_memory(tmp_path: Path) -> None:
@@ -77,15 +98,61 @@ def test_deleted_objects_are_gone_and_count_for_their_tenant_no_more(tmp_path: P
         assert host.load(PROMPT, bob) == Found(hits=12, equal=12)
 
 
-def test_objects_that_the_tier_has_evicted_leave_a_tenants_count_when_deleted(
-    tmp_path: Path,
-) -> None:
+def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
     """Otherwise a tenant would stay over its quota with objects that are gone."""
-    with hosted(f"file://{tmp_path}/kv?direct_io=off&capacity=512KiB") as host:
-        host.store(PROMPT, Kind(salt="alice"))
+    alice, old, new = Kind(salt="alice"), range(60), range(60, 70)
+    told: dict[ObjectKey, int] = {}
+
+    class Listener(L2AdapterListener):
+        def on_l2_keys_stored(self, keys: list[ObjectKey], sizes: list[int]) -> None:
+            told.update(zip(keys, sizes, strict=True))
+
+        def on_l2_keys_accessed(self, keys: list[ObjectKey]) -> None:
+            pass
+
+        def on_l2_keys_deleted(self, keys: list[ObjectKey]) -> None:
+            for key in keys:
+                told.pop(key, None)
+
+    def agree() -> bool:
+        """Return true if LMCache's count and its listeners have what the tier has."""
+        has = len(found(host, old, alice.layout, alice) + found(host, new, alice.layout, alice))
+        counted = host.adapter.get_usage().bytes_by_cache_salt
+        return counted == {"alice": has * OBJECT_BYTES} and len(told) == has
+
+    with hosted(f"file://{tmp_path}/kv?direct_io=off&capacity=1MiB") as host:
+        host.adapter.register_listener(Listener())
+        for chunks in (old, new):
+            host.store(chunks, alice)
+        assert host.count("evicted_chunks")
+        wait_until(agree, "LMCache's count to be that of the tier")
+        # What is stored twice is there once, and what is gone is not deducted again.
         host.forget()
-        host.adapter.delete(Kind(salt="alice").keys(PROMPT))
+        host.store(new, alice)
+        wait_until(agree, "the count of objects that are stored again")
+        host.adapter.delete(alice.keys([*old, *new]))
         assert host.adapter.get_usage().bytes_by_cache_salt == {}
+        assert not told
+
+
+def test_objects_of_8_bits_are_found_by_another_process(
+    tmp_path: Path, store_elsewhere: StoreElsewhere
+) -> None:
+    """LMCache stores the bytes of its serde, and looks the tensors before it up."""
+    url = f"file://{tmp_path}/kv?direct_io=off"
+    assert store_elsewhere(url, PROMPT, serde=FP8) == len(PROMPT)
+    with hosted(url, serde=FP8) as host:
+        assert host.load(PROMPT) == Found(hits=12, equal=12)
+        host.store(range(20, 24))
+        assert host.adapter.get_usage().bytes_by_cache_salt == {"": 4 * OBJECT_BYTES // 2}
+    for other in (None, {"type": "fp8", "fp8_dtype": "float8_e5m2"}):
+        with hosted(url, serde=other) as host:
+            assert host.load(PROMPT) == Found(hits=0, equal=0)
+
+
+def test_a_serde_of_unknown_length_keeps_lmcache_from_starting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="\"serde\" of type 'turboquant'.*leave it out"):
+        hosted(f"file://{tmp_path}", serde={"type": "turboquant"}).__enter__()
 
 
 def test_a_lookup_without_a_layout_finds_what_was_stored(tmp_path: Path) -> None:

@@ -3,48 +3,44 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
 
-from support.lmcache_host import wait_until
-from support.redis_server import free_port
-
-PAGE = Path(__file__).parents[3] / "docs" / "engines.md"
+import pytest
+from support.lmcache_server import LMCacheServer
 
 
-def test_the_command_of_the_page_starts_a_server_with_the_adapter(tmp_path: Path) -> None:
-    (text,) = re.findall(r"^    (lmcache server .*?)^    \}'$", PAGE.read_text(), re.M | re.S)
-    text = text.replace("--l1-size-gb 64", "--l1-size-gb 0.25").replace(
-        "/data/kv", f"{tmp_path}/kv"
-    )
-    program, *arguments = shlex.split(text + "}'")
-    page_port = free_port()
-    ports = ["--port", str(free_port()), "--http-port", str(page_port)]
-    command = [str(Path(sys.executable).with_name(program)), *arguments, *ports]
-    status: list[Any] = []
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def answers() -> bool:
-        assert server.poll() is None, (tmp_path / "log").read_text()
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{page_port}/status") as page:
-                status.append(json.load(page))
-        except urllib.error.URLError:
-            return False
-        return True
-
-    try:
-        wait_until(answers, "the server to answer")
-    finally:
-        server.terminate()
-        server.wait()
-    text = json.dumps(status[-1])
+def test_the_command_of_the_page_starts_a_server_with_the_tier_in_a_process(
+    tmp_path: Path,
+) -> None:
+    """All flags that the page does not give have LMCache's own defaults."""
+    with LMCacheServer(tmp_path) as server:
+        text = json.dumps(server.status())
     assert '"type": "KVTierL2Adapter"' in text
+    assert '"runner": "process"' in text
     assert '"is_healthy": false' not in text
+    assert "runs in threads" not in server.log()
+
+
+@pytest.mark.parametrize("align_bytes", [None, 4096])
+def test_lmcaches_own_benchmark_runs_over_a_tier(tmp_path: Path, align_bytes: int | None) -> None:
+    adapter = {
+        "type": "plugin",
+        "module_path": "kvtier_sdk.integrations.lmcache",
+        "class_name": "KVTierL2Adapter",
+        "adapter_params": {"url": f"file://{tmp_path}/kv?direct_io=off"},
+    }
+    program = Path(sys.executable).with_name("lmcache")
+    command = [program, "bench", "l2", "--l2-adapter", json.dumps(adapter), "--no-skip-verify"]
+    command += ["--lookup-max-hit-rate", "1"]
+    if align_bytes is not None:
+        command += ["--l1-align-bytes", str(align_bytes)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    said = ran.stdout + ran.stderr
+    if align_bytes is None:
+        assert ran.returncode
+        assert "give --l1-align-bytes 4096" in said
+    else:
+        assert not ran.returncode, said
+        assert "data verified OK" in said

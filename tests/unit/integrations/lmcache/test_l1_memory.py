@@ -75,7 +75,7 @@ def test_an_object_outside_of_the_memory_has_no_slot(shared: int, offset: int) -
 
 
 def test_an_l1_without_pages_of_memory_is_refused(shared: int) -> None:
-    with pytest.raises(ConfigError, match="--l1-align-bytes"):
+    with pytest.raises(ConfigError, match="give --l1-align-bytes 4096"):
         l1_memory(Description(shared, align_bytes=512))
     with pytest.raises(ConfigError, match="--gds-l1-path"):
         l1_memory(None)

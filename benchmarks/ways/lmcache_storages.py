@@ -1,0 +1,133 @@
+"""LMCache's own adapters and ours, over one L1 as LMCache's command line makes it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import select
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.config import add_storage_manager_args, parse_args_to_config
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_class
+from lmcache.v1.distributed.memory_manager import L1MemoryManager
+from lmcache.v1.multiprocess.config import add_mp_server_args
+from lmcache.v1.platform import consume_fd
+from support.redis_server import Server
+
+from ways.storage import Storage
+
+_OBJECT_BYTES = 2 << 20
+_LAYOUT = MemoryLayoutDesc([torch.Size([_OBJECT_BYTES // 1024, 512])], [torch.bfloat16])
+_PATIENCE_S = 120
+#: By group and way: the adapter with a place for its folder and the server's port.
+_ADAPTERS: dict[tuple[str, str], dict[str, Any]] = {
+    ("file", "kvtier"): {"url": "file://{folder}?direct_io=off"},
+    ("file", "kvtier, thread"): {"url": "file://{folder}?direct_io=off", "runner": "thread"},
+    ("file", "fs"): {"type": "fs", "base_path": "{folder}"},
+    ("file", "fs_native"): {"type": "fs_native", "base_path": "{folder}"},
+    ("disk", "kvtier"): {"url": "file://{folder}"},
+    ("disk", "fs_native"): {"type": "fs_native", "base_path": "{folder}", "use_odirect": True},
+    ("redis", "kvtier"): {"url": "redis://127.0.0.1:{port}/1"},
+    ("redis", "kvtier, thread"): {"url": "redis://127.0.0.1:{port}/2", "runner": "thread"},
+    ("redis", "resp"): {"type": "resp", "host": "127.0.0.1", "port": 0},
+}
+
+
+def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[tuple[str, str], Storage]:
+    """Make every adapter, by group and way."""
+    parser = add_mp_server_args(add_storage_manager_args(argparse.ArgumentParser()))
+    size_gb = (batch_bytes + (8 << 20)) / 2**30
+    command = f"--l1-size-gb {size_gb} --eviction-policy LRU --no-l1-use-lazy --shm-name"
+    config = parse_args_to_config(parser.parse_args([*command.split(), f"bench-{os.getpid()}"]))
+    l1 = L1MemoryManager(config.l1_manager_config.memory_config)
+    stack.callback(l1.close)
+    _, objects = l1.allocate(_LAYOUT, batch_bytes // _OBJECT_BYTES)
+    stack.callback(l1.free, objects)
+    server = Server(folder / "server")
+    server.start()
+    stack.callback(server.kill)
+    made: dict[tuple[str, str], Storage] = {}
+    for (group, way), entry in _ADAPTERS.items():
+        place = {"folder": folder / group / way, "port": server.port}
+        entry = {k: v.format(**place) if isinstance(v, str) else v for k, v in entry.items()}
+        if "url" in entry:
+            entry = {
+                "type": "plugin",
+                "module_path": "kvtier_sdk.integrations.lmcache",
+                "class_name": "KVTierL2Adapter",
+                "adapter_params": {**entry, "url": entry["url"].replace(" ", "%20")},
+            }
+        elif "port" in entry:
+            entry["port"] = server.port
+        parsed = get_l2_adapter_config_class(entry["type"]).from_dict(entry)
+        adapter = create_l2_adapter(parsed, l1.get_l1_memory_desc())
+        stack.callback(adapter.close)
+        clear = (lambda: server.ask("FLUSHALL")) if group == "redis" else (lambda: None)
+        made[group, way] = _Adapter(f"{group} {way}", adapter, objects, clear)
+    return made
+
+
+class _Adapter(Storage):
+    """An adapter, called as LMCache's controllers call it: one task of all objects."""
+
+    object_bytes = _OBJECT_BYTES
+
+    def __init__(
+        self, name: str, adapter: Any, objects: Sequence[Any], clear: Callable[[], object]
+    ) -> None:
+        self._name = name
+        self._adapter = adapter
+        self._objects = objects
+        self._clear = clear
+
+    def parts(self) -> list[torch.Tensor]:
+        return [held.raw_data[:_OBJECT_BYTES] for held in self._objects]
+
+    def store(self, number: int) -> None:
+        adapter = self._adapter
+        stored = _result(
+            adapter.submit_store_task(self._keys(number), self._objects),
+            adapter.get_store_event_fd(),
+            lambda task: adapter.pop_completed_store_tasks().get(task),
+        )
+        assert stored.is_successful()
+
+    def find(self, number: int) -> None:
+        adapter = self._adapter
+        task = adapter.submit_lookup_and_lock_task(self._keys(number), {0: _LAYOUT})
+        fd = adapter.get_lookup_and_lock_event_fd()
+        found = _result(task, fd, adapter.query_lookup_and_lock_result)
+        assert found.popcount() == len(self._objects)
+
+    def load(self, number: int) -> None:
+        adapter, keys = self._adapter, self._keys(number)
+        task = adapter.submit_load_task(keys, self._objects)
+        loaded = _result(task, adapter.get_load_event_fd(), adapter.query_load_result)
+        adapter.submit_unlock(keys)
+        assert loaded.popcount() == len(keys)
+
+    def clear(self) -> None:
+        self._clear()
+
+    def _keys(self, number: int) -> list[ObjectKey]:
+        names = (f"{self._name} {number} {n}".encode() for n in range(len(self._objects)))
+        return [ObjectKey(hashlib.sha256(name).digest(), "model", 1) for name in names]
+
+
+def _result(task: int, fd: int, take: Callable[[int], Any]) -> Any:
+    """Wait for a task and return its result."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    result = None
+    while result is None:
+        assert poller.poll(1000 * _PATIENCE_S), "the task does not end"
+        consume_fd(fd)
+        result = take(task)
+    return result

@@ -1,0 +1,85 @@
+"""SGLang's own storage for files, and ours, each attached to a cache controller of SGLang's."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from support.sglang_host import PAGE_TOKENS, Host, Kind
+
+# isort: split
+import torch
+
+from ways.storage import Storage
+
+#: Of these pages keys and values are 1 MiB each.
+_LAYERS = 128
+_PAGE_BYTES = 2 << 20
+#: By way: the layout of the host pool, and the tier's options; none for SGLang's own storage.
+_WAYS: dict[str, tuple[str, dict[str, str] | None]] = {
+    "kvtier": ("page_first_direct", {}),
+    "kvtier, process": ("page_first_direct", {"runner": "process"}),
+    "kvtier, layer_first": ("layer_first", {}),
+    "file": ("page_first_direct", None),
+    "file, layer_first": ("layer_first", None),
+}
+
+
+def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[tuple[str, str], Storage]:
+    """Make every storage, by group and way."""
+    made: dict[tuple[str, str], Storage] = {}
+    for way, (layout, entry) in _WAYS.items():
+        kind, place = Kind(layout=layout, layers=_LAYERS), folder / "file" / way
+        if entry is None:
+            os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(place)
+            host = Host(kind, backend="file")
+        else:
+            url = f"file://{place}?direct_io=off".replace(" ", "%20")
+            host = Host(kind, url=url, **entry)
+        stack.callback(host.detach)
+        made["file", way] = _Attached(host, batch_bytes // _PAGE_BYTES)
+    return made
+
+
+class _Attached(Storage):
+    """A storage, called by the functions that SGLang's storage threads call."""
+
+    object_bytes = _PAGE_BYTES // 2  # keys and values are two files
+
+    def __init__(self, host: Host, pages: int) -> None:
+        self._host = host
+        self._pages = pages
+        self._indices = host.pool.alloc(pages * PAGE_TOKENS)
+
+    def parts(self) -> list[torch.Tensor]:
+        return [self._host.pool.kv_buffer.view(-1)]
+
+    def store(self, number: int) -> None:
+        assert self._host.controller.page_set_func(self._hashes(number), self._indices)
+
+    def find(self, number: int) -> None:
+        assert self._host.storage.batch_exists(self._hashes(number)) == self._pages
+
+    def load(self, number: int) -> None:
+        operation: Any = SimpleNamespace(request_id="bench", is_terminated=lambda: False)
+        hashes = self._hashes(number)
+        loaded = self._host.controller.page_get_func(operation, hashes, self._indices)
+        assert loaded == self._pages
+
+    def holds(self, content: Any) -> bool:
+        """Compare the pages of the batch alone: the pool has more."""
+        (kept,) = content
+        pool = self._host.pool
+        starts = [int(index) for index in self._indices[::PAGE_TOKENS]]
+        here = [pool.get_data_page(start).view(torch.uint8).clone() for start in starts]
+        self.parts()[0].view(torch.uint8).copy_(kept)
+        return all(
+            pool.get_data_page(start).view(torch.uint8).equal(page)
+            for start, page in zip(starts, here, strict=True)
+        )
+
+    def _hashes(self, number: int) -> list[str]:
+        return self._host.hashes(range(number * self._pages, (number + 1) * self._pages))

@@ -1,0 +1,52 @@
+"""An engine's storage, as its threads call it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+
+class Storage(ABC):
+    """One storage, and the engine's memory that a batch is stored from and loaded into.
+
+    Attributes:
+        object_bytes: length of an object of a batch; files that are shorter are not objects.
+    """
+
+    object_bytes: int
+
+    @abstractmethod
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Return the memory of the batch, in order."""
+
+    @abstractmethod
+    def store(self, number: int) -> None:
+        """Store the batch under the keys of a round."""
+
+    @abstractmethod
+    def find(self, number: int) -> None:
+        """Look the batch of a round up."""
+
+    @abstractmethod
+    def load(self, number: int) -> None:
+        """Load the batch of a round."""
+
+    def clear(self) -> None:
+        """Remove what was stored where that is not in files."""
+        return
+
+    def fill(self) -> list[torch.Tensor]:
+        """Make new random bytes, and return a copy of them."""
+        return [part.view(torch.uint8).random_().clone() for part in self.parts()]
+
+    def wipe(self) -> None:
+        """Overwrite the memory of the batch."""
+        for part in self.parts():
+            part.zero_()
+
+    def holds(self, content: Sequence[torch.Tensor]) -> bool:
+        """Return whether the memory has these bytes."""
+        parts = (part.view(torch.uint8) for part in self.parts())
+        return all(part.equal(kept) for part, kept in zip(parts, content, strict=True))

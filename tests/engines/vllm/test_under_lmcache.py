@@ -1,0 +1,70 @@
+"""A real engine before LMCache's server, which the page's command starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.lmcache_server import LMCacheServer, wait_until
+from support.vllm_engine import Engine, make_prompt, same
+
+from .conftest import StartEngine
+
+#: Of 1,029 tokens each: four chunks of LMCache's, of 256 tokens.
+PROMPTS = [make_prompt(seed, 8) for seed in range(2)]
+TOKENS = 1024
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the files of objects: four layers of keys and values of 256 tokens in float32."""
+    found = folder.rglob("*") if folder.exists() else ()
+    return [path for path in found if path.is_file() and path.stat().st_size >= 2**21]
+
+
+def forget(engine: Engine, server: LMCacheServer) -> None:
+    """Empty the device's cache and LMCache's L1."""
+    # Blocks are free when LMCache has stored them, which a step notices.
+    engine.settle()
+    assert engine.reset_device()
+    server.forget()
+
+
+@pytest.mark.parametrize("store", ["kvtier", "fs_native"])
+def test_an_engine_gets_its_answers_from_the_tier_and_computes_what_is_damaged(
+    store: str, tmp_path: Path, start_engine: StartEngine
+) -> None:
+    """LMCache's own adapter for files serves damaged bytes: the answer is another one."""
+    adapter: dict[str, Any] | None = None
+    if store == "fs_native":
+        adapter = {"type": "fs_native", "base_path": f"{tmp_path}/kv"}
+    with LMCacheServer(tmp_path, adapter) as server:
+        options = {"lmcache.mp.port": server.port, "lmcache.mp.mp_transfer_mode": "lmcache_driven"}
+        with start_engine(options, connector="LMCacheMPConnector", fresh=True) as engine:
+            computed = engine.generate(prompts=PROMPTS)
+            assert [output["cached"] for output in computed] == [0, 0]
+            wait_until(lambda: len(files(tmp_path / "kv")) == 8, "all chunks to be in files")
+            forget(engine, server)
+            loaded = engine.generate(prompts=PROMPTS)
+            assert [output["cached"] for output in loaded] == [TOKENS, TOKENS]
+            assert same(loaded, computed)
+            for path in files(tmp_path / "kv"):
+                damage(path)
+            forget(engine, server)
+            again = engine.generate(prompts=PROMPTS)
+            if store == "kvtier":
+                assert [output["cached"] for output in again] == [0, 0]
+                assert same(again, computed)
+            else:
+                assert [output["cached"] for output in again] == [TOKENS, TOKENS]
+                assert not same(again, computed)
+    assert "runs in threads" not in server.log()
+
+
+def damage(path: Path) -> None:
+    """Flip one byte in the middle of a file."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 0x7F]))
