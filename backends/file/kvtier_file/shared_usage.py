@@ -245,7 +245,7 @@ class SharedUsage:
         return self._opened
 
     def _join(self) -> None:
-        self._opened = files = SharedFiles(self._root.fd)
+        self._opened = files = SharedFiles(self._root.fd, self._root.directories)
         try:
             with files.header.locked():
                 files.leases.acquire(self._lease)
