@@ -15,7 +15,7 @@ from kvtier_file.errors import FULL
 from kvtier_file.namespace import SHARDS, NamespaceDirectory
 from kvtier_file.shared_files import SHARED
 from kvtier_file.temporaries import Temporaries, TemporaryNames
-from kvtier_sdk import ConfigError, StoredNamespace, TierContext
+from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 
 
 class Root:
@@ -40,6 +40,7 @@ class Root:
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
+        self._is_short = False
         self.directories = Directories(config, context.logger)
         self.is_closing = False
 
@@ -144,7 +145,35 @@ class Root:
         status = os.fstatvfs(self.fd)
         if isinstance(min_free, float):
             min_free = int(min_free * status.f_blocks * status.f_frsize)
-        return int(status.f_bavail * status.f_frsize) - int(min_free)
+        free_bytes = status.f_bavail * status.f_frsize
+        if free_bytes < min_free and not self._is_short:
+            self._is_short = True
+            self._context.logger.warning(
+                "the file system of tier root '%s' has %s free, and min_free keeps %s: chunks are "
+                "evicted for that, whatever the capacity; make room, or lower min_free",
+                self._config.root,
+                format_bytes(free_bytes),
+                format_bytes(min_free),
+            )
+        elif free_bytes > 2 * min_free:
+            self._is_short = False
+        return int(free_bytes - min_free)
+
+    def check_capacity(self) -> None:
+        """Check that the file system can be as full as option ``capacity`` allows.
+
+        Raises:
+            ConfigError: it is smaller than that.
+        """
+        capacity_bytes = self._config.capacity_bytes
+        status = os.fstatvfs(self.fd)
+        size_bytes = status.f_blocks * status.f_frsize
+        if capacity_bytes is not None and 0 < size_bytes < capacity_bytes:
+            raise ConfigError(
+                f"capacity {format_bytes(capacity_bytes)} is more than the whole file system of "
+                f"tier root '{self._config.root}', {format_bytes(size_bytes)}; write at most "
+                f"capacity: '{format_bytes(size_bytes)}', or choose another root"
+            )
 
     def sweep(self, is_held: Callable[[str], bool]) -> None:
         """Remove the temporary files of dead processes in all namespaces.
@@ -231,6 +260,10 @@ class Root:
         with ClosingFd(self.directories.open_root(self._config.root)) as fd:
             # Keep the number, because other threads use it.
             os.dup2(fd, lost_fd, inheritable=False)
+        self._context.logger.warning(
+            "tier root '%s' was removed, and its chunks with it; it is used anew",
+            self._config.root,
+        )
 
     def _choose_direct(self, directory: NamespaceDirectory) -> bool:
         choice = self._config.direct_io
