@@ -35,6 +35,7 @@ struct call {
     int namespace_fd;
     int temporaries_fd;
     int flags; /* O_DIRECT or 0 */
+    int strict; /* leave a shard that others could change to Directories, which refuses it */
     Py_ssize_t object_bytes;
     long long expired_ns;
 };
@@ -86,8 +87,17 @@ static bool is_usable(const struct call *call, const struct stat *status)
 
 static int open_shard(const struct call *call, const struct file *file)
 {
-    return openat(call->namespace_fd, file->shard,
-                  O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat status;
+    int fd = openat(call->namespace_fd, file->shard,
+                    O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 || !call->strict)
+        return fd;
+    /* As directories._permission_fault. */
+    if (fstat(fd, &status) == 0 && (status.st_uid == geteuid() || status.st_uid == 0)
+        && !(status.st_mode & (S_IWGRP | S_IWOTH)))
+        return fd;
+    close(fd);
+    return -1;
 }
 
 static bool read_open(const struct call *call, const struct file *file, int fd)
@@ -252,8 +262,8 @@ static PyObject *py_read(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
     PyObject *items;
-    if (!PyArg_ParseTuple(arguments, "iniLO!", &call.namespace_fd, &call.object_bytes,
-                          &call.flags, &call.expired_ns, &PyTuple_Type, &items))
+    if (!PyArg_ParseTuple(arguments, "inipLO!", &call.namespace_fd, &call.object_bytes,
+                          &call.flags, &call.strict, &call.expired_ns, &PyTuple_Type, &items))
         return NULL;
     return run(&call, items, parse_read, read_one);
 }
@@ -272,8 +282,8 @@ static PyObject *py_place(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
     PyObject *items;
-    if (!PyArg_ParseTuple(arguments, "iiO!", &call.temporaries_fd, &call.namespace_fd,
-                          &PyTuple_Type, &items))
+    if (!PyArg_ParseTuple(arguments, "iipO!", &call.temporaries_fd, &call.namespace_fd,
+                          &call.strict, &PyTuple_Type, &items))
         return NULL;
     return run(&call, items, parse_placed, place_one);
 }
@@ -282,8 +292,8 @@ static PyObject *py_touch(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
     PyObject *items;
-    if (!PyArg_ParseTuple(arguments, "inLO!", &call.namespace_fd, &call.object_bytes,
-                          &call.expired_ns, &PyTuple_Type, &items))
+    if (!PyArg_ParseTuple(arguments, "inpLO!", &call.namespace_fd, &call.object_bytes,
+                          &call.strict, &call.expired_ns, &PyTuple_Type, &items))
         return NULL;
     return run(&call, items, parse_touched, touch_one);
 }

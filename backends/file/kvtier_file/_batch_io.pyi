@@ -10,6 +10,7 @@ def read(
     namespace_fd: int,
     object_bytes: int,
     direct: int,
+    strict: bool,
     expired_ns: int,
     files: tuple[tuple[str, str, memoryview, memoryview, int], ...],
     /,
@@ -20,6 +21,7 @@ def read(
         namespace_fd: the namespace's directory.
         object_bytes: the length of a whole file.
         direct: see above.
+        strict: do nothing in a shard that other users could change.
         expired_ns: a file whose last use was before this time is not read.
         files: for each its shard, name, writable header and payload, and ``used_ns``.
     """
@@ -39,19 +41,25 @@ def write(
     """
 
 def place(
-    temporaries_fd: int, namespace_fd: int, files: tuple[tuple[str, str, str], ...], /
+    temporaries_fd: int,
+    namespace_fd: int,
+    strict: bool,
+    files: tuple[tuple[str, str, str], ...],
+    /,
 ) -> bytes:
     """Move temporary files to their places, over what is there.
 
     Args:
         temporaries_fd: their directory.
         namespace_fd: the namespace's directory.
+        strict: as for ``read``.
         files: for each the temporary name, the shard and the name in it.
     """
 
 def touch(
     namespace_fd: int,
     object_bytes: int,
+    strict: bool,
     expired_ns: int,
     files: tuple[tuple[str, str, int], ...],
     /,
@@ -61,6 +69,7 @@ def touch(
     Args:
         namespace_fd: the namespace's directory.
         object_bytes: the length of a whole file.
+        strict: as for ``read``.
         expired_ns: as for ``read``.
         files: for each its shard, name and ``used_ns``; -1 records no use.
     """

@@ -2,40 +2,93 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import stat
 from contextlib import suppress
+from pathlib import Path
+
+from kvtier_file.config import FileTierConfig
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 
 
-def open_directory(name: str, parent_fd: int, *, create: bool = False, sync: bool = False) -> int:
-    """Open a directory.
+class UntrustedDirectoryError(PermissionError):
+    """Other users could change what is in a directory of a strict root."""
+
+
+class Directories:
+    """Opens a root and the directories in it. Every open checks who may write there.
+
+    A check at the start alone would not do: a directory that is removed under a running tier can be
+    made again by another user, with chunks in it.
 
     Args:
-        name: a name in the parent, not a path.
-        parent_fd: the parent.
-        create: make the directory if it is missing.
+        config: the tier's options.
+        logger: told once if other users may write and ``permissions`` is ``"warn"``.
+
+    Attributes:
         sync: let a directory made here survive a power failure.
-
-    Returns:
-        A descriptor, which the caller closes.
-
-    Raises:
-        OSError: it is missing, or is not a directory (a symbolic link, for example).
+        is_strict: refuse a directory that others could change.
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    try:
-        return os.open(name, flags, dir_fd=parent_fd)
-    except FileNotFoundError:
-        if not create:
-            raise
-        with suppress(FileExistsError):  # another thread or process was faster
-            os.mkdir(name, _DIRECTORY_MODE, dir_fd=parent_fd)
-        if sync:
-            os.fsync(parent_fd)
-        return os.open(name, flags, dir_fd=parent_fd)
+
+    def __init__(self, config: FileTierConfig, logger: logging.Logger) -> None:
+        self.sync = config.fsync
+        self.is_strict = config.permissions == "strict"
+        self._logger = logger
+        self._has_warned = False
+
+    def open_root(self, root: Path) -> int:
+        """Open the root, which may be a symbolic link. Raises as :meth:`open`."""
+        return self._checked(os.open(root, os.O_RDONLY | os.O_DIRECTORY), str(root))
+
+    def open(self, name: str, parent_fd: int, *, create: bool = False) -> int:
+        """Open a directory.
+
+        Args:
+            name: a name in the parent, not a path.
+            parent_fd: the parent.
+            create: make the directory if it is missing.
+
+        Returns:
+            A descriptor, which the caller closes.
+
+        Raises:
+            UntrustedDirectoryError: other users could change it.
+            OSError: it is missing, or is not a directory (a symbolic link, for example).
+        """
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        try:
+            fd = os.open(name, flags, dir_fd=parent_fd)
+        except FileNotFoundError:
+            if not create:
+                raise
+            with suppress(FileExistsError):  # another thread or process was faster
+                os.mkdir(name, _DIRECTORY_MODE, dir_fd=parent_fd)
+            if self.sync:
+                os.fsync(parent_fd)
+            fd = os.open(name, flags, dir_fd=parent_fd)
+        return self._checked(fd, name)
+
+    def _checked(self, fd: int, name: str) -> int:
+        fault = _permission_fault(fd)
+        if fault is None or (self._has_warned and not self.is_strict):
+            return fd
+        with suppress(OSError):  # without /proc, the name has to do
+            name = os.readlink(f"/proc/self/fd/{fd}")
+        text = f"directory '{name}' {fault}, who could plant or read chunks"
+        if self.is_strict:
+            os.close(fd)
+            raise UntrustedDirectoryError(
+                errno.EACCES,
+                f"{text}; let it belong to this user (id {os.geteuid()}) with mode 0700, or write "
+                "permissions: 'warn' to use it all the same",
+            )
+        self._has_warned = True
+        self._logger.warning("%s", text)
+        return fd
 
 
 def open_file(name: str, flags: int, directory_fd: int) -> int:
@@ -55,15 +108,8 @@ def open_file(name: str, flags: int, directory_fd: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, _FILE_MODE, dir_fd=directory_fd)
 
 
-def permission_fault(fd: int) -> str | None:
-    """Return why other users could change what is in a directory, or ``None``.
-
-    Args:
-        fd: the directory.
-
-    Returns:
-        A clause that follows the directory's name: ``"belongs to another user, with id 1000"``.
-    """
+def _permission_fault(fd: int) -> str | None:
+    """Return why others could change a directory: "belongs to another user, with id 1000"."""
     status = os.fstat(fd)
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to another user, with id {status.st_uid}"

@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+from kvtier_file.directories import UntrustedDirectoryError
 from kvtier_sdk import (
     ChunkError,
     ConfigError,
@@ -49,6 +50,8 @@ def tier_error(error: OSError, root: Path, ability: str) -> TierError:
     Returns:
         An error whose message names the root and the reason.
     """
+    if isinstance(error, UntrustedDirectoryError):
+        return TierAuthError(str(error.strerror))
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in FULL:
         return TierCapacityError(f"tier root '{root}' is full: {reason}")
@@ -74,7 +77,8 @@ def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
     Returns:
         An error whose message names the root and the reason.
     """
-    if error.errno in FOREIGN or error.errno == errno.ENAMETOOLONG:
+    is_untrusted = isinstance(error, UntrustedDirectoryError)
+    if is_untrusted or error.errno in FOREIGN or error.errno == errno.ENAMETOOLONG:
         return ChunkError(str(tier_error(error, root, ability)))
     reason = os.strerror(error.errno or 0)
     return ChunkError(f"tier root '{root}' has a chunk whose file is not {ability}: {reason}")
@@ -90,6 +94,8 @@ def open_error(error: OSError, root: Path) -> KVTierError:
     Returns:
         A :class:`ConfigError` where another root would help, else as :func:`tier_error`.
     """
+    if isinstance(error, UntrustedDirectoryError):
+        return ConfigError(str(error.strerror))
     if error.errno in _REFUSED | ABSENT | {errno.EEXIST}:
         return ConfigError(
             f"tier root '{root}' is not writable: {os.strerror(error.errno)}; choose another "

@@ -25,7 +25,7 @@ from functools import lru_cache
 
 from kvtier_file import compiled
 from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk, next_use_ns
-from kvtier_file.directories import ClosingFd, open_directory, open_file
+from kvtier_file.directories import ClosingFd, Directories, open_file
 from kvtier_file.errors import ABSENT, FOREIGN
 from kvtier_file.file_io import open_direct, read_buffers
 from kvtier_file.temporaries import Temporaries, TemporaryNames
@@ -46,8 +46,8 @@ class NamespaceDirectory:
         fingerprint: the namespace's.
         fd: its directory, open for as long as this object is used.
         names: the source of names for temporary files.
+        directories: opens those below it.
         direct: bypass the page cache for chunks, where the file system allows it.
-        sync: let written files survive a power failure.
 
     Attributes:
         fingerprint: the namespace's.
@@ -55,15 +55,22 @@ class NamespaceDirectory:
     """
 
     def __init__(
-        self, fingerprint: str, fd: int, names: TemporaryNames, *, direct: bool, sync: bool
+        self,
+        fingerprint: str,
+        fd: int,
+        names: TemporaryNames,
+        directories: Directories,
+        *,
+        direct: bool,
     ) -> None:
         self.fingerprint = fingerprint
         self._fd = fd
+        self._directories = directories
         self._direct = direct
-        self._sync = sync
+        self._sync = directories.sync
         # Shards seen in this call. :meth:`place` makes one again that was removed since.
         self._shards: set[str] = set()
-        self.temporaries = Temporaries(fd, names, sync=sync)
+        self.temporaries = Temporaries(fd, names, directories)
 
     def close(self) -> None:
         """Close what was opened below the directory."""
@@ -162,7 +169,8 @@ class NamespaceDirectory:
             for load, used_ns in zip(batch, times_ns, strict=True)
         )
         direct = os.O_DIRECT if self._direct else 0
-        return compiled.batch_io.read(self._fd, object_bytes, direct, expired_ns, files)
+        strict = self._directories.is_strict
+        return compiled.batch_io.read(self._fd, object_bytes, direct, strict, expired_ns, files)
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
         """Write a chunk's content to a temporary file, and make the chunk's shard.
@@ -293,7 +301,8 @@ class NamespaceDirectory:
             (shard_of(key), _file_name(key), used_ns)
             for key, used_ns in zip(keys, times_ns or [-1] * len(keys), strict=True)
         )
-        outcomes = compiled.batch_io.touch(self._fd, object_bytes, expired_ns, files)
+        strict = self._directories.is_strict
+        outcomes = compiled.batch_io.touch(self._fd, object_bytes, strict, expired_ns, files)
         self._shards.update(
             shard for (shard, *_), outcome in zip(files, outcomes, strict=True) if outcome
         )
@@ -335,7 +344,7 @@ class NamespaceDirectory:
         chunks = []
         try:
             with (
-                ClosingFd(open_directory(shard, self._fd)) as shard_fd,
+                ClosingFd(self._directories.open(shard, self._fd)) as shard_fd,
                 os.scandir(shard_fd) as entries,
             ):
                 for entry in entries:
@@ -381,7 +390,7 @@ class NamespaceDirectory:
 
     def _shard(self, key: OffloadKey, *, create: bool = False) -> ClosingFd:
         shard = shard_of(key)
-        fd = open_directory(shard, self._fd, create=create, sync=self._sync)
+        fd = self._directories.open(shard, self._fd, create=create)
         self._shards.add(shard)
         return ClosingFd(fd)
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
 from kvtier_file.config import FileTierConfig
-from kvtier_file.directories import ClosingFd, open_directory, permission_fault
+from kvtier_file.directories import ClosingFd, Directories
 from kvtier_file.errors import FULL
 from kvtier_file.namespace import SHARDS, NamespaceDirectory
 from kvtier_file.shared_files import SHARED
 from kvtier_file.temporaries import Temporaries, TemporaryNames
-from kvtier_sdk import ConfigError, StoredNamespace, TierContext
-
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY
+from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 
 
 class Root:
@@ -28,6 +27,7 @@ class Root:
         names: the source of names for temporary files.
 
     Attributes:
+        directories: opens the root and all directories below it.
         is_closing: true to end a scan that is under way.
     """
 
@@ -39,6 +39,9 @@ class Root:
         # Until the probe in `prepare`: a file that refuses O_DIRECT falls back by itself.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
+        self._remake_lock = threading.Lock()
+        self._is_short = False
+        self.directories = Directories(config, context.logger)
         self.is_closing = False
 
     @property
@@ -46,21 +49,17 @@ class Root:
         """The descriptor. A root removed by hand is made again, but its parents are not.
 
         Raises:
+            UntrustedDirectoryError: another user has made it again.
             OSError: the root is not open, or cannot be made again.
         """
-        if self._fd is None:
+        fd = self._fd
+        if fd is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        if os.fstat(self._fd).st_nlink == 0:
-            # Without a parent, the intended file system may be gone too.
-            with suppress(FileExistsError):
-                os.mkdir(self._config.root, 0o700)
-            fd = os.open(self._config.root, _FLAGS)
-            try:
-                # Keep the number, because other threads use it.
-                os.dup2(fd, self._fd, inheritable=False)
-            finally:
-                os.close(fd)
-        return self._fd
+        if os.fstat(fd).st_nlink == 0:
+            with self._remake_lock:
+                if os.fstat(fd).st_nlink == 0:
+                    self._remake(fd)
+        return fd
 
     def open(self, *, create: bool = True) -> None:
         """Open the directory; make it and its parents if they are missing.
@@ -69,23 +68,21 @@ class Root:
             create: false leaves a missing directory as it is.
 
         Raises:
-            ConfigError: other users could change what is in it, and option ``permissions`` does
-                not accept that.
+            UntrustedDirectoryError: other users could change it.
             OSError: it cannot be opened or made.
         """
         self.is_closing = False
         try:
-            self._fd = os.open(self._config.root, _FLAGS)
+            self._fd = self.directories.open_root(self._config.root)
         except FileNotFoundError:
             if not create:
                 raise
             os.makedirs(self._config.root, 0o700, exist_ok=True)
-            self._fd = os.open(self._config.root, _FLAGS)
-        self._check_permissions(self._fd, "")
-        # Made by someone else while the root was open to all, they would stay his.
+            self._fd = self.directories.open_root(self._config.root)
+        # To refuse them before the engine starts.
         for name in (self._fingerprint, SHARED):
-            with suppress(FileNotFoundError), ClosingFd(open_directory(name, self._fd)) as fd:
-                self._check_permissions(fd, f"/{name}")
+            with suppress(FileNotFoundError), ClosingFd(self.directories.open(name, self._fd)):
+                pass
 
     def close(self) -> None:
         """Close the directory, if it is open."""
@@ -102,10 +99,9 @@ class Root:
         It is opened each time, so that one removed by hand is made again.
         """
         fingerprint = fingerprint or self._fingerprint
-        sync = self._config.fsync
-        with ClosingFd(open_directory(fingerprint, self.fd, create=create, sync=sync)) as fd:
+        with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
             directory = NamespaceDirectory(
-                fingerprint, fd, self._names, direct=self._direct, sync=sync
+                fingerprint, fd, self._names, self.directories, direct=self._direct
             )
             with closing(directory):
                 yield directory
@@ -149,7 +145,35 @@ class Root:
         status = os.fstatvfs(self.fd)
         if isinstance(min_free, float):
             min_free = int(min_free * status.f_blocks * status.f_frsize)
-        return int(status.f_bavail * status.f_frsize) - int(min_free)
+        free_bytes = status.f_bavail * status.f_frsize
+        if free_bytes < min_free and not self._is_short:
+            self._is_short = True
+            self._context.logger.warning(
+                "the file system of tier root '%s' has %s free, and min_free keeps %s: chunks are "
+                "evicted for that, whatever the capacity; make room, or lower min_free",
+                self._config.root,
+                format_bytes(free_bytes),
+                format_bytes(min_free),
+            )
+        elif free_bytes > 2 * min_free:
+            self._is_short = False
+        return int(free_bytes - min_free)
+
+    def check_capacity(self) -> None:
+        """Check that the file system can be as full as option ``capacity`` allows.
+
+        Raises:
+            ConfigError: it is smaller than that.
+        """
+        capacity_bytes = self._config.capacity_bytes
+        status = os.fstatvfs(self.fd)
+        size_bytes = status.f_blocks * status.f_frsize
+        if capacity_bytes is not None and 0 < size_bytes < capacity_bytes:
+            raise ConfigError(
+                f"capacity {format_bytes(capacity_bytes)} is more than the whole file system of "
+                f"tier root '{self._config.root}', {format_bytes(size_bytes)}; write at most "
+                f"capacity: '{format_bytes(size_bytes)}', or choose another root"
+            )
 
     def sweep(self, is_held: Callable[[str], bool]) -> None:
         """Remove the temporary files of dead processes in all namespaces.
@@ -229,17 +253,17 @@ class Root:
                 ):
                     yield directory
 
-    def _check_permissions(self, fd: int, below: str) -> None:
-        fault = permission_fault(fd)
-        if fault is None:
-            return
-        text = f"directory '{self._config.root}{below}' {fault}, who could plant or read chunks"
-        if self._config.permissions == "strict":
-            raise ConfigError(
-                f"{text}; let it belong to this user (id {os.geteuid()}) with mode 0700, or write "
-                "permissions: 'warn' to use it all the same"
-            )
-        self._context.logger.warning("%s", text)
+    def _remake(self, lost_fd: int) -> None:
+        # Without a parent, the intended file system may be gone too.
+        with suppress(FileExistsError):
+            os.mkdir(self._config.root, 0o700)
+        with ClosingFd(self.directories.open_root(self._config.root)) as fd:
+            # Keep the number, because other threads use it.
+            os.dup2(fd, lost_fd, inheritable=False)
+        self._context.logger.warning(
+            "tier root '%s' was removed, and its chunks with it; it is used anew",
+            self._config.root,
+        )
 
     def _choose_direct(self, directory: NamespaceDirectory) -> bool:
         choice = self._config.direct_io

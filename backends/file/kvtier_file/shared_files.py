@@ -13,7 +13,7 @@ import os
 from contextlib import suppress
 from weakref import WeakSet
 
-from kvtier_file.directories import ClosingFd, open_directory, open_file
+from kvtier_file.directories import ClosingFd, Directories, open_file
 from kvtier_file.leases import Leases
 from kvtier_file.ledger import Ledger
 from kvtier_file.shared_header import HeaderFile
@@ -33,6 +33,7 @@ class SharedFiles:
 
     Args:
         root_fd: the root.
+        directories: opens those below it.
 
     Attributes:
         header: the file with the lock.
@@ -43,14 +44,14 @@ class SharedFiles:
         OSError: they cannot be made.
     """
 
-    def __init__(self, root_fd: int) -> None:
+    def __init__(self, root_fd: int, directories: Directories) -> None:
         self._fds: list[int] = []
         try:
-            with ClosingFd(open_directory(SHARED, root_fd, create=True)) as shared_fd:
+            with ClosingFd(directories.open(SHARED, root_fd, create=True)) as shared_fd:
                 flags = os.O_RDWR | os.O_CREAT
                 self._fds.append(open_file(_HEADER, flags, shared_fd))
                 self._fds.append(open_file(_LEDGER, flags, shared_fd))
-                self._fds.append(open_directory(_LEASES, shared_fd, create=True))
+                self._fds.append(directories.open(_LEASES, shared_fd, create=True))
         except OSError:
             self._close_fds()
             raise

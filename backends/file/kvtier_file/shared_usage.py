@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
@@ -15,7 +15,7 @@ from kvtier_file.root import Root
 from kvtier_file.shared_files import SharedFiles
 from kvtier_file.shared_header import Reservation, SharedHeader
 from kvtier_file.usage_replica import UsageReplica
-from kvtier_sdk import OffloadKey, TierContext
+from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
@@ -53,7 +53,8 @@ class SharedUsage:
         # While the lock is held:
         self._header = SharedHeader()
         self._changes: list[Change] = []
-        self._reaped = False
+        self._asked: set[str] = set()
+        self._last_asked = ""
 
     def open(self) -> None:
         """Join the processes that use the root.
@@ -70,7 +71,9 @@ class SharedUsage:
             OSError: the files cannot be locked, or not all is swept.
         """
         with self.locked():
-            self._reap_dead_leases(self._dead_leases())
+            self._reap_dead_leases(
+                [one for one in self._other_leases() if not self._files.leases.is_held(one)]
+            )
 
     def close(self) -> None:
         """Leave, and free the own reservations. Does nothing if it is not open."""
@@ -181,18 +184,25 @@ class SharedUsage:
         reserved_bytes = self._header.reserved_bytes
         if self._budget.excess_bytes(need_bytes, reserved_bytes, headroom_bytes) <= 0:
             return []
-        if not self._reaped and (dead := self._dead_leases()):
-            with suppress(OSError):  # while its files are there, so is its reservation
-                self._reap_dead_leases(dead)
-        self._reaped = True
-        return self._budget.victims(
-            need_bytes,
-            self._header.reserved_bytes,
-            headroom_bytes,
-            pinned=pinned(),
-            open_namespaces={one.fingerprint for one in self._header.reservations.values()},
-            last_used_ns=last_used_ns,
-        )
+
+        def choose() -> list[ChunkId]:
+            return self._budget.victims(
+                need_bytes,
+                self._header.reserved_bytes,
+                headroom_bytes,
+                pinned=pinned(),
+                open_namespaces={one.fingerprint for one in self._header.reservations.values()},
+                last_used_ns=last_used_ns,
+            )
+
+        if not self._asked:
+            self._reap(self._next_lease())
+        try:
+            return choose()
+        except TierCapacityError:
+            if not self._reap(self._other_leases()):
+                raise
+            return choose()
 
     def expired(
         self,
@@ -226,10 +236,24 @@ class SharedUsage:
     def _other_leases(self) -> set[str]:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
-    def _dead_leases(self) -> list[str]:
-        return [one for one in self._other_leases() if not self._files.leases.is_held(one)]
+    def _next_lease(self) -> list[str]:
+        """Another process's lease, each in turn: to ask all of them each time takes the longest."""
+        others = sorted(self._header.reservations.keys() - {self._lease})
+        later = [one for one in others if one > self._last_asked]
+        asked = (later or others)[:1]
+        self._last_asked = "".join(asked)
+        return asked
 
-    def _reap_dead_leases(self, leases: Iterable[str]) -> None:
+    def _reap(self, leases: Collection[str]) -> bool:
+        """Clean up after dead ones among processes not yet asked; true if room is free again."""
+        dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
+        self._asked.update(leases)
+        if dead:
+            with suppress(OSError):  # while its files are there, so is its reservation
+                self._reap_dead_leases(dead)
+        return bool(dead)
+
+    def _reap_dead_leases(self, leases: Collection[str]) -> None:
         """Sweep temporary files, and then drop the reservations and leases of dead processes."""
         self._root.sweep(self._files.leases.is_held)
         for lease in leases:
@@ -245,7 +269,7 @@ class SharedUsage:
         return self._opened
 
     def _join(self) -> None:
-        self._opened = files = SharedFiles(self._root.fd)
+        self._opened = files = SharedFiles(self._root.fd, self._root.directories)
         try:
             with files.header.locked():
                 files.leases.acquire(self._lease)
@@ -253,6 +277,8 @@ class SharedUsage:
                 if not any(map(files.leases.is_held, self._other_leases())):
                     # Nothing was counted meanwhile, so files may have come and gone.
                     self._header.clean = False
+                # From now on, so that others ask whether this process lives.
+                self._enter_reservation()
                 files.header.write(self._header)
         except OSError:
             self._leave()
@@ -269,7 +295,7 @@ class SharedUsage:
 
     def _begin(self) -> None:
         self._header = self._files.header.read()
-        self._reaped = False
+        self._asked = set()
         self._enter_reservation()
         if not self._replica.catch_up(self._header, self._files.ledger):
             self.mark_dirty()

@@ -82,6 +82,7 @@ class ChunkStore:
         self._is_open = True
         try:
             self._root.open()
+            self._root.check_capacity()
         except OSError as error:
             self.close()
             raise open_error(error, self._config.root) from error

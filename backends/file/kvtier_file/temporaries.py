@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from kvtier_file import compiled
 from kvtier_file.compiled import DONE
-from kvtier_file.directories import ClosingFd, open_directory, open_file
+from kvtier_file.directories import ClosingFd, Directories, open_file
 from kvtier_file.file_io import (
     has_direct_io,
     is_sole_owner,
@@ -54,13 +54,14 @@ class Temporaries:
     Args:
         namespace_fd: the namespace's directory, open for as long as this object is used.
         names: the source of names.
-        sync: let written files survive a power failure.
+        directories: opens it.
     """
 
-    def __init__(self, namespace_fd: int, names: TemporaryNames, *, sync: bool) -> None:
+    def __init__(self, namespace_fd: int, names: TemporaryNames, directories: Directories) -> None:
         self._namespace_fd = namespace_fd
         self._names = names
-        self._sync = sync
+        self._directories = directories
+        self._sync = directories.sync
         self._fd: int | None = None
         self._spares: list[str] = []
 
@@ -171,7 +172,8 @@ class Temporaries:
         """
         if compiled.batch_io is None:
             return bytes(len(names))
-        return compiled.batch_io.place(self._open(), namespace_fd, tuple(names))
+        strict = self._directories.is_strict
+        return compiled.batch_io.place(self._open(), namespace_fd, strict, tuple(names))
 
     def rename(self, temporary: str, name: str, directory_fd: int) -> None:
         """Move a file to its place.
@@ -263,7 +265,5 @@ class Temporaries:
 
     def _open(self, *, create: bool = True) -> int:
         if self._fd is None:
-            self._fd = open_directory(
-                _DIRECTORY, self._namespace_fd, create=create, sync=self._sync
-            )
+            self._fd = self._directories.open(_DIRECTORY, self._namespace_fd, create=create)
         return self._fd

@@ -11,8 +11,10 @@ from kvtier_file.ledger import Change, Ledger, LedgerDamagedError
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
-# A ledger is compacted once it is longer than this and than twice its length after the last time.
-_MIN_COMPACTION_BYTES = 2**18
+# A ledger is compacted once it is longer than this and than so many times its length after the last
+# time. Every process reads the whole of a compacted one, with the lock held, so it must be rare.
+_MIN_COMPACTION_BYTES = 2**22
+_COMPACTION_GROWTH = 8
 
 
 class UsageReplica:
@@ -78,7 +80,7 @@ class UsageReplica:
         Raises:
             OSError: the ledger cannot be written.
         """
-        limit_bytes = max(_MIN_COMPACTION_BYTES, 2 * header.compacted_bytes)
+        limit_bytes = max(_MIN_COMPACTION_BYTES, _COMPACTION_GROWTH * header.compacted_bytes)
         if self._generation is None or header.ledger_bytes > limit_bytes:
             header.ledger_bytes = header.compacted_bytes = ledger.compact(self.budget)
             header.generation = int.from_bytes(os.urandom(8), "little")

@@ -3,12 +3,13 @@
 import asyncio
 import errno
 import os
+import shutil
 import threading
 
 import pytest
 
 from kvtier_file.chunks import earlier_uses
-from kvtier_sdk import ChunkNotFoundError, TierCapacityError, Usage
+from kvtier_sdk import ChunkNotFoundError, ConfigError, TierCapacityError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
 # Growth of the ledger before the next store makes room for it too.
@@ -377,3 +378,27 @@ async def test_a_chunk_that_another_process_uses_does_not_expire(bench):
     await bench.put(first, KEYS[5])
     assert await bench.has(first, *KEYS[:2]) == [True, False]
     assert bench.removed == [KEYS[1]]
+
+
+async def test_a_capacity_that_no_file_system_has_is_refused(small):
+    with pytest.raises(ConfigError, match=r"200 GiB is more than .* 2 MiB; write at most capacity"):
+        await small.open(capacity="200GiB")
+
+
+async def test_a_file_system_that_runs_short_is_said_once(small, caplog):
+    tier = await small.open(min_free="50%")
+    for key in KEYS:
+        await small.put(tier, key)
+        if key == KEYS[0]:
+            (small.root.parent / "another's").write_bytes(bytes(1_200_000))
+    (message,) = caplog.messages
+    assert "min_free keeps 1 MiB: chunks are evicted" in message
+
+
+async def test_a_root_that_is_made_again_is_said_once(bench, caplog):
+    tier = await bench.open()
+    shutil.rmtree(bench.root)
+    for key in KEYS[:3]:
+        assert await bench.put(tier, key) == [None]
+    (message,) = caplog.messages
+    assert "was removed, and its chunks with it" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -15,6 +16,8 @@ from support.workbench import Workbench
 from kvtier_file import compiled
 from kvtier_file.chunks import SAME_USE_NS, USE_NS, next_use_ns
 from kvtier_file.compiled import ABSENT, DONE, NOT_DONE
+from kvtier_file.config import FileTierConfig
+from kvtier_file.directories import Directories
 from kvtier_file.namespace import NamespaceDirectory, shard_of
 from kvtier_file.temporaries import TemporaryNames
 from kvtier_sdk import TierError
@@ -40,8 +43,10 @@ class Twins:
             directory.mkdir(parents=True)
             self._fds.append(os.open(directory, os.O_RDONLY))
             names = TemporaryNames("0" * 16)
+            config = FileTierConfig(root=directory)
+            opener = Directories(config, logging.getLogger())
             self.directories.append(
-                NamespaceDirectory("0" * 64, self._fds[-1], names, direct=True, sync=False)
+                NamespaceDirectory("0" * 64, self._fds[-1], names, opener, direct=True)
             )
 
     def close(self) -> None:
@@ -287,7 +292,7 @@ def test_a_directory_as_long_as_a_chunk_is_none(twins, part):
     name = f"{KEY.hex()}.kv"
     length = os.stat(f"{shard_of(KEY)}/{name}", dir_fd=fd).st_size
     try:
-        assert list(part.touch(fd, length, 0, ((shard_of(KEY), name, -1),))) == [NOT_DONE]
+        assert list(part.touch(fd, length, True, 0, ((shard_of(KEY), name, -1),))) == [NOT_DONE]
     finally:
         os.close(fd)
 
@@ -312,11 +317,16 @@ def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
     fd = os.open(twins.roots[0], os.O_RDONLY)
     name = f"{KEY.hex()}.kv"
     part.read(
-        fd, store.object_bytes, 0, 0, ((shard_of(KEY), name, load.header, load.payload, USED_NS),)
+        fd,
+        store.object_bytes,
+        0,
+        True,
+        0,
+        ((shard_of(KEY), name, load.header, load.payload, USED_NS),),
     )
-    part.touch(fd, store.object_bytes, 0, ((shard_of(KEY), name, USED_NS),))
+    part.touch(fd, store.object_bytes, True, 0, ((shard_of(KEY), name, USED_NS),))
     part.write(fd, 0, (("a.tmp", False, store.header, store.payload, USED_NS),))
-    part.place(fd, fd, (("a.tmp", shard_of(KEY), name),))
+    part.place(fd, fd, True, (("a.tmp", shard_of(KEY), name),))
     os.close(fd)
     assert len(os.listdir("/proc/self/fd")) == len(open_before)
     for buffer in (*load.buffers, *store.buffers):
@@ -328,13 +338,13 @@ def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
 @pytest.mark.parametrize(
     ("call", "arguments"),
     [
-        ("read", (0, 0, 0, 0, [])),
-        ("read", (0, 0, 0, 0, (("ab", "c.kv", bytearray(1), b"read-only", 1),))),
-        ("read", (0, 0, 0, 0, (("ab", "c.kv", bytearray(1), bytearray(1)),))),
-        ("read", (0, 0, 0, 0, (("ab", "c\0.kv", bytearray(1), bytearray(1), 1),))),
+        ("read", (0, 0, 0, True, 0, [])),
+        ("read", (0, 0, 0, True, 0, (("ab", "c.kv", bytearray(1), b"read-only", 1),))),
+        ("read", (0, 0, 0, True, 0, (("ab", "c.kv", bytearray(1), bytearray(1)),))),
+        ("read", (0, 0, 0, True, 0, (("ab", "c\0.kv", bytearray(1), bytearray(1), 1),))),
         ("write", (0, 0, (("a.tmp", False, b"", b"", 2**63),))),
         ("write", (0, 0, (("a.tmp", False, b"", None, 1),))),
-        ("place", (0, 0, (("a.tmp", "ab"),))),
+        ("place", (0, 0, True, (("a.tmp", "ab"),))),
     ],
 )
 def test_wrong_arguments(part, call, arguments):

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvtier_file import usage_replica
+from kvtier_file.leases import Leases
 from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.root import Root
 from kvtier_file.shared_header import HeaderFile
@@ -292,8 +293,24 @@ async def test_the_second_process_does_not_scan(pair, monkeypatch):
     assert (await second.usage()).chunks == 10
 
 
+async def test_a_choice_of_victims_asks_one_other_process_whether_it_lives(make_bench, monkeypatch):
+    benches = [make_bench() for _ in range(6)]
+    tiers = [await one.open(capacity=4 * one.object_bytes) for one in benches]
+    await benches[0].put(tiers[0], *KEYS[:4])
+    asked = []
+    is_held = Leases.is_held
+    monkeypatch.setattr(
+        Leases, "is_held", lambda self, name: asked.append(name) or is_held(self, name)
+    )
+    for key in KEYS[4:9]:
+        assert await benches[0].put(tiers[0], key) == [None]
+    # One a store, each of the others in turn.
+    assert len(asked) == len(set(asked)) == 5
+
+
 async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     monkeypatch.setattr(usage_replica, "_MIN_COMPACTION_BYTES", 1000)
+    monkeypatch.setattr(usage_replica, "_COMPACTION_GROWTH", 2)
     one, other = pair
     capacity = 4 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)

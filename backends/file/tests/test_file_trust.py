@@ -1,6 +1,7 @@
 """Roots that others may write to, and shared files that others wrote."""
 
 import os
+import shutil
 import struct
 import zlib
 
@@ -8,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtier_sdk import ConfigError
+from kvtier_file import compiled
+from kvtier_file.namespace import shard_of
+from kvtier_sdk import ChunkError, ConfigError, TierAuthError, TierError
 
 KEYS = [index.to_bytes(20, "big") for index in range(8)]
 
@@ -32,6 +35,49 @@ async def test_a_root_that_others_can_change_is_refused(bench, how, fault, below
     spoil(bench.root / (bench.namespace.fingerprint if below == "fingerprint" else below), how)
     with pytest.raises(ConfigError, match=f"{fault}.*mode 0700, or write permissions: 'warn'"):
         await bench.open()
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("below", ["", "fingerprint", "fingerprint/shard"])
+@pytest.mark.parametrize(("how", "fault"), FAULTS)
+async def test_what_others_made_anew_under_a_running_tier_is_refused_until_it_is_put_right(
+    bench, part, monkeypatch, how, fault, below, is_compiled
+):
+    monkeypatch.setattr(compiled, "batch_io", part if is_compiled else None)
+    tier = await bench.open()
+    assert await bench.put(tier, KEYS[0]) == [None]
+    below = below.replace("fingerprint", bench.namespace.fingerprint)
+    place = bench.root / below.replace("shard", shard_of(KEYS[0]))
+    planted = place.rename(bench.root.with_name("planted"))
+    shutil.copytree(planted, place)
+    spoil(place, how)
+    if below == "":
+        shutil.rmtree(planted)
+
+    def refuses(verdict):
+        # A shard has a small part of the chunks, whose fault is not the tier's.
+        is_own_fault = below.endswith("shard") and call in (tier.load, tier.lookup)
+        assert isinstance(verdict, ChunkError if is_own_fault else TierAuthError)
+        assert str(place) in str(verdict)
+        verdict.args[0].index("who could plant or read chunks")
+        return True
+
+    for call in (tier.load, tier.store, tier.lookup, tier.delete):
+        transfer = bench.empty(KEYS[0])
+        try:
+            if call in (tier.load, tier.store):
+                (verdict,) = await call([transfer])
+            elif call == tier.lookup:
+                await call([KEYS[0]], bench.request)
+            else:
+                await call([KEYS[0]])
+        except TierError as error:
+            verdict = error
+        assert refuses(verdict)
+        assert not any(map(any, transfer.buffers))
+    place.chmod(0o700)
+    os.chown(place, os.geteuid(), -1)
+    assert await bench.loads(tier, KEYS[0])
 
 
 @pytest.mark.parametrize(("how", "fault"), FAULTS)
