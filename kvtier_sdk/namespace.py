@@ -16,6 +16,8 @@ from kvtier_sdk.options.secrets import masked
 
 _FINGERPRINT_HEX = 32
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{_FINGERPRINT_HEX}}}")
+#: Tables and lists inside of each other in a manifest: what reads facts is recursive.
+_MOST_LEVELS = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +52,7 @@ class Namespace:
     @cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits: SHA-256 of the facts as canonical JSON, cut to 128 bits."""
-        return hashlib.sha256(_canonical(self._all_facts).encode()).hexdigest()[:_FINGERPRINT_HEX]
+        return _fingerprint_of(self._all_facts)
 
     @property
     def _all_facts(self) -> Mapping[str, object]:
@@ -107,9 +109,8 @@ class Namespace:
 class StoredNamespace(Namespace):
     """A namespace as a tier holds it: its chunks' fingerprint, and the facts of its manifest.
 
-    The facts may be none, if the manifest is gone, and they may give another fingerprint, since a
-    manifest hides secrets. So the fingerprint is kept, and what is added to the facts does not
-    change it.
+    Whoever can write to a store can plant a manifest. So it has facts only if they give the
+    fingerprint; those of a manifest that hides a secret do not.
 
     >>> ours = Namespace({"model": "llama"})
     >>> found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
@@ -117,10 +118,14 @@ class StoredNamespace(Namespace):
     (True, 'llama')
 
     Attributes:
-        stored_under: the fingerprint under which its chunks are stored.
+        stored_under: the fingerprint under which its chunks are stored. What is added to the facts
+            does not change it.
+        fault: why it has no facts: ``"no manifest"``, ``"unreadable manifest"`` or ``"unverified
+            manifest"``; empty if it has.
     """
 
     stored_under: str
+    fault: str = ""
 
     @classmethod
     def read(cls, fingerprint: str, manifest: bytes | None = None) -> Self:
@@ -132,12 +137,18 @@ class StoredNamespace(Namespace):
                 there is none.
 
         Returns:
-            The namespace; without facts if the manifest is none.
+            The namespace; without facts if the manifest does not give its fingerprint.
         """
+        if manifest is None:
+            return cls({}, fingerprint, "no manifest")
         facts: object = None
         with suppress(ValueError, TypeError, LookupError, RecursionError):
-            facts = json.loads(manifest or b"")["facts"]
-        return cls(facts if isinstance(facts, dict) else {}, fingerprint)
+            facts = json.loads(manifest)["facts"]
+        if not isinstance(facts, dict) or not _is_flat(facts, _MOST_LEVELS):
+            return cls({}, fingerprint, "unreadable manifest")
+        if _fingerprint_of(facts) != fingerprint:
+            return cls({}, fingerprint, "unverified manifest")
+        return cls(facts, fingerprint)
 
     @staticmethod
     def is_fingerprint(text: str) -> bool:
@@ -157,6 +168,18 @@ class StoredNamespace(Namespace):
 
     def sealed_by(self, codec: str) -> Namespace:
         return self
+
+
+def _fingerprint_of(facts: Mapping[str, object]) -> str:
+    return hashlib.sha256(_canonical(facts).encode()).hexdigest()[:_FINGERPRINT_HEX]
+
+
+def _is_flat(value: object, most_levels: int) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return True
+    return most_levels > 0 and all(_is_flat(inner, most_levels - 1) for inner in value)
 
 
 def _canonical(value: object) -> str:

@@ -40,7 +40,8 @@ class _Request(NamedTuple):
 class TraceRecorder:
     """Writes a line for each request, on a thread of its own.
 
-    The lines are in the format published with Mooncake (FAST '25). In place of a chunk's key
+    The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. In
+    place of a chunk's key
     stands a number that is drawn from it with a salt, which is made for each recording and never
     written: within a recording equal numbers mean equal chunks, and nothing links them to tokens
     or to another recording.
@@ -56,14 +57,18 @@ class TraceRecorder:
         directory: where the files are; it is made with mode 0700 if only it itself is missing.
         file_bytes: size of a file.
         files: number of files to keep, at least 1.
+        chunk_bytes: length of a chunk, which each line says.
         clock: time.
 
     Raises:
         ConfigError: no file can be made in the directory.
     """
 
-    def __init__(self, directory: Path, *, file_bytes: int, files: int, clock: Clock) -> None:
+    def __init__(
+        self, directory: Path, *, file_bytes: int, files: int, chunk_bytes: int, clock: Clock
+    ) -> None:
         self._directory = directory
+        self._chunk_bytes = chunk_bytes
         self._file_bytes = file_bytes
         self._files = files
         self._clock = clock
@@ -190,6 +195,7 @@ class TraceRecorder:
             "input_length": tokens,
             "output_length": 0,
             "hash_ids": [self._id(key) for key in keys],
+            "chunk_bytes": self._chunk_bytes,
         }
         return json.dumps(record).encode() + b"\n"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import sys
 import traceback
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from kvtier_sdk.cli.engine import drain_command, resume_command
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay import replay_command
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
@@ -95,7 +95,7 @@ def run() -> int:
         _tell(written.getvalue().rstrip())
         return 2
     except TierError as error:
-        _tell(f"kvtier: {error}")
+        say(without_password(f"kvtier: {error}"), to_stderr=True)
         advice = advice_on(verdict_of(error))
         if advice:
             _tell(f"  what to do: {advice}")
@@ -114,5 +114,5 @@ def run() -> int:
 
 
 def _tell(text: str) -> None:
-    """Write to stderr; what a command line names may be a URL with a password."""
-    print(without_password(text), file=sys.stderr)
+    """Write lines of ours to stderr; what a command line names may be a URL with a password."""
+    say(*without_password(text).split("\n"), to_stderr=True)

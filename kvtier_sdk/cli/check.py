@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.flags import read_flag
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, Target, read_target
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import BackendError, ConfigError
@@ -92,8 +93,7 @@ def check_command(
     findings = _Findings(url_without_password(tiers))
     for line in _check(tiers, findings, size_bytes, timeout_s if dry_run else None):
         if not as_json:
-            # Flushed into a pipe too: the next line may take as long as a tier does.
-            print(line, flush=True)
+            say(line)
     if as_json:
         print(json.dumps({"ok": findings.status == 0, **asdict(findings)}))
     raise typer.Exit(findings.status)
@@ -152,7 +152,7 @@ def _configuration_lines(configuration: Mapping[str, Any]) -> Iterator[str]:
     """The options in effect as TOML, without those that have no value."""
     yield from _option_lines({name: of for name, of in configuration.items() if name != "tiers"})
     for tier in configuration.get("tiers", ()):
-        yield "\n[[tiers]]"
+        yield from ("", "[[tiers]]")
         yield from _option_lines(tier)
     yield ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -13,7 +12,9 @@ import typer
 from kvtier_sdk.admin import ask
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.flags import read_flag
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.text import one_line
 from kvtier_sdk.options.units import parse_seconds
 from kvtier_sdk.tiering import TieringConfig
 
@@ -36,10 +37,10 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
         answer = ask(socket, request)
     except OSError as error:
         reason = error.strerror or str(error)
-        print(f"kvtier: no engine answers at {socket}: {reason}", file=sys.stderr)
+        say(f"kvtier: no engine answers at {socket}: {reason}", to_stderr=True)
         raise typer.Exit(1) from None
     if "error" in answer:
-        raise ConfigError(answer["error"])
+        raise ConfigError(one_line(str(answer["error"])))
     return answer
 
 
@@ -124,10 +125,10 @@ def drain_command(
         (found,) = (t for t in ask_engine(socket, command="status")["tiers"] if t["name"] == tier)
         waited_s = clock.now_s() - began_s
         if found["is_idle"]:
-            print(f"{tier} is out; nothing of it is under way after {waited_s:.1f} s")
+            say(f"{tier} is out; nothing of it is under way after {waited_s:.1f} s")
             return
         if waited_s >= timeout_s:
-            print(f"{tier} is out; after {waited_s:.1f} s {found['jobs']} jobs are under way")
+            say(f"{tier} is out; after {waited_s:.1f} s {found['jobs']} jobs are under way")
             raise typer.Exit(1)
 
 
@@ -138,4 +139,4 @@ def resume_command(socket: Socket, tier: _Tier) -> None:
         name for name, field in (("reads", "reads_open"), ("stores", "stores_open")) if found[field]
     ]
     note = f"; its breaker suspends {' and '.join(suspended)}" if suspended else ""
-    print(f"{tier} is in{note}")
+    say(f"{tier} is in{note}")

@@ -27,7 +27,7 @@ from kvtier_sdk.tiering import TieringConfig
 from kvtier_sdk.tiering.assembly import pool_slots
 
 #: Options of a replay that neither the command line nor the file gives.
-_DEFAULTS: Mapping[str, Any] = {"slots": 2000, "chunk_bytes": "64KiB"}
+_DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 #: A replay is not the engine: it takes neither its trace nor its socket nor its port.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 #: Tokens of a block in the published traces.
@@ -78,7 +78,9 @@ def replay_command(
     chunk_bytes: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", show_default="64KiB", help="Size of a chunk, for example 64KiB."
+            metavar="SIZE",
+            show_default="an engine's trace says it; 64KiB without --trace",
+            help="Size of a chunk, for example 64KiB.",
         ),
     ] = None,
     policy: Annotated[
@@ -165,7 +167,12 @@ def replay_command(
         "verify": verify,
     }
     given = {name: value for name, value in flags.items() if value is not None}
-    options = _configuration(config, given)
+    options = _configuration(config, given, {**_DEFAULTS, "chunk_bytes": _chunk_bytes(played)})
+    if options.chunk_bytes is None:
+        raise ConfigError(
+            f"--trace {trace}: it does not say how large a chunk is; give --chunk-bytes, which the "
+            "engine's log names at its start"
+        )
     if sweep:
         _sweep(played, options, concurrency, report_file, as_json=as_json)
         return
@@ -244,16 +251,23 @@ def _workload(
     return read_trace(trace)[:requests]
 
 
-def _configuration(file: Path | None, flags: Mapping[str, Any]) -> TieringConfig:
+def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
+    """The size of all chunks, if the workload says it."""
+    sizes = {request.chunk_bytes for request in played}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _configuration(
+    file: Path | None, flags: Mapping[str, Any], defaults: dict[str, Any]
+) -> TieringConfig:
     """Read the flags, and beside them those options of the file that no flag overrides."""
-    given = TieringConfig.from_dict({**_DEFAULTS, **flags}, where="command line")
+    given = TieringConfig.from_dict({**defaults, **flags}, where="command line")
     if file is None:
         return given
     options = read_options(file)
     if is_transfer_config(options):
         return _of_vllm(read_transfer_config(options, where=str(file)), given, flags)
     options = {name: value for name, value in options.items() if name not in flags}
-    defaults = dict(_DEFAULTS)
     if "slots" in flags:
         options.pop("pool_bytes", None)
     elif "pool_bytes" in options:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.options.text import one_line
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.replay import ReplayReport
 
@@ -69,7 +70,7 @@ def print_table(report: ReplayReport, *, overlapped: bool) -> None:
         for reason, count in sorted(tier.dropped.items()):
             console.print(f"dropped: {count:,} chunks, {tier.name} {reason}")
         for error in tier.errors:
-            console.print(f"  {error}", markup=False)
+            console.print(f"  {one_line(error)}", markup=False)
     if report.dropped and overlapped:
         console.print(
             "Requests that overlap do not wait for room: a chunk that was dropped on its way "

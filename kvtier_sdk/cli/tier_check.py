@@ -50,7 +50,7 @@ _WAIT_LONGER = "; --timeout makes the check wait longer"
 #: How long a tier may take to close when its check was interrupted.
 _INTERRUPTED_S = 0.5
 #: The part of a traceback before each of its errors.
-_FRAMES = re.compile(r":?\n+Traceback \(most recent call last\):\n(?:  .*\n)+")
+_FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
 
 
 def advice_on(verdict: Verdict) -> str | None:

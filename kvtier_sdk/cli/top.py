@@ -16,6 +16,7 @@ from rich.text import Text
 from kvtier_sdk.cli.engine import Socket, ask_engine, wait
 from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.text import one_line
 from kvtier_sdk.options.units import format_bytes, parse_seconds
 
 _Status = Mapping[str, Any]
@@ -93,8 +94,9 @@ def _frame(before: _Status, now: _Status) -> Group:
     rows = [(before["host"], now["host"]), *zip(before["tiers"], now["tiers"], strict=True)]
     hits = sum(tier["hit_chunks"] - old["hit_chunks"] for old, tier in rows)
     for old, tier in rows:
-        table.add_row(*_row(old, tier, hits, duration_s), _used(tier, now["pool"]))
-    return Group(Text(_title(now)), table, *_errors(now))
+        cells = (*_row(old, tier, hits, duration_s), _used(tier, now["pool"]))
+        table.add_row(*(Text(one_line(cell)) for cell in cells))
+    return Group(Text(one_line(_title(now))), table, *_errors(now))
 
 
 def _title(now: _Status) -> str:
@@ -163,7 +165,8 @@ def _used(tier: _Status, pool: _Status) -> str:
 
 
 def _errors(now: _Status) -> list[Text]:
-    return [Text(f"last error: {tier['errors'][-1]}") for tier in now["tiers"] if tier["errors"]]
+    said = [f"last error: {tier['errors'][-1]}" for tier in now["tiers"] if tier["errors"]]
+    return [Text(one_line(line)) for line in said]
 
 
 def _duration(duration_s: float) -> str:

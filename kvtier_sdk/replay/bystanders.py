@@ -9,6 +9,7 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError, ReplayError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.options.text import one_line
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.tiering.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.types import Capability
@@ -69,4 +70,4 @@ def _check(tier: MaintainedTier, limit: str, advice: str) -> None:
 
 def _title(namespace: StoredNamespace) -> str:
     known = [f"{name} {namespace.facts[name]}" for name in _TELLING if name in namespace.facts]
-    return f"{namespace.fingerprint[:12]} ({', '.join(known) or 'without a manifest'})"
+    return one_line(f"{namespace.fingerprint[:12]} ({', '.join(known) or namespace.fault})")

@@ -12,6 +12,9 @@ from pathlib import Path
 from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.types import OffloadKey, make_offload_key
 
+#: Length of a generated chunk.
+_CHAT_BYTES = 64 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
@@ -20,10 +23,12 @@ class ReplayRequest:
     Attributes:
         request_id: unique in the workload.
         keys: its chunks, in prefix order.
+        chunk_bytes: length of each; ``None`` if the workload does not say.
     """
 
     request_id: str
     keys: tuple[OffloadKey, ...]
+    chunk_bytes: int | None = None
 
 
 def _key(*parts: object) -> OffloadKey:
@@ -35,7 +40,8 @@ def read_trace(path: Path) -> list[ReplayRequest]:
 
     The format is the one published with Mooncake (FAST '25): one JSON object per line, whose
     ``hash_ids`` name the blocks of the prompt, with equal ids for equal prefixes. A block is a
-    chunk here. Of the other fields only ``timestamp`` is used, for the order.
+    chunk here. Of the other fields ``timestamp`` is used, for the order, and ``chunk_bytes``, which
+    an engine's own trace has.
 
     Args:
         path: the file, or a directory of files, ``*.jsonl``, as an engine records them.
@@ -90,7 +96,11 @@ def _parse_line(line: str, where: str, name: str) -> tuple[float, ReplayRequest]
     arrived = record.get("timestamp", 0)
     if type(arrived) not in (int, float):
         raise ReplayError(f"{where}: 'timestamp' should be a number")
-    return arrived, ReplayRequest(name, tuple(_key("trace", block_id) for block_id in ids))
+    size = record.get("chunk_bytes")
+    if size is not None and (type(size) is not int or size < 1):
+        raise ReplayError(f"{where}: 'chunk_bytes' should be a number of bytes")
+    keys = tuple(_key("trace", block_id) for block_id in ids)
+    return arrived, ReplayRequest(name, keys, size)
 
 
 def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
@@ -113,7 +123,7 @@ def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
         raise ReplayError(f"{requests} requests: a workload needs at least 1")
     rng = random.Random(seed)
     arrivals = _chat_turns(rng, seed)
-    return [ReplayRequest(f"chat-{n}", next(arrivals)) for n in range(requests)]
+    return [ReplayRequest(f"chat-{n}", next(arrivals), _CHAT_BYTES) for n in range(requests)]
 
 
 def _chat_turns(rng: random.Random, seed: int) -> Iterator[tuple[OffloadKey, ...]]:

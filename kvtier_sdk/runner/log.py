@@ -13,6 +13,7 @@ from weakref import WeakSet
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.options.masked_errors import masked_error, without_frames
 from kvtier_sdk.options.secrets import Secrets, make_loggable
+from kvtier_sdk.options.text import one_line
 
 #: How long after a message others of its kind are only counted.
 QUIET_S = 60.0
@@ -43,8 +44,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
     def __init__(self, name: str, clock: Clock, secrets: Secrets | None = None) -> None:
         super().__init__(logging.getLogger(f"kvtier.tier.{name}"))
-        if secrets is not None:
-            _hide_in(self.logger, secrets)
+        _filter_of(self.logger).secrets.update([] if secrets is None else [secrets])
         self.tier = name
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
@@ -96,8 +96,8 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         topic.logged_s, topic.unsaid, topic.timer = now_s, 0, None
 
 
-class _SecretFilter(logging.Filter):
-    """Hides secrets in the records of a logger, before any handler sees them."""
+class _TierFilter(logging.Filter):
+    """Hides secrets in the records of a logger, and what a store's text would do to a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,27 +106,30 @@ class _SecretFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         make_loggable(record)
+        text = record.getMessage()
+        # A line that others have broken is indented, which tells it from a record.
+        shown = "\n  ".join(map(one_line, text.split("\n")))
         for secrets in self.secrets:
-            text = record.getMessage()
-            masked = secrets.mask(text)
-            if masked != text:
-                record.msg, record.args = masked, ()
+            shown = secrets.mask(shown)
             if record.exc_info and record.exc_info[1] is not None:
                 error = masked_error(record.exc_info[1], secrets)
                 record.exc_info = type(error), error, error.__traceback__
-        if any(self.secrets) and record.exc_info and record.exc_info[1] is not None:
-            # Handlers write the text, and see no frames.
+        if shown != text:
+            record.msg, record.args = shown, ()
+        if record.exc_info and record.exc_info[1] is not None:
+            # Handlers write the text, and where there are secrets they see no frames.
             error = record.exc_info[1]
-            record.exc_text = "".join(traceback.format_exception(error)).rstrip()
-            record.exc_info = type(error), without_frames(error), None
+            lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
+            record.exc_text = "\n".join(map(one_line, lines))
+            if any(self.secrets):
+                record.exc_info = type(error), without_frames(error), None
         return True
 
 
-def _hide_in(logger: logging.Logger, secrets: Secrets) -> None:
+def _filter_of(logger: logging.Logger) -> _TierFilter:
     for known in logger.filters:
-        if isinstance(known, _SecretFilter):
-            known.secrets.add(secrets)
-            return
-    new = _SecretFilter()
-    new.secrets.add(secrets)
+        if isinstance(known, _TierFilter):
+            return known
+    new = _TierFilter()
     logger.addFilter(new)
+    return new

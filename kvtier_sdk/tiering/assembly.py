@@ -127,7 +127,7 @@ def open_manager(
     with ExitStack() as stack:
         is_owner = services is None
         if services is None:
-            services = OperatorServices(config, clock)
+            services = OperatorServices(config, clock, pool.chunk_bytes)
             stack.callback(services.close)
         manager = TieringManager(
             pool,

@@ -30,6 +30,8 @@ _PAGE = 1000
 _EXAMINED_BYTES = 64 * 2**20
 #: Stands where the length of a namespace's chunks is not known: they are not loaded.
 _UNKNOWN_BYTES = 4096
+#: A manifest that claims more is not believed: as much memory would be taken.
+_MOST_CHUNK_BYTES = 2**30
 #: What a tier may say of one chunk; all else says something of the tier.
 _OF_A_CHUNK = (
     Verdict.OK,
@@ -108,7 +110,7 @@ def open_for_maintenance(
 def chunk_bytes_of(namespace: Namespace) -> int | None:
     """Return the length of a namespace's chunks; ``None`` if its facts do not tell."""
     known = namespace.facts.get("chunk_bytes")
-    return known if isinstance(known, int) and known > 0 else None
+    return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 
 
 class MaintainedTier:
@@ -228,12 +230,6 @@ class MaintainedTier:
         job = self._client.store(list(keys), list(slots), NO_REQUEST, whole=True)
         self._client.flush()
         return lambda: self._wait_for_store(job)
-
-    @property
-    def evicted_chunks(self) -> int:
-        """Number of chunks that the tier has evicted since it was opened."""
-        self._client.poll()
-        return self._client.stats.evicted_chunks
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Delete chunks; missing ones are ignored. Needs ``Capability.DELETE``.

@@ -26,12 +26,13 @@ class OperatorServices:
     Args:
         config: says which there are.
         clock: time.
+        chunk_bytes: length of a chunk, for the trace.
 
     Raises:
         ConfigError: no trace can be written.
     """
 
-    def __init__(self, config: TieringConfig, clock: Clock) -> None:
+    def __init__(self, config: TieringConfig, clock: Clock, chunk_bytes: int) -> None:
         self._config = config
         self._clock = clock
         self._stack = ExitStack()
@@ -42,6 +43,7 @@ class OperatorServices:
                 Path(config.trace_dir),
                 file_bytes=config.trace_file_bytes,
                 files=config.trace_files,
+                chunk_bytes=chunk_bytes,
                 clock=clock,
             )
             self._stack.callback(self.recorder.close)

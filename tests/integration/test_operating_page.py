@@ -65,6 +65,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     )
     (folder / "tokens.json").write_text(json.dumps(TOKENS))
     line = {"timestamp": 0, "input_length": 64, "output_length": 1, "hash_ids": [1, 2]}
+    line["chunk_bytes"] = 4096
     (folder / "trace.jsonl").write_text(f"{json.dumps(line)}\n" * 3)
     config = TieringConfig.from_file(folder / "kv.toml")
     with open_pool(config) as pool, open_manager(pool, config, Namespace(FACTS)) as manager:

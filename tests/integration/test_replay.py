@@ -67,6 +67,7 @@ def test_a_recorded_trace_hits_what_its_engine_has_hit(tmp_path: Path, tiers: li
     assert len(list((tmp_path / "trace").iterdir())) > 1
     recorded = read_trace(tmp_path / "trace")
     assert [len(request.keys) for request in recorded] == [len(r.keys) for r in workload]
+    assert {request.chunk_bytes for request in recorded} == {8192}
     again = driver.replay(recorded, TieringConfig.from_dict(options))
     assert [tier.hit_chunks for tier in again.tiers] == [t.hit_chunks for t in engine.tiers]
     # The pool is too small for all of them, so that the order matters.
@@ -80,6 +81,19 @@ def test_a_replay_of_an_engines_configuration_leaves_its_trace_and_socket_alone(
     config.write_text(f"trace_dir = '{tmp_path}/trace'\nadmin_socket = '{tmp_path}'\n")
     replay("--config", str(config), "--trace", str(trace))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kv.toml", "trace.jsonl"]
+
+
+def test_the_size_of_a_chunk_is_the_traces_own_or_is_asked_for(tmp_path: Path, trace: Path) -> None:
+    for more in ((), ("--sweep",)):
+        done = kvtier("replay", "--trace", str(trace), "--slots", "40", *more)
+        assert done.returncode == 2
+        assert "it does not say how large a chunk is" in done.stderr
+        assert "give --chunk-bytes" in done.stderr
+    known = tmp_path / "known.jsonl"
+    lines = [{**json.loads(line), "chunk_bytes": 2**21} for line in trace.read_text().splitlines()]
+    known.write_text("\n".join(map(json.dumps, lines)))
+    done = kvtier("replay", "--trace", str(known), "--slots", "40", "--sweep", "--json")
+    assert json.loads(done.stdout)["block_bytes"] == 2**21
 
 
 def test_a_request_that_hits_all_of_the_pool_still_gets_room_for_its_end() -> None:

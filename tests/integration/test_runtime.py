@@ -183,7 +183,7 @@ def test_an_engine_that_opens_its_manager_again_goes_on_serving_its_operator(
     options = {"slots": 8, "chunk_bytes": 64, "tiers": ["memory:"], "metrics_port": port}
     options |= {"admin_socket": str(path), "trace_dir": str(trace)}
     config = TieringConfig.from_dict(options)
-    services = OperatorServices(config, SystemClock())
+    services = OperatorServices(config, SystemClock(), 64)
     with open_pool(config) as pool, ExitStack() as first, ExitStack() as second:
         first.enter_context(open_manager(pool, config, Namespace({}), services=services))
         ask(path, {"command": "drain", "tier": "memory"})

@@ -102,6 +102,85 @@ def test_rm_deletes_what_is_meant_and_nothing_else(store: Store) -> None:
     assert left == {of_ours(LLAMA): 22, of_ours(RESEEDED): 0, of_ours(QWEN): 0}
 
 
+def hostile(store: Store) -> dict[str, bytes]:
+    """Plant manifests that no engine has written; return them by the fingerprint."""
+    huge = Namespace({"model": "qwen", "chunk_bytes": 10**15})
+    texts = [
+        b'{"facts": {"model": %b}}' % (b"[" * 900 + b"]" * 900),
+        b'{"facts": {"model": "\\udc80qwen"}}',
+        b"not JSON",
+        b"[" * 2_000_000,
+    ]
+    manifests = {f"{number:x}" * 32: text for number, text in enumerate(texts)}
+    manifests[huge.fingerprint] = huge.manifest_json().encode()
+    for fingerprint, text in manifests.items():
+        store.plant(fingerprint, text)
+    return manifests
+
+
+def test_odd_manifests_end_no_command(store: Store, tmp_path: Path) -> None:
+    planted = hostile(store)
+    assert chunks_by_namespace(store.url).items() >= dict.fromkeys(planted, 0).items()
+    assert tier("du", store.url)["tiers"][0]["chunks"] == 37
+    assert len(tier("verify", store.url)["namespaces"]) == 3 + len(planted)
+    explained = tier("explain", store.url, "--namespace", of_ours(RESEEDED))
+    assert explained["tiers"][0]["nearest"]["fingerprint"] == of_ours(LLAMA)
+    assert len(tier("copy", store.url, f"file://{tmp_path}/to")["namespaces"]) == 3
+    (removed,) = tier("rm", store.url, "--model", "qwen", "--yes")["removed"]
+    assert removed["fingerprint"] == of_ours(QWEN)
+    shown = kvtier("tier", "ls", "--all", store.url).stdout
+    assert shown.count("unreadable manifest") == 3
+    assert shown.count("unverified manifest") == 1
+
+
+def test_rm_by_model_believes_only_a_manifest_that_fits_its_namespace(store: Store) -> None:
+    store.plant(of_ours(LLAMA), QWEN.for_chunks(CHUNK_BYTES).manifest_json().encode())
+    (removed,) = tier("rm", store.url, "--model", "qwen", "--yes")["removed"]
+    assert removed["fingerprint"] == of_ours(QWEN)
+    assert chunks_by_namespace(store.url)[of_ours(LLAMA)] == 22
+    assert "unverified manifest" in kvtier("tier", "ls", store.url).stdout
+    found = tier("copy", store.url, "memory:", status=1)["namespaces"]
+    assert {one["copied"]: bool(one["fault"]) for one in found} == {0: True, 5: False}
+
+
+def test_a_manifest_of_another_type_ends_no_command(tmp_path: Path) -> None:
+    store = RedisStore(tmp_path / "store", CHUNK_BYTES)
+    try:
+        fill(store.url, LLAMA, keys_from(0, 2))
+        with store.client() as client:
+            name = f"kvtier{{}}{of_ours(LLAMA)}.manifest"
+            client.delete(name)
+            client.rpush(name, "a", "b")
+        assert chunks_by_namespace(store.url) == {of_ours(LLAMA): 2}
+    finally:
+        store.kill()
+
+
+def test_what_is_in_a_store_is_shown_as_text(store: Store) -> None:
+    said = "qwen [/red]{x}\x1b[2K\r\x9b\x07\u202e\udc80"
+    facts = {**FACTS, "model": f"{said}\n0 chunks", f"hash_{said}": said, "hash_seed": "33" * 32}
+    odd = Namespace(facts)
+    fill(store.url, odd, keys_from(0, 3))
+    texts = []
+    for words in (
+        ["ls"],
+        ["du"],
+        ["explain", "--namespace", of_ours(odd)],
+        ["verify"],
+        ["copy", "memory:"],
+        ["rm", "--yes", "--model", said[:4]],
+    ):
+        # A progress bar is drawn.
+        done = kvtier("tier", words[0], store.url, *words[1:], FORCE_COLOR="1")
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout)
+    text = "".join(texts)
+    shown = r"qwen [/red]{x}\x1b[2K\r\x9b\x07\u202e\udc80"
+    assert text.count(rf"{shown}\n0 chunks") == 6
+    assert "\n0 chunks" not in text
+    assert text.replace("\n", "").isprintable()
+
+
 def test_rm_by_age_keeps_what_was_used_since(folder: Store) -> None:
     assert tier("rm", folder.url, "--unused-for", "1h", "--yes")["removed"] == []
     assert folder.chunks() == 37

@@ -163,8 +163,34 @@ def test_a_destination_that_is_too_small_is_told(
     monkeypatch.setattr("kvtier_sdk.cli.tier.copy._POOL_BYTES", 8 * CHUNK_BYTES)
     with pytest.raises(typer.Exit):
         copy_command(folder.url, small)
-    assert "20 chunks copied" in (said := capsys.readouterr().out)
+    assert "10 chunks copied" in (said := capsys.readouterr().out)
     assert "10 evicted by DST meanwhile: its capacity is too small" in said
+
+
+def test_copies_that_a_smaller_server_evicts_are_not_counted(
+    folder: Folder, tmp_path: Path
+) -> None:
+    fill(folder.url, NAMESPACE, keys_from(0, 1000))
+    store = RedisStore(tmp_path / "small", CHUNK_BYTES)
+    try:
+        with store.client() as client:
+            limit = client.info("memory")["used_memory"] + 2 * 2**20
+            client.config_set("maxmemory", limit)
+            client.config_set("maxmemory-policy", "allkeys-random")
+        (found,) = tier("copy", folder.url, store.url, status=1)["namespaces"]
+        assert 0 < found["copied"] == store.chunks() < 900
+        assert found["evicted"] == 1000 - found["copied"]
+        # Of what was there, some had to go for what was missing.
+        (again,) = tier("copy", folder.url, store.url, status=1)["namespaces"]
+        assert again["copied"] + again["there"] == store.chunks()
+    finally:
+        store.kill()
+
+
+def test_an_empty_namespace_is_not_copied(folder: Folder, tmp_path: Path) -> None:
+    fill(folder.url, NAMESPACE, keys_from(0, 5))
+    fill(folder.url, Namespace({"engine": "a check"}), [])
+    assert len(tier("copy", folder.url, f"file://{tmp_path}/to")["namespaces"]) == 1
 
 
 def test_sealed_chunks_are_opened_and_sealed_again(folder: Folder, tmp_path: Path) -> None:
@@ -176,8 +202,8 @@ def test_sealed_chunks_are_opened_and_sealed_again(folder: Folder, tmp_path: Pat
     assert contents(sealed, NAMESPACE, keys) == [content(key, CHUNK_BYTES) for key in keys]
     without_keys = f"file://{tmp_path}/sealed?direct_io=off"
     done = kvtier("tier", "copy", without_keys, f"file://{tmp_path}/open")
-    assert done.returncode == 2
-    assert "is sealed: give tier 'file' its option 'codec', 'aes-gcm:...'" in done.stderr
+    assert done.returncode == 1
+    assert "is sealed: give tier 'file' its option 'codec', 'aes-gcm:...'" in done.stdout
     tier("copy", sealed, f"file://{tmp_path}/open")
     back = contents(f"file://{tmp_path}/open", NAMESPACE, keys)
     assert back == [content(key, CHUNK_BYTES) for key in keys]
@@ -188,8 +214,8 @@ def test_a_manifest_that_hides_a_secret_needs_the_facts(folder: Folder, tmp_path
     fill(folder.url, Namespace(facts), keys_from(0, 5))
     destination = f"file://{tmp_path}/to"
     done = kvtier("tier", "copy", folder.url, destination)
-    assert done.returncode == 2
-    assert "its manifest does not tell all facts" in done.stderr
+    assert done.returncode == 1
+    assert "(unverified manifest): its manifest does not say how long" in done.stdout
     written = tmp_path / "facts.json"
     written.write_text(json.dumps(facts))
     tier("copy", "--namespace", str(written), folder.url, destination)

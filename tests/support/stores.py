@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import redis
+
 from support.mooncake_store import MooncakeStore
 from support.redis_server import Server
 from support.s3_server import S3Server
@@ -43,6 +45,10 @@ class Store(ABC):
     @abstractmethod
     def damage(self) -> None:
         """Flip one bit of each chunk's payload."""
+
+    def plant(self, fingerprint: str, manifest: bytes) -> None:
+        """Write a namespace's manifest, as whoever can write to the store might."""
+        raise NotImplementedError
 
     @abstractmethod
     def kill(self) -> None:
@@ -90,6 +96,9 @@ class Folder(Store):
     def damage(self) -> None:
         _damage(self._files(), self.chunk_bytes)
 
+    def plant(self, fingerprint: str, manifest: bytes) -> None:
+        _plant(self._folder / fingerprint, manifest)
+
     def kill(self) -> None:
         # A tier may be writing below it.
         while self._folder.is_dir():
@@ -125,6 +134,14 @@ class RedisStore(ServedStore):
                 (byte,) = client.getrange(name, at, at)
                 client.setrange(name, at, bytes([byte ^ 1]))
 
+    def plant(self, fingerprint: str, manifest: bytes) -> None:
+        with self._server.client() as client:
+            client.set(f"kvtier{{}}{fingerprint}.manifest", manifest)
+
+    def client(self) -> redis.Redis:
+        """A client of the server, beside any tier."""
+        return self._server.client()
+
     def _names(self) -> list[bytes]:
         with self._server.client() as client:
             return [name for name in client.scan_iter() if client.strlen(name) > self.chunk_bytes]
@@ -149,6 +166,13 @@ class S3Store(ServedStore):
 
     def damage(self) -> None:
         _damage(self._objects(), self.chunk_bytes)
+
+    def plant(self, fingerprint: str, manifest: bytes) -> None:
+        known = next(self._server.buckets.rglob("manifest.json"))
+        # The server remembers what it has listed.
+        self.kill()
+        _plant(known.parent.parent / fingerprint, manifest)
+        self.start()
 
     def _objects(self) -> list[Path]:
         return _files(self._server.buckets, "*", self.chunk_bytes)
@@ -179,6 +203,11 @@ class Mooncake(ServedStore):
             content[len(content) - self.chunk_bytes + DAMAGED_BYTE] ^= 1
             node.ask("remove", name, True)
             node.ask("put", name, bytes(content))
+
+
+def _plant(directory: Path, manifest: bytes) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / "manifest.json").write_bytes(manifest)
 
 
 def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:

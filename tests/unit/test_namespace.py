@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -88,20 +89,43 @@ def test_a_secret_decides_but_is_in_no_manifest() -> None:
 
 
 def test_a_manifest_that_was_read_back_keeps_its_fingerprint() -> None:
-    ours = Namespace({"model": "llama", "api_token": "hunter2"})
+    ours = Namespace({"model": "llama", "layers": (1, 2)})
     found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
     assert found == ours
-    assert found.facts == {"model": "llama", "api_token": "***", "frame_version": 1}
+    assert found.facts == {"model": "llama", "layers": [1, 2], "frame_version": HEADER_VERSION}
     assert found.for_chunks(4096) == found.sealed_by("aes-gcm") == ours
+    assert found.fault == ""
+
+
+def nested(levels: int) -> bytes:
+    return b'{"facts": {"model": %b}}' % (b"[" * levels + b"]" * levels)
 
 
 @pytest.mark.parametrize(
-    "manifest", [None, b"", b"{", b"[]", b'{"facts": 3}', b"\xff", b"[" * 100_000]
+    ("manifest", "fault"),
+    [
+        (None, "no manifest"),
+        *(
+            (text, "unreadable manifest")
+            for text in (b"", b"{", b"[]", b'{"facts": 3}', b"\xff", b"[" * 100_000, nested(900))
+        ),
+        (b'{"facts": {"n": %b}}' % (b"9" * 5000), "unreadable manifest"),
+        (b'{"facts": {"model": "\\udc80"}}', "unverified manifest"),
+        (Namespace({"model": "another"}).manifest_json().encode(), "unverified manifest"),
+        (Namespace({"api_token": "hidden"}).manifest_json().encode(), "unverified manifest"),
+    ],
 )
-def test_a_manifest_that_is_none_has_no_facts(manifest: bytes | None) -> None:
-    fingerprint = "ab" * 16
-    found = StoredNamespace.read(fingerprint, manifest)
-    assert (found.fingerprint, found.facts) == (fingerprint, {})
+def test_a_manifest_that_does_not_give_the_fingerprint_has_no_facts(
+    manifest: bytes | None, fault: str
+) -> None:
+    found = StoredNamespace.read(Namespace({"api_token": "hidden"}).fingerprint, manifest)
+    assert (found.fault, found.facts) == (fault, {})
+
+
+def test_facts_that_are_nested_too_deeply_are_not_read_although_they_give_the_fingerprint() -> None:
+    facts = json.loads(nested(900))["facts"]
+    digits = hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()[:32]
+    assert StoredNamespace.read(digits, nested(900)).fault == "unreadable manifest"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def make(tmp_path: Path) -> Iterator[MakeRecorder]:
     made: list[TraceRecorder] = []
 
     def build(**options: Any) -> TraceRecorder:
-        sizes = {"file_bytes": 2**20, "files": 4, **options}
+        sizes = {"file_bytes": 2**20, "files": 4, "chunk_bytes": 2**21, **options}
         made.append(TraceRecorder(tmp_path / "trace", clock=SystemClock(), **sizes))
         return made[-1]
 
@@ -51,12 +51,17 @@ def test_a_request_is_a_line_in_mooncakes_format(make: MakeRecorder, tmp_path: P
     recorder.record(now_s + 2.0, KEYS[:2], {})
     recorder.close()
     first, second = lines(tmp_path)
-    assert list(first) == ["timestamp", "input_length", "output_length", "hash_ids"]
+    names = ["timestamp", "input_length", "output_length", "hash_ids", "chunk_bytes"]
+    assert list(first) == names
     assert 1500 <= first["timestamp"] < 1600
     assert len(set(first["hash_ids"])) == 3
     assert second["hash_ids"] == first["hash_ids"][:2]
     assert recorder.written == 2
-    assert [len(request.keys) for request in read_trace(tmp_path / "trace")] == [3, 2]
+    read = read_trace(tmp_path / "trace")
+    assert [(len(request.keys), request.chunk_bytes) for request in read] == [
+        (3, 2**21),
+        (2, 2**21),
+    ]
 
 
 def test_an_engines_own_account_adds_what_was_not_looked_up(
@@ -193,7 +198,7 @@ def test_a_directory_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None
         (tmp_path / "no" / "trace", "No such file"),
     ):
         with pytest.raises(ConfigError, match=f"trace_dir.*{reason}"):
-            TraceRecorder(directory, file_bytes=1, files=1, clock=SystemClock())
+            TraceRecorder(directory, file_bytes=1, files=1, chunk_bytes=1, clock=SystemClock())
 
 
 def test_lines_are_played_in_order_of_arrival(tmp_path: Path) -> None:

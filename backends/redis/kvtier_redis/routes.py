@@ -28,6 +28,7 @@ from kvtier_sdk import (
 )
 
 _SCAN_COUNT = 1000
+_MOST_VALUE_BYTES = 1 << 20
 _FIND_PAUSE_S = 0.25
 
 T = TypeVar("T")
@@ -94,14 +95,20 @@ class Route(ABC):
                     yield name
 
     async def value(self, name: bytes) -> bytes | None:
-        """Return a short value, such as a manifest; ``None`` if there is none.
+        """Return the beginning of a value, such as a manifest; ``None`` if it has none.
 
         Raises:
             TierError: its server could not be asked.
         """
         with translated():
-            value: bytes | None = await self._client.get(name)
-        return value
+            try:
+                value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
+            except ResponseError as error:
+                # Not a string, so not ours.
+                if not str(error).startswith("WRONGTYPE"):
+                    raise
+                return None
+        return value or None
 
     async def facts(self) -> list[dict[str, Any]]:
         """Ask the servers that hold chunks for ``INFO``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import ClassVar
 
@@ -73,6 +73,7 @@ class RedisTier(SecondaryTierManager):
     def __init__(self, config: RedisTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._names = Names(config.prefix, context.namespace)
+        self._manifest = context.namespace.manifest_json().encode()
         self._opened = AsyncExitStack()
         self._has_warned = False
 
@@ -124,8 +125,21 @@ class RedisTier(SecondaryTierManager):
         for transfer in batch:
             name = self._names.of(transfer.key)
             exchanges.append(Exchange(name, set_command(name, transfer.buffers, ttl_ms)))
-        await self._chunks.run(exchanges)
+        await self._chunks.run([*exchanges, *self._manifest_beside(exchanges)])
         return [_error(exchange.outcome) for exchange in exchanges]
+
+    def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
+        """Write the manifest again: the server may have been emptied, or have evicted it.
+
+        Only together with chunks that go to its server, so that no batch waits for another node.
+        """
+        name = self._names.manifest
+        with suppress(TierError):
+            server = self._route.server_of(name)
+            if any(self._route.server_of(exchange.name) == server for exchange in exchanges):
+                asks = [command(b"SET", name, self._manifest, b"NX")]
+                return [Exchange(name, asks, or_absent=True)]
+        return []
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         exchanges = []
@@ -281,9 +295,8 @@ class RedisTier(SecondaryTierManager):
                 self.context.logger.warning("%s", problem)
 
     async def _write_manifest(self) -> None:
-        manifest = memoryview(self.context.namespace.manifest_json().encode())
         name = self._names.manifest
-        exchange = Exchange(name, set_command(name, [manifest], None))
+        exchange = Exchange(name, [command(b"SET", name, self._manifest)])
         await self._commands.run([exchange])
         error = _error(exchange.outcome)
         # Chunks that are there can be loaded all the same, as those of other nodes can.

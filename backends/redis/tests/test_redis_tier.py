@@ -109,6 +109,15 @@ async def test_namespaces_and_prefixes_are_apart(bench, server):
     assert [entry.key async for entry in tier.scan()] == KEYS[:1]
 
 
+async def test_a_server_that_was_emptied_gets_the_manifest_with_the_next_chunks(bench, server):
+    tier = await bench.open(server.url)
+    await bench.put(tier, KEYS[0])
+    written = server.ask("GET", f"kvtier{{}}{bench.namespace.fingerprint}.manifest")
+    server.ask("FLUSHALL")
+    assert await bench.put(tier, *KEYS[:3]) == [None] * 3
+    assert server.ask("GET", f"kvtier{{}}{bench.namespace.fingerprint}.manifest") == written
+
+
 async def test_the_manifest_says_what_the_namespace_stands_for(bench, server):
     await bench.open(server.url)
     text = server.ask("GET", f"kvtier{{}}{bench.namespace.fingerprint}.manifest")

@@ -129,7 +129,9 @@ class S3Tier(ChunkTierManager):
     async def _manifest_in(self, directory: str) -> bytes | None:
         name = self._names.manifest_in(directory)
         async for found in self._bucket.listing(name):
-            if found.name == name and found.size_bytes <= _MOST_MANIFEST_BYTES:
+            if found.name == name:
+                if found.size_bytes > _MOST_MANIFEST_BYTES:
+                    return b""
                 text = bytearray(found.size_bytes)
                 with suppress(ChunkNotFoundError, CorruptChunkError):  # written over meanwhile
                     await self._objects.read(name, [memoryview(text)])

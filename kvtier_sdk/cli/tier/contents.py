@@ -44,6 +44,7 @@ class Contents:
         return {
             "fingerprint": self.namespace.fingerprint,
             "facts": self.namespace.manifest,
+            "manifest_fault": getattr(self.namespace, "fault", "") or None,
             "chunks": self.chunks,
             "bytes": self.used_bytes,
             "oldest_s": self.oldest_s,

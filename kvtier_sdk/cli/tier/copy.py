@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import need
+from kvtier_sdk.cli.tier.contents import count
 from kvtier_sdk.cli.tier.pace import Pace, RateOption
 from kvtier_sdk.cli.tier.selection import (
     JsonOption,
@@ -31,7 +33,7 @@ from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.tiering.maintenance import MaintainedTier, open_for_maintenance
-from kvtier_sdk.types import Capability, OffloadKey
+from kvtier_sdk.types import OffloadKey
 
 #: Payload that is on its way: half of it is read while the other half is written.
 _POOL_BYTES = 32 * 2**20
@@ -56,27 +58,36 @@ def copy_command(
 
     Each chunk is checked against its header on the way; a damaged one is left out. What DST has
     already is not copied again, so after an interruption the same command goes on. SRC is not
-    changed; DST keeps to its capacity. For example
+    changed; DST keeps to its capacity, and at the end what is there is counted. For example
 
         kvtier tier copy file:///data/kv redis://cache:6379/0 --rate 100MiB
 
-    The exit status is 1 if chunks were left out, or if a tier failed.
+    The exit status is 1 if chunks were left out or did not stay, or if a tier failed.
     """
     src, dst = read_target(source).only_tier, read_target(destination).only_tier
     timeout_s, selection, pace = read_timeout(timeout), Selection.read(namespace, model), Pace(rate)
     found = []
     for one in selection.of(src, timeout_s):
         copied = _Copied(one.fingerprint, named(one))
+        if not count(src, one, timeout_s).chunks:
+            continue
         found.append(copied)
-        _copy(src, dst, one, copied, pace, timeout_s, read_back=read_back)
+        try:
+            chunk_bytes = check_readable(src, one)
+            theirs = _at_destination(src, one)
+        except ConfigError as error:
+            copied.fault = str(error)
+        else:
+            with closing(_pool(chunk_bytes, pace)) as pool:
+                _copy((src, one), (dst, theirs), pool, copied, pace, timeout_s, read_back=read_back)
         if not as_json:
-            print(copied.line(read_back=read_back), flush=True)
+            say(copied.line(read_back=read_back))
     is_short = any(map(_Copied.is_short, found))
     if as_json:
         namespaces = [asdict(copied) for copied in found]
         print(json.dumps({"ok": not is_short, "namespaces": namespaces}))
     elif not found:
-        print("no namespace is meant")
+        say("no namespace is meant")
     if is_short:
         raise typer.Exit(1)
 
@@ -88,13 +99,14 @@ class _Copied:
     Attributes:
         fingerprint: in SRC.
         name: of the namespace, for people.
-        copied: chunks that were stored in DST.
+        copied: chunks that were stored in DST, and are there at the end.
         copied_bytes: their payload.
-        there: chunks that DST had.
+        there: chunks that DST had before and has at the end.
         gone: chunks that left SRC meanwhile.
         damaged: chunks that no engine could use, damaged or sealed with another key.
-        evicted: chunks that DST evicted meanwhile.
+        evicted: chunks that DST had, or was sent, and has no more at the end.
         missing: copies that could not be read back.
+        fault: why none was copied; empty if they were.
     """
 
     fingerprint: str
@@ -106,59 +118,65 @@ class _Copied:
     damaged: int = 0
     evicted: int = 0
     missing: int = 0
+    fault: str = ""
 
     def is_short(self) -> bool:
         """True if DST lacks what SRC has."""
-        return bool(self.damaged or self.evicted or self.missing)
+        return bool(self.damaged or self.evicted or self.missing or self.fault)
 
     def line(self, *, read_back: bool) -> str:
+        if self.fault:
+            return f"FAILED: {self.fault}"
         said = [f"{self.copied:,} chunks copied ({format_bytes(self.copied_bytes)})"]
         if read_back and not self.missing:
             said[0] += ", read back and whole"
-        for count, what in (
+        for chunks, what in (
             (self.there, "were there"),
             (self.gone, "gone meanwhile"),
             (self.damaged, "damaged and left out"),
             (self.evicted, "evicted by DST meanwhile: its capacity is too small"),
             (self.missing, "not whole when they were read back"),
         ):
-            if count:
-                said.append(f"{count:,} {what}")
+            if chunks:
+                said.append(f"{chunks:,} {what}")
         return f"namespace {self.name}: {'; '.join(said)}"
 
 
+def _pool(chunk_bytes: int, pace: Pace) -> HostPool:
+    return HostPool(2 * max(1, pace.part_bytes(_POOL_BYTES // 2) // chunk_bytes), chunk_bytes)
+
+
 def _copy(
-    src_spec: TierSpec,
-    dst_spec: TierSpec,
-    namespace: Namespace,
+    source: tuple[TierSpec, Namespace],
+    destination: tuple[TierSpec, Namespace],
+    pool: HostPool,
     copied: _Copied,
     pace: Pace,
     timeout_s: float,
     *,
     read_back: bool,
 ) -> None:
-    chunk_bytes = check_readable(src_spec, namespace)
-    pool = HostPool(2 * max(1, pace.part_bytes(_POOL_BYTES // 2) // chunk_bytes), chunk_bytes)
-    try:
-        with (
-            open_for_maintenance(src_spec, namespace, timeout_s=timeout_s, pool=pool) as src,
-            open_for_maintenance(
-                dst_spec,
-                _at_destination(src_spec, namespace),
-                timeout_s=timeout_s,
-                pool=pool,
-                stores=True,
-            ) as dst,
-        ):
-            need(src, Capability.SCAN, "list its chunks")
-            keys = [entry.key for entry in src.entries()]
-            with progress(f"copy {named(namespace)}", len(keys)) as step:
-                stored = _Transfer(src, dst, pool, copied, pace).run(keys, step)
-            if read_back:
-                _read_back(dst, stored, copied)
-            copied.evicted = dst.evicted_chunks
-    finally:
-        pool.close()
+    with (
+        open_for_maintenance(*source, timeout_s=timeout_s, pool=pool) as src,
+        open_for_maintenance(*destination, timeout_s=timeout_s, pool=pool, stores=True) as dst,
+    ):
+        keys = [entry.key for entry in src.entries()]
+        with progress(f"copy {copied.name}", len(keys)) as step:
+            transfer = _Transfer(src, dst, pool, copied, pace)
+            transfer.run(keys, step)
+        # A store that accepts a chunk may evict it for the next one, and tell nobody.
+        stayed = _present(dst, transfer.stored)
+        copied.there = len(_present(dst, transfer.there))
+        copied.copied = len(stayed)
+        copied.copied_bytes = len(stayed) * pool.chunk_bytes
+        copied.evicted = len(transfer.stored) + len(transfer.there) - copied.copied - copied.there
+        if read_back:
+            _read_back(dst, stayed, copied)
+
+
+def _present(tier: MaintainedTier, keys: list[OffloadKey]) -> list[OffloadKey]:
+    verdicts = tier.lookup(keys)
+    return [key for key, verdict in zip(keys, verdicts, strict=True) if verdict is Verdict.OK]
 
 
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
@@ -177,7 +195,12 @@ def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
 
 
 class _Transfer:
-    """Moves chunks through the two halves of a pool: one is read into, one is written from."""
+    """Moves chunks through the two halves of a pool: one is read into, one is written from.
+
+    Attributes:
+        stored: chunks that the destination has accepted.
+        there: chunks that it had.
+    """
 
     def __init__(
         self,
@@ -193,10 +216,11 @@ class _Transfer:
         self._half = pool.slots // 2
         self._copied = copied
         self._pace = pace
+        self.stored: list[OffloadKey] = []
+        self.there: list[OffloadKey] = []
 
-    def run(self, keys: list[OffloadKey], step: Step) -> list[OffloadKey]:
-        """Copy what is missing; return that."""
-        stored: list[OffloadKey] = []
+    def run(self, keys: list[OffloadKey], step: Step) -> None:
+        """Copy what is missing."""
         end_store = None
         for number, start in enumerate(range(0, len(keys), self._half)):
             part = keys[start : start + self._half]
@@ -205,20 +229,16 @@ class _Transfer:
             loaded = self._load(missing, first)
             if end_store is not None:
                 end_store()
-            end_store = self._store(loaded, stored) if loaded else None
+            end_store = self._store(loaded) if loaded else None
             step(len(part))
             self._pace.wait(len(missing) * self._chunk_bytes)
         if end_store is not None:
             end_store()
-        return stored
 
     def _missing(self, keys: list[OffloadKey]) -> list[OffloadKey]:
-        verdicts = self._dst.lookup(keys)
-        missing = [
-            key for key, verdict in zip(keys, verdicts, strict=True) if verdict is not Verdict.OK
-        ]
-        self._copied.there += len(keys) - len(missing)
-        return missing
+        there = dict.fromkeys(_present(self._dst, keys))
+        self.there += there
+        return [key for key in keys if key not in there]
 
     def _load(self, keys: list[OffloadKey], first: int) -> dict[OffloadKey, int]:
         """Load chunks into slots from the first on; return the slots of those that are whole."""
@@ -235,15 +255,13 @@ class _Transfer:
                 self._copied.damaged += 1
         return loaded
 
-    def _store(self, loaded: dict[OffloadKey, int], stored: list[OffloadKey]) -> Callable[[], None]:
+    def _store(self, loaded: dict[OffloadKey, int]) -> Callable[[], None]:
         keys = list(loaded)
         end = self._dst.begin_store(keys, list(loaded.values()))
 
         def finish() -> None:
             end()
-            stored.extend(keys)
-            self._copied.copied += len(keys)
-            self._copied.copied_bytes += len(keys) * self._chunk_bytes
+            self.stored.extend(keys)
 
         return finish
 

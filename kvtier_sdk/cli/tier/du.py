@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.tier.contents import Contents, count
 from kvtier_sdk.cli.tier.faults import Faults
@@ -14,6 +15,7 @@ from kvtier_sdk.cli.tier.selection import (
     JsonOption,
     Selection,
     TimeoutOption,
+    model_of,
     read_timeout,
 )
 from kvtier_sdk.cli.tier.view import print_columns, share
@@ -45,7 +47,10 @@ def du_command(
     shown: list[dict[str, Any]] = []
     for spec in target.tiers:
         with faults.of(spec):
-            found = [count(spec, one, timeout_s) for one in Selection().of(spec, timeout_s)]
+            found: list[Contents] = []
+            for one in Selection().of(spec, timeout_s):
+                with faults.of(spec):
+                    found.append(count(spec, one, timeout_s))
             use = _Use(found, _usage(spec, found, timeout_s))
             shown.append(use.as_json(spec))
             if not as_json:
@@ -76,8 +81,8 @@ class _Use:
         self._bytes = sum(contents.used_bytes for contents in found)
         self._models: dict[str, list[Contents]] = {}
         for contents in found:
-            model = str(contents.namespace.facts.get("model", "-"))
-            self._models.setdefault(model, []).append(contents)
+            if contents.chunks:
+                self._models.setdefault(model_of(contents.namespace), []).append(contents)
 
     def as_json(self, spec: TierSpec) -> dict[str, Any]:
         return {
@@ -107,7 +112,7 @@ class _Use:
         if capacity_bytes is not None:
             full = self._usage.used_bytes if self._usage is not None else self._bytes
             used += f", {share(full, capacity_bytes)} of {format_bytes(capacity_bytes)}"
-        print(f"tier {spec.name!r}: {used}")
+        say(f"tier {spec.name!r}: {used}")
         rows = [
             (
                 model["model"],

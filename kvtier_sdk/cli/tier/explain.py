@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.tier.contents import Contents, count
 from kvtier_sdk.cli.tier.faults import Faults
@@ -83,11 +84,13 @@ def explain_command(
         raise ConfigError("--key and --tokens: give one of them")
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection, faults = Selection.read(namespace), Faults(target)
-    held: dict[str, list[StoredNamespace]] = {}
+    held: dict[str, list[Contents]] = {}
     for spec in target.tiers:
         if Capability.NAMESPACES in spec.tier_class.capabilities:
             with faults.of(spec):
-                held[spec.name] = stored_namespaces(spec, timeout_s)
+                held[spec.name] = [
+                    count(spec, one, timeout_s) for one in stored_namespaces(spec, timeout_s)
+                ]
     if selection.given is None and not held and faults.by_tier:
         for spec in target.tiers:
             faults.show(spec)
@@ -131,7 +134,7 @@ class _Answer:
     states: list[list[str]] = field(default_factory=list)
 
 
-def _meant(selection: Selection, held: Sequence[StoredNamespace]) -> Namespace:
+def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
     """The one namespace that is meant.
 
     Raises:
@@ -139,7 +142,10 @@ def _meant(selection: Selection, held: Sequence[StoredNamespace]) -> Namespace:
     """
     if selection.given is not None:
         return selection.given
-    found = {one.fingerprint: one for one in held if one.fingerprint.startswith(selection.digits)}
+    # One without chunks is meant only by its digits.
+    offered = [one.namespace for one in held if one.chunks or selection.digits]
+    digits = selection.digits
+    found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
@@ -155,21 +161,22 @@ def _meant(selection: Selection, held: Sequence[StoredNamespace]) -> Namespace:
 def _ask(
     spec: TierSpec,
     meant: Namespace,
-    held: Sequence[StoredNamespace] | None,
+    held: Sequence[Contents] | None,
     groups: Sequence[Sequence[OffloadKey]],
     timeout_s: float,
 ) -> _Answer:
     answer = _Answer(spec)
     here = in_tier(spec, meant) if not isinstance(meant, StoredNamespace) else meant
     if held is not None:
-        answer.is_there = here in held
-        others = [one for one in held if one != here and one.facts]
-        if answer.is_there:
-            answer.contents = count(spec, here, timeout_s)
+        answer.contents = next((one for one in held if one.namespace == here), None)
+        answer.is_there = answer.contents is not None
+        others = [
+            one for one in held if one.namespace != here and one.chunks and one.namespace.facts
+        ]
         if others:
-            nearest = min(others, key=partial(_distance, here))
-            answer.nearest = count(spec, nearest, timeout_s)
-            answer.differences = dict(_leaves(here.differences(nearest.facts)))
+            answer.nearest = min(others, key=partial(_distance, here))
+            differences = here.differences(answer.nearest.namespace.facts)
+            answer.differences = dict(_leaves(differences))
     if groups:
         check_readable(spec, here)
         with open_for_maintenance(spec, here, timeout_s=timeout_s) as tier:
@@ -184,8 +191,8 @@ def _ask(
     return answer
 
 
-def _distance(namespace: Namespace, other: StoredNamespace) -> tuple[bool, int]:
-    differences = namespace.differences(other.facts)
+def _distance(namespace: Namespace, other: Contents) -> tuple[bool, int]:
+    differences = namespace.differences(other.namespace.facts)
     # Another model's chunks could never be used; with another seed, they may be the same.
     return "model" in differences, len(differences)
 
@@ -213,19 +220,19 @@ def _show(
     groups: Sequence[Sequence[OffloadKey]],
     tokens_per_chunk: list[int],
 ) -> None:
-    print(f"namespace {named(meant)}")
+    say(f"namespace {named(meant)}")
     for answer in answers:
-        print(f"tier {answer.spec.name!r}: {_presence(answer)}")
+        say(f"tier {answer.spec.name!r}: {_presence(answer)}")
         # Of chunks that are there, no other namespace says anything.
         is_asked_for = not groups or not (answer.contents and answer.contents.chunks)
         if answer.nearest is not None and is_asked_for:
             other = answer.nearest
-            print(f"  nearest other: {named(other.namespace)}, {other.chunks:,} chunks; it has")
+            say(f"  nearest other: {named(other.namespace)}, {other.chunks:,} chunks; it has")
             for name, pair in answer.differences.items():
                 ours, theirs = _brief(*pair)
-                print(f"    {name} {theirs} instead of {ours}")
+                say(f"    {name} {theirs} instead of {ours}")
                 if name in _HINTS:
-                    print(f"      {_HINTS[name]}")
+                    say(f"      {_HINTS[name]}")
     for index, keys in enumerate(groups):
         states = [answer.states[index] for answer in answers]
         per_chunk = tokens_per_chunk[index] if index < len(tokens_per_chunk) else None
@@ -252,9 +259,10 @@ def _show_chunks(
     while found < len(keys) and "present" in by_chunk[found]:
         found += 1
     if tokens_per_chunk is not None:
-        print(
-            f"\nprompt, group {group}: {len(keys):,} chunks of {tokens_per_chunk} tokens; "
-            f"an engine gets the first {found:,} ({found * tokens_per_chunk:,} tokens)"
+        say(
+            "",
+            f"prompt, group {group}: {len(keys):,} chunks of {tokens_per_chunk} tokens; "
+            f"an engine gets the first {found:,} ({found * tokens_per_chunk:,} tokens)",
         )
         if not keys:
             return
@@ -266,7 +274,7 @@ def _show_chunks(
             tokens = f"{first * tokens_per_chunk}-{(last + 1) * tokens_per_chunk - 1}"
             rows.append((chunks, tokens, *state))
     else:
-        print()
+        say("")
         rows = [("KEY", *(answer.spec.name.upper() for answer in answers))]
         rows += [(key.hex(), *state) for key, state in zip(keys, by_chunk, strict=True)]
     print_columns(rows)

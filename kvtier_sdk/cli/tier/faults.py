@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import Target
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -20,7 +21,7 @@ class CannotListError(ConfigError):
 
 
 class Faults:
-    """The faults of tiers, without secrets.
+    """The faults of tiers, and of namespaces in them, without secrets.
 
     Attributes:
         by_tier: a tier's name to why it could not be read or changed.
@@ -38,25 +39,26 @@ class Faults:
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
-        """Note the fault of a tier that ends the block."""
+        """Note the fault that ends the block, of a tier or one namespace, beside earlier ones."""
         try:
             yield
         except (BackendError, ConfigError, TierError) as error:
             if isinstance(error, CannotListError) and self._is_one_of_several:
                 self.notes[spec.name] = str(error)
                 return
-            self.by_tier[spec.name] = secrets_of(spec.config).mask(str(error))
+            fault, known = secrets_of(spec.config).mask(str(error)), self.by_tier.get(spec.name)
+            self.by_tier[spec.name] = fault if known in (None, fault) else f"{known}; {fault}"
             if isinstance(error, TierError):
                 self._advice[spec.name] = advice_on(verdict_of(error))
 
     def show(self, spec: TierSpec) -> None:
         """Print a tier's fault or note, if it has one."""
         if spec.name in self.notes:
-            print(f"passed over: {self.notes[spec.name]}")
+            say(f"passed over: {self.notes[spec.name]}")
         if spec.name in self.by_tier:
-            print(f"FAILED: {self.by_tier[spec.name]}")
+            say(f"FAILED: {self.by_tier[spec.name]}")
             if advice := self._advice.get(spec.name):
-                print(f"  what to do: {advice}")
+                say(f"  what to do: {advice}")
 
     def end(self) -> None:
         """End the command with status 1 if a tier has a fault."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.tier.contents import Contents, count
 from kvtier_sdk.cli.tier.faults import Faults
@@ -18,6 +19,7 @@ from kvtier_sdk.cli.tier.selection import (
     NamespaceOption,
     Selection,
     TimeoutOption,
+    model_of,
     read_timeout,
 )
 from kvtier_sdk.cli.tier.view import ago, print_columns
@@ -54,7 +56,9 @@ def ls_command(
     for spec in target.tiers:
         found: list[Contents] = []
         with faults.of(spec):
-            found.extend(count(spec, one, timeout_s) for one in selection.of(spec, timeout_s))
+            for one in selection.of(spec, timeout_s):
+                with faults.of(spec):
+                    found.append(count(spec, one, timeout_s))
         listed.append(
             {
                 "name": spec.name,
@@ -66,7 +70,7 @@ def ls_command(
         )
         if not as_json:
             if len(target.tiers) > 1:
-                print(f"tier {spec.name!r}")
+                say(f"tier {spec.name!r}")
             if found or spec.name not in faults.by_tier | faults.notes:
                 _show(found, now_s, show_empty=show_empty)
             faults.show(spec)
@@ -80,7 +84,7 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
     rows = [
         (
             contents.namespace.fingerprint[:SHOWN_DIGITS],
-            str(contents.namespace.facts.get("model", "-")),
+            model_of(contents.namespace),
             _revision(contents.namespace.facts.get("model_revision")),
             f"{contents.chunks:,}",
             format_bytes(contents.used_bytes),
@@ -92,9 +96,9 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
     if rows:
         print_columns([_TITLES, *rows], _NUMBERS)
     if hidden := len(found) - len(shown):
-        print(f"{hidden} without chunks (--all shows them)")
+        say(f"{hidden} without chunks (--all shows them)")
     elif not found:
-        print("no namespace")
+        say("no namespace")
 
 
 def _revision(value: object) -> str:

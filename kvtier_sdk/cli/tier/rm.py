@@ -12,6 +12,7 @@ import typer
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.engine import purge_pools, tell_purge
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.tier.contents import Contents, need
 from kvtier_sdk.cli.tier.faults import Faults
@@ -80,9 +81,10 @@ def rm_command(
         with faults.of(spec):
             for one in selection.of(spec, timeout_s):
                 meant.add(one.fingerprint)
-                victims = _find(spec, one, before_s, timeout_s)
-                if victims.keys:
-                    found.append(victims)
+                with faults.of(spec):
+                    victims = _find(spec, one, before_s, timeout_s)
+                    if victims.keys:
+                        found.append(victims)
     _tell(found, to_stderr=as_json)
     in_pools = unused_s is None and bool(meant)
     if found and not yes:
@@ -101,9 +103,8 @@ def rm_command(
         report = {"ok": not faults.by_tier, "removed": removed, "engines": purged}
         print(json.dumps(report | {"faults": faults.by_tier}))
     else:
-        print(f"{sum(deleted):,} chunks deleted")
-        for line in tell_purge(target.config, purged) if in_pools else ():
-            print(line)
+        say(f"{sum(deleted):,} chunks deleted")
+        say(*(tell_purge(target.config, purged) if in_pools else ()))
         for spec in target.tiers:
             faults.show(spec)
     faults.end()
@@ -120,7 +121,7 @@ class _Victims:
 
     def as_json(self) -> dict[str, Any]:
         counted = self.contents.as_json()
-        del counted["facts"]
+        del counted["facts"], counted["manifest_fault"]
         return {"tier": self.spec.name, **counted, "kept": self.kept}
 
 
@@ -143,7 +144,7 @@ def _find(
 
 def _tell(found: list[_Victims], *, to_stderr: bool) -> None:
     for line in _lines(found):
-        print(line, file=sys.stderr if to_stderr else sys.stdout, flush=True)
+        say(line, to_stderr=to_stderr)
 
 
 def _lines(found: list[_Victims]) -> Iterator[str]:

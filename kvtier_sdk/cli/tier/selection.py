@@ -14,6 +14,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.files import read_options
+from kvtier_sdk.options.text import one_line
 from kvtier_sdk.options.units import parse_seconds
 from kvtier_sdk.tiering.maintenance import open_for_maintenance
 from kvtier_sdk.types import Capability
@@ -29,7 +30,11 @@ NamespaceOption = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", metavar="TEXT", help="Only namespaces with this in a model's name."),
+    typer.Option(
+        "--model",
+        metavar="TEXT",
+        help="Only namespaces with this in a model's name, by a manifest that fits its namespace.",
+    ),
 ]
 TimeoutOption = Annotated[
     str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each call of a tier.")
@@ -116,7 +121,7 @@ def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]
     """
     with open_for_maintenance(spec, _NO_NAMESPACE, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
-    return sorted(found, key=lambda one: (str(one.facts.get("model", "")), one.fingerprint))
+    return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
 
 
 def in_tier(spec: TierSpec, namespace: Namespace) -> Namespace:
@@ -147,8 +152,14 @@ def _read_facts(path: Path) -> Namespace:
     return Namespace(options)
 
 
+def model_of(namespace: Namespace) -> str:
+    """Name a namespace's model, or say why it is not known."""
+    fault = namespace.fault if isinstance(namespace, StoredNamespace) else ""
+    return one_line(str(namespace.facts.get("model", fault or "-")))
+
+
 def named(namespace: Namespace) -> str:
     """Name a namespace in a sentence: its fingerprint and its model."""
-    model = namespace.facts.get("model")
+    model = model_of(namespace)
     digits = namespace.fingerprint[:SHOWN_DIGITS]
-    return f"{digits} ({model})" if model else digits
+    return digits if model == "-" else f"{digits} ({model})"

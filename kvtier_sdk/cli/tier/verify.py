@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.tier.contents import need
 from kvtier_sdk.cli.tier.faults import Faults
@@ -65,10 +66,11 @@ def verify_command(
             for one in selection.of(spec, timeout_s):
                 verified = _Verified(spec, one)
                 found.append(verified)
-                _verify(verified, pace, timeout_s, repair=repair)
+                with faults.of(spec):
+                    _verify(verified, pace, timeout_s, repair=repair)
                 if not as_json and verified.verdicts:
                     for line in verified.lines():
-                        print(line, flush=True)
+                        say(line)
         if not as_json:
             faults.show(spec)
     stay = sum(len(verified.damaged) - verified.deleted for verified in found)
@@ -165,13 +167,13 @@ def check_readable(spec: TierSpec, namespace: Namespace) -> int:
     """Check that a namespace's chunks can be read through a tier; return their length.
 
     Raises:
-        ConfigError: its manifest is gone, or it is sealed and the tier has no codec.
+        ConfigError: no manifest tells that, or it is sealed and the tier has no codec.
     """
     chunk_bytes = chunk_bytes_of(namespace)
     if chunk_bytes is None:
         raise ConfigError(
-            f"namespace {named(namespace)}: its manifest is gone, or does not say how long a chunk "
-            "is; give its facts with --namespace FACTS.json"
+            f"namespace {named(namespace)}: its manifest does not say how long a chunk is; give "
+            "its facts with --namespace FACTS.json"
         )
     codec = namespace.facts.get("codec")
     if codec is not None and spec.runner.codec is None:

@@ -15,6 +15,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from kvtier_sdk.cli.say import say
+from kvtier_sdk.options.text import one_line
+
 #: Advances a bar by so many.
 Step = Callable[[int], None]
 
@@ -28,13 +31,14 @@ def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozens
         rows: all of one length.
         right: columns of numbers, which end alike.
     """
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
             cell.rjust(width) if index in right else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        print("  ".join(cells).rstrip(), flush=True)
+        say("  ".join(cells).rstrip())
 
 
 def ago(then_s: float | None, now_s: float) -> str:
@@ -62,7 +66,7 @@ def progress(label: str, total: int | None, *, of_bytes: bool = False) -> Iterat
         total: how much there is to do; ``None`` if that is not known.
         of_bytes: true to show a speed in bytes.
     """
-    columns = [TextColumn(label), BarColumn()]
+    columns = [TextColumn("{task.description}", markup=False), BarColumn()]
     columns += [TransferSpeedColumn()] if of_bytes else [MofNCompleteColumn()]
     console = Console(stderr=True)
     # Into a file or a pipe a bar is noise.
@@ -70,5 +74,5 @@ def progress(label: str, total: int | None, *, of_bytes: bool = False) -> Iterat
     with Progress(
         *columns, TimeRemainingColumn(), console=console, disable=hidden, transient=True
     ) as bar:
-        task = bar.add_task(label, total=total)
+        task = bar.add_task(one_line(label), total=total)
         yield lambda count: bar.advance(task, count)

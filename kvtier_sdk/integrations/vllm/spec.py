@@ -136,7 +136,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             port = config.metrics_port + self.config.parallel.data_parallel_index
             config = config.model_copy(update={"metrics_port": port})
         clock = SystemClock()
-        services = OperatorServices(config, clock)
+        services = OperatorServices(config, clock, pool.chunk_bytes)
         identity = Identity(
             self.config,
             chunk_bytes=pool.chunk_bytes,

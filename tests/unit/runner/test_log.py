@@ -104,3 +104,18 @@ def test_on_a_loop_the_number_is_said_at_the_end_of_the_minute(
     event_loop = clock.new_event_loop()
     event_loop.run_until_complete(run())
     event_loop.close()
+
+
+def test_a_stores_text_moves_no_cursor_and_begins_no_record(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, said = TierLog("disk", clock), "\x1b[2K\r\x9b\x07\u202e\udc80\nERROR forged"
+    log.warning("the server says %s", said)
+    log.often(logging.WARNING, "late", said)
+    try:
+        raise OSError(said)
+    except OSError:
+        log.exception("failed")
+    shown = r"\x1b[2K\r\x9b\x07\u202e\udc80"
+    assert caplog.text.count(shown) == 3
+    assert caplog.text.count("\n  ERROR forged") == 2

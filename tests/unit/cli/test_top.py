@@ -1,0 +1,36 @@
+"""``kvtier top`` shows what a socket answers as text, whoever serves it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from kvtier_sdk.admin import AdminSocket
+from kvtier_sdk.cli.top import top_command
+
+SAID = "disk [/red]\x1b[2K\r\x9b\x07\u202e\nforged"
+COUNTERS = ("hit_chunks", "found_chunks", "absent_chunks", "loaded_bytes", "stored_bytes")
+
+
+def test_a_sockets_text_is_shown_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = itertools.count(1)
+    tier = {"name": SAID, "failures": {}, "dropped": {}, "errors": [SAID]}
+    tier |= dict.fromkeys(COUNTERS, 0)
+    status = {
+        "pid": SAID,
+        "idle_s": 0.0,
+        "trace": None,
+        "pool": {"slots": 1, "free": 1, "pinned": 0},
+        "host": tier,
+        "tiers": [tier],
+    }
+    path = tmp_path / "engine.sock"
+    with AdminSocket(path, lambda _: {**status, "uptime_s": float(next(looks))}):
+        top_command(path, interval="1ms", once=True)
+    text = capsys.readouterr().out
+    assert text.count(r"disk [/red]\x1b[2K\r\x9b\x07\u202e\nforged") == 4
+    assert text.replace("\n", "").isprintable()
