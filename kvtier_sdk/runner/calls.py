@@ -99,11 +99,12 @@ class TierCaller:
             answer = await self._guarded_once(operation.value, lambda: method(batch))
             verdicts = verdicts_in(answer, len(batch))
         except TierError as error:
-            return [error] * len(batch)
+            return [error.detached()] * len(batch)
         except NonsenseError as nonsense:
             return [self._end(nonsense, operation.value)] * len(batch)
         return [
-            None if error is None else self._sign(self._masked(error), operation.value)
+            # Detached also where the author has not: a cause's frames hold the buffers.
+            None if error is None else self._sign(self._masked(error), operation.value).detached()
             for error in verdicts
         ]
 
