@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import traceback
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle
-from kvtier_sdk.options.masked_errors import masked_error, without_frames
+from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.secrets import Secrets, make_loggable
 
 #: How long after a message others of its kind are only counted.
@@ -114,11 +113,6 @@ class _SecretFilter(logging.Filter):
             if record.exc_info and record.exc_info[1] is not None:
                 error = masked_error(record.exc_info[1], secrets)
                 record.exc_info = type(error), error, error.__traceback__
-        if any(self.secrets) and record.exc_info and record.exc_info[1] is not None:
-            # Handlers write the text, and see no frames.
-            error = record.exc_info[1]
-            record.exc_text = "".join(traceback.format_exception(error)).rstrip()
-            record.exc_info = type(error), without_frames(error), None
         return True
 
 
