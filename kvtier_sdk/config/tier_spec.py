@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -12,7 +13,7 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest
 from kvtier_sdk.options.secret_options import read_secrets
-from kvtier_sdk.options.secrets import masked, url_without_password, without_password
+from kvtier_sdk.options.secrets import Secrets, masked, secrets_in, url_without_password
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.url import TierURL
 from kvtier_sdk.registry import backend_name, load_backend, load_codec, load_store_policy
@@ -91,8 +92,10 @@ class TierSpec:
         try:
             return cls._read(options, place)
         except (BackendError, ConfigError) as error:
-            # An option that names something else may be a URL by mistake.
-            raise type(error)(without_password(str(error))) from error.__cause__
+            # A password that is not percent-encoded is taken for several parts of the URL.
+            passwords = secrets_in("url", options.get("url"))
+            pieces = [piece for of in passwords for piece in re.split(r"[/?#&=:@]", of)]
+            raise type(error)(Secrets(pieces).mask(str(error))) from error.__cause__
 
     @classmethod
     def _read(cls, entry: Mapping[str, Any], place: Place) -> Self:

@@ -22,20 +22,18 @@ _WORD = r"(?<![a-z0-9])(?:credentials|passphrase|passwd|password|secret|token)(?
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 
 
-def _url_patterns(end: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Patterns of a URL's password and of its options from the first secret on.
-
-    A password may hold any character, so it ends at the last '@', and an option at the URL's end.
-    """
-    return (
-        re.compile(rf"((?:[a-z]:/|//)[^:{end}]*:)([^{end}]*)(?=@)"),
-        re.compile(rf"([?&][^=&?{end}]*{_WORD}[^=&?{end}]*(?<!{FILE_SUFFIX})=)([^{end}]+)", re.I),
-    )
-
-
-# In prose a blank or a quote ends a URL.
-_IN_PROSE = _url_patterns(r"\s'\"")
-_IN_URL = _url_patterns(r"\0")
+# A password may hold any character, so it ends at the last '@', and the options behind a secret may
+# be the rest of it. In prose a blank or a quote ends a URL; a URL by itself is masked by position
+# only, with '//' or without. A URL that was taken for a path has one slash.
+_OPTION = rf"([?&][^=&?\s]*{_WORD}[^=&?\s]*(?<!{FILE_SUFFIX})=)"
+_IN_PROSE = (
+    re.compile(r"((?:[a-z]:/|//)[^:\s'\"]*:)[^\s'\"]*(?=@)"),
+    re.compile(rf"{_OPTION}[^\s'\"]+", re.IGNORECASE),
+)
+_IN_URL = (
+    re.compile(r"\A((?:(?:[^:/?#@]*:)?//)?+[^:]*:)(.*)(?=@)", re.DOTALL),
+    re.compile(rf"{_OPTION}.+", re.IGNORECASE | re.DOTALL),
+)
 
 
 def is_secret(name: str) -> bool:
@@ -172,7 +170,7 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
     elif is_secret(name) and value is not None and not isinstance(value, bool):
         yield str(value)
     elif isinstance(value, str):
-        for password in _IN_URL[0].finditer(value):
+        if (password := _IN_URL[0].match(value)) is not None:
             yield from (password[2], unquote(password[2]))
         query = value.partition("?")[2].replace("+", "%2B")
         yield from (of for option, of in parse_qsl(query) if is_secret(option))

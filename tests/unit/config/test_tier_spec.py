@@ -169,7 +169,9 @@ def test_reading_a_tier_takes_few_calls(tier: object) -> None:
     calls: list[str] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and "kvtier_sdk" in frame.f_code.co_filename:
+        where = frame.f_code.co_filename
+        # The registry's scan depends on what is installed.
+        if event == "call" and "kvtier_sdk" in where and not where.endswith("registry.py"):
             calls.append(frame.f_code.co_qualname)
 
     sys.setprofile(note)
