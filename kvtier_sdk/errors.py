@@ -61,17 +61,20 @@ class TierError(KVTierError):
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
     def detached(self) -> Self:
-        """Drop the traceback and the cause, to keep the error as the verdict on a chunk.
+        """Drop the cause and all tracebacks, to keep the error as the verdict on a chunk.
 
-        Their frames would hold the buffers of the call that failed.
+        Their frames would hold the buffers of the call that failed. The tracebacks of its causes
+        are dropped too: a client in Rust keeps its last exception until the next call.
 
         Returns:
             This error.
         """
+        for error in chain_of(self):
+            error.__traceback__ = None
         # To a type checker, an assignment to self would declare attributes of this class.
-        error: BaseException = self
-        error.__cause__ = error.__context__ = None
-        return self.with_traceback(None)
+        own: BaseException = self
+        own.__cause__ = own.__context__ = None
+        return self
 
 
 class ChunkError(TierError):
@@ -155,6 +158,19 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
         first = first or outcome
     if first is not None:
         raise first
+
+
+def chain_of(error: BaseException) -> list[BaseException]:
+    """Return an exception, its causes and contexts, and the members of groups."""
+    chain: dict[int, BaseException] = {}
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in chain:
+            chain[id(one)] = one
+            waiting += filter(None, (one.__cause__, one.__context__))
+            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    return list(chain.values())
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -9,18 +10,10 @@ from typing import Any, Self
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest
 from kvtier_sdk.options.secret_options import read_secrets
-from kvtier_sdk.options.secrets import (
-    Secrets,
-    hides_more_than_password,
-    masked,
-    options_behind_secret,
-    secrets_in,
-    url_without_password,
-)
+from kvtier_sdk.options.secrets import Secrets, masked, secrets_in, url_without_password
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.url import TierURL
 from kvtier_sdk.registry import backend_name, load_backend, load_codec, load_store_policy
@@ -99,13 +92,10 @@ class TierSpec:
         try:
             return cls._read(options, place)
         except (BackendError, ConfigError) as error:
-            fault: BaseException = error
-        # Raised out here, and not as a context of the other.
-        if hides_more_than_password(options.get("url", "")):
-            # A piece of a password that was taken for an option may be what is wrong.
-            raise _unclear(place)
-        secrets = (secret for name, of in options.items() for secret in secrets_in(name, of))
-        raise masked_error(fault, Secrets(secrets))
+            # A password that is not percent-encoded is taken for several parts of the URL.
+            passwords = secrets_in("url", options.get("url"))
+            pieces = [piece for of in passwords for piece in re.split(r"[/?#&=:@]", of)]
+            raise type(error)(Secrets(pieces).mask(str(error))) from error.__cause__
 
     @classmethod
     def _read(cls, entry: Mapping[str, Any], place: Place) -> Self:
@@ -115,7 +105,7 @@ class TierSpec:
             backend = backend_name(name_given)
             tier_class = load_backend(backend)
         except BackendError as error:
-            raise type(error)(f"{place.at(named_by)}: {error}") from error
+            raise type(error)(f"{place.at(named_by)}: {error}") from error.__cause__
         own = {key: of for key, of in entry.items() if key not in ("type", "backend", "url")}
         if url is not None:
             if backend_name(url.scheme) != backend:
@@ -126,15 +116,12 @@ class TierSpec:
             given = _url_options(url, tier_class.config_model, place)
             for key in sorted(given.keys() & own.keys()):
                 raise ConfigError(f"{place.at(key)} is given in the URL and beside it")
-            own = place.table(own | given)
+            own |= given
         name = own.pop("name", backend)
         if not name:
             raise ConfigError(f"{place.at('name')} is empty; leave it out, or give the tier a name")
         common = RunnerOptions.take_from(own)
         model = tier_class.config_model
-        unknown = own.keys() - {*model.option_names(), *model.secret_files().values()}
-        if url is not None and not unknown.isdisjoint(options_behind_secret(entry["url"])):
-            raise _unclear(place)
         own = read_secrets(model, own, place)
         config = validate_options(model, own, place, _COMMON)
         runner = validate_options(RunnerOptions, {**tier_class.runner_defaults, **common}, place)
@@ -143,15 +130,12 @@ class TierSpec:
                 f"{place.at('runner')} is 'thread', but backend {backend!r} has to run in a "
                 "process of its own; leave the option out"
             )
-        try:
-            load_store_policy(runner.store_policy)
-        except (BackendError, ConfigError) as error:
-            raise ConfigError(f"{place.at('store_policy')}: {error}") from error
-        try:
-            if runner.codec is not None:
-                load_codec(runner.codec)
-        except (BackendError, ConfigError) as error:
-            raise ConfigError(f"{place.at('codec')}: {error}") from error
+        for option, load in (("store_policy", load_store_policy), ("codec", load_codec)):
+            if (given := getattr(runner, option)) is not None:
+                try:
+                    load(given)
+                except (BackendError, ConfigError) as error:
+                    raise ConfigError(f"{place.at(option)}: {error}") from error.__cause__
         return cls(name, backend, tier_class, config, runner)
 
     def namespace_of(self, namespace: Namespace, chunk_bytes: int) -> Namespace:
@@ -185,14 +169,6 @@ class TierSpec:
         config = self.config.to_dict(secrets=secrets, defaults=defaults)
         runner = self.runner.to_dict(secrets=secrets, defaults=defaults)
         return {"type": self.backend, "name": self.name, **config, **runner}
-
-
-def _unclear(place: Place) -> ConfigError:
-    return ConfigError(
-        f"{place.at('url')} cannot be used: it is not clear where its password ends; in names, "
-        "passwords and options write '@' as %40, ':' as %3A, '/' as %2F, '?' as %3F, '#' as %23, "
-        "'&' as %26, '%' as %25"
-    )
 
 
 def _parse_url(url: str, place: Place) -> TierURL:

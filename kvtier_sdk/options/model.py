@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
@@ -15,12 +16,14 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import to_jsonable_python
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import Place, brief, nearest
 from kvtier_sdk.options.secret_sources import FILE_SUFFIX, FileSecret, SourcedSecret
 from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets_in
+
+_SECRETS = frozenset({SecretStr, SecretBytes})
 
 
 class StrictModel(BaseModel):
@@ -62,31 +65,34 @@ class StrictModel(BaseModel):
         return cls.model_fields[attribute].alias or attribute
 
     @classmethod
-    def option_names(cls) -> list[str]:
+    @cache
+    def option_names(cls) -> Sequence[str]:
         """The names of all options, in the order of their declaration."""
-        return [cls._option(attribute) for attribute in cls.model_fields]
+        return [field.alias or attribute for attribute, field in cls.model_fields.items()]
 
     @classmethod
-    def secret_names(cls) -> set[str]:
+    @cache
+    def secret_names(cls) -> frozenset[str]:
         """The names of the options whose values are never shown."""
-        return {
-            cls._option(attribute)
-            for attribute, field in cls.model_fields.items()
-            if is_secret(cls._option(attribute)) or _holds_secret(field.annotation)
-        }
+        options = zip(cls.option_names(), cls.model_fields.values(), strict=True)
+        return frozenset(
+            name
+            for name, field in options
+            if is_secret(name) or not _types_in(field.annotation).isdisjoint(_SECRETS)
+        )
 
     @classmethod
-    def secret_files(cls) -> dict[str, str]:
+    @cache
+    def secret_files(cls) -> Mapping[str, str]:
         """The options that name a secret's file, by the secret's name: ``password_file``."""
-        names, secrets = cls.option_names(), cls.secret_names()
-        texts = (
-            name
+        names = cls.option_names()
+        return {
+            name: file
             for name, field in zip(names, cls.model_fields.values(), strict=True)
-            if name in secrets
-            and any(accepts(field.annotation, kind) for kind in (str, SecretStr, SecretBytes))
-        )
-        files = {name: f"{name}{FILE_SUFFIX}" for name in texts}
-        return {name: file for name, file in files.items() if file not in names}
+            if name in cls.secret_names()
+            and any(accepts(field.annotation, kind) for kind in (str, *_SECRETS))
+            and (file := f"{name}{FILE_SUFFIX}") not in names
+        }
 
     @classmethod
     def take_from(cls, options: dict[str, Any]) -> dict[str, Any]:
@@ -159,8 +165,9 @@ def _secrets_in(model: StrictModel | type[StrictModel], options: Mapping[str, An
     return Secrets(values, [value for value in options.values() if isinstance(value, FileSecret)])
 
 
-def _holds_secret(annotation: Any) -> bool:
-    return annotation in (SecretStr, SecretBytes) or any(map(_holds_secret, get_args(annotation)))
+def _types_in(annotation: Any) -> set[Any]:
+    """An option's type, and the types that it is made of."""
+    return {annotation}.union(*map(_types_in, get_args(annotation)))
 
 
 Model = TypeVar("Model", bound=StrictModel)
@@ -181,44 +188,40 @@ def validate_options(
             closest known one, a missing option, a wrong value. It holds no secret.
     """
     try:
-        return model.model_validate(dict(options))
+        return model.model_validate(options)
     except ValidationError as error:
         faults = error.errors()
     # Raised out here: as its context, pydantic's error would keep the options in the clear.
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
-    secrets = _secrets_in(model, options)
-    complaints = [_complaint(dict(fault), place, known, model, secrets) for fault in faults]
-    raise ConfigError("\n".join(complaints))
+    mask = _secrets_in(model, options).mask
+    raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
 
 
 def _complaint(
-    fault: Mapping[str, Any],
+    fault: ErrorDetails,
     place: Place,
     known: list[str],
     model: type[StrictModel],
-    secrets: Secrets,
+    mask: Callable[[str], str],
 ) -> str:
     loc = fault["loc"]
     option = place.at(*loc)
     if fault["type"] == "extra_forbidden":
         if loc[-1] in model.refuses:
-            return f"{option}: {model.refuses[loc[-1]]}"
+            return f"{option}: {model.refuses[str(loc[-1])]}"
         suggestion = nearest(str(loc[-1]), known, "allowed")
         return f"{place.where}: unknown option {option.path!r}; {suggestion}"
     if fault["type"] == "missing":
         return f"{option} is missing"
     if loc and (loc[0] in model.secret_names() or any(is_secret(str(part)) for part in loc)):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    value = masked(str(loc[-1]), fault["input"]) if loc else None
+    # Masked before it is cut off: half a secret is not recognised.
+    value = mask(repr(fault["input"])) if loc else ""
+    message = mask(fault["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     if fault["type"] != "value_error":
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
-    # A rule's own words may quote any option, most often its own.
     if loc:
-        message = message.replace(repr(fault["input"]), brief(value))
-    message = secrets.mask(message)
-    if loc:
-        return f"{option}: {message}"
+        return f"{option}: {message.replace(value, brief(value))}"
     # A rule about several options names them itself, without their path.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.bounds import check_bounds
 
 _KINDS: tuple[tuple[type, str], ...] = (
     (type(None), "nothing"),
@@ -48,16 +47,12 @@ class Place:
         return Place(self.where, path)
 
     def table(self, value: object) -> dict[str, Any]:
-        """Copy the table of options that stands here, within the bounds of a configuration.
-
-        Another value is a :class:`ConfigError`.
-        """
+        """Copy the table of options that stands here; another value is a :class:`ConfigError`."""
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self} should be a table of options, not {kind_of(value)}")
-        check_bounds(value, self)
         for name in value:
             if not isinstance(name, str):
-                raise ConfigError(f"{self.at(brief(name, str))} is no text name")
+                raise ConfigError(f"{self.at(brief(str(name)))} is no text name")
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
@@ -73,9 +68,8 @@ def kind_of(value: object) -> str:
     return next(kinds, f"a {type(value).__name__}")
 
 
-def brief(value: object, write: Callable[[object], str] = repr) -> str:
+def brief(text: str) -> str:
     """A value in a complaint, cut off where it is long."""
-    text = write(value)
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 

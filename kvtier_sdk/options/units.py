@@ -30,8 +30,6 @@ _SECONDS: dict[str, int | Fraction] = {
 }
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
-#: Of a number that is text. Python takes a time for a long one that grows with its square.
-_DIGITS = 40
 _MOST_BYTES = 2**63 - 1
 #: A hundred years: as long as any clock of the system can wait.
 _MOST_SECONDS = 100 * 365 * 86400
@@ -41,20 +39,7 @@ def _split(value: object, example: str) -> tuple[Fraction, str]:
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"{value!r} is not a quantity; write for example {example}")
-    return Fraction(_short(match[1], value)), match[2]
-
-
-def _short(number: str, value: object) -> str:
-    if len(number.strip()) > _DIGITS:
-        raise ValueError(f"{value!r} has more than {_DIGITS} digits")
-    return number
-
-
-def _to_float(number: Any) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        raise ValueError("the number is too large") from None
+    return Fraction(match[1]), match[2]
 
 
 def parse_bytes(value: object) -> int:
@@ -105,21 +90,21 @@ def parse_seconds(value: object) -> float:
 def _up_to_century(duration_s: float | Fraction) -> float:
     if duration_s > _MOST_SECONDS:
         raise ValueError("the duration is more than 100 years")
-    return _to_float(duration_s)
+    return float(duration_s)
 
 
 def parse_share(value: object) -> float:
     """Read a share of a whole: a number from 0 to 1, or text such as ``"5%"``."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        share = _to_float(value)
+        share: float | Fraction = value
     else:
         number, unit = _split(value, "'5%' or 0.05")
         if unit not in ("", "%"):
             raise ValueError(f"{value!r}: write a percentage such as '5%'")
-        share = _to_float(number / 100 if unit else number)
+        share = number / 100 if unit else number
     if not 0 <= share <= 1:
         raise ValueError(f"{value!r} is outside 0% to 100%")
-    return share
+    return float(share)
 
 
 def parse_bytes_or_share(value: object) -> int | float:
@@ -144,7 +129,7 @@ def parse_count(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(_short(value, value))
+        return int(value)
     raise ValueError(f"{value!r} is not a whole number")
 
 

@@ -39,7 +39,10 @@ async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
     except BaseException as error:
         masked = masked_error(readable(error), secrets)
     # Raised out here: the context of a replacement would be the original.
-    raise masked
+    try:
+        raise masked
+    finally:
+        del masked  # a frame and the error in it would keep each other
 
 
 class TierCaller:
@@ -96,14 +99,15 @@ class TierCaller:
     ) -> Sequence[TierError | None]:
         method = self.tier.load if operation is Operation.LOAD else self.tier.store
         try:
-            answer = await self._guarded_once(operation.value, lambda: method(batch))
+            answer = await self._guarded(operation.value, lambda: method(batch), renews=False)
             verdicts = verdicts_in(answer, len(batch))
         except TierError as error:
-            return [error] * len(batch)
+            return [error.detached()] * len(batch)
         except NonsenseError as nonsense:
             return [self._end(nonsense, operation.value)] * len(batch)
         return [
-            None if error is None else self._sign(self._masked(error), operation.value)
+            # Detached also where the author has not: a cause's frames hold the buffers.
+            None if error is None else self._sign(self._masked(error), operation.value).detached()
             for error in verdicts
         ]
 
@@ -169,31 +173,48 @@ class TierCaller:
         self.quarantine = error
         return error
 
-    async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._renewal.call(lambda: self._guarded_once(operation, call))
+    async def _guarded(
+        self, operation: str, call: Callable[[], Awaitable[T]], renews: bool = True
+    ) -> T:
+        """Await a call, and once more if it was refused with a secret that is out of date."""
+        version = self._renewal.version
+        while True:
+            if self.quarantine is not None:
+                raise self.quarantine
+            try:
+                return await call()
+            except BaseException as error:
+                fault = self._fault(error, operation)
+            try:
+                if not (renews and isinstance(fault, TierAuthError)):
+                    raise fault
+                if not await self._renewal.has_changed(version):
+                    raise fault
+            finally:
+                del fault  # a frame and the error in it would keep each other
+            renews = False
 
-    async def _guarded_once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        if self.quarantine is not None:
-            raise self.quarantine
-        try:
-            return await masked_call(call, self._secrets)
-        except TierError as error:
-            raise self._sign(error, operation) from error.__cause__
-        except asyncio.CancelledError:
+    def _fault(self, error: BaseException, operation: str) -> TierError:
+        """Return what a call has raised as an error of the tier; raise it if it is not the tier's.
+
+        A SystemExit would end the tier's thread, not the process. A client in Rust that panics
+        raises no Exception either.
+        """
+        if isinstance(error, KeyboardInterrupt | GeneratorExit):
+            raise error
+        if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise
-            raise self._sign(
-                TierContractError("raised CancelledError without being cancelled"), operation
-            ) from None
-        except (KeyboardInterrupt, GeneratorExit):  # not the tier's
-            raise
-        except BaseException as error:
-            # A SystemExit would end the tier's thread, not the process. A client in Rust that
-            # panics raises no Exception either.
-            raise self._sign(
-                TierContractError(f"raised {type(error).__name__}: {text_of(error)}"), operation
-            ) from error
+                raise error
+            fault: TierError = TierContractError("raised CancelledError without being cancelled")
+        else:
+            shown = masked_error(readable(error), self._secrets)
+            if isinstance(shown, TierError):
+                fault = shown
+            else:
+                fault = TierContractError(f"raised {type(shown).__name__}: {text_of(shown)}")
+                fault.__cause__ = shown
+        return self._sign(fault, operation)
 
     def _masked(self, error: TierError) -> TierError:
         masked = masked_error(readable(error), self._secrets)

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakSet
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle
-from kvtier_sdk.options.masked_errors import masked_error, without_frames
+from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.secrets import Secrets, make_loggable
 from kvtier_sdk.options.text import one_line
 
@@ -106,23 +106,20 @@ class _TierFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         make_loggable(record)
-        text = record.getMessage()
-        # A line that others have broken is indented, which tells it from a record.
-        shown = "\n  ".join(map(one_line, text.split("\n")))
+        text = shown = record.getMessage()
         for secrets in self.secrets:
             shown = secrets.mask(shown)
             if record.exc_info and record.exc_info[1] is not None:
                 error = masked_error(record.exc_info[1], secrets)
                 record.exc_info = type(error), error, error.__traceback__
+        # A line that others have broken is indented, which tells it from a record.
+        shown = "\n  ".join(map(one_line, shown.split("\n")))
         if shown != text:
             record.msg, record.args = shown, ()
         if record.exc_info and record.exc_info[1] is not None:
-            # Handlers write the text, and where there are secrets they see no frames.
-            error = record.exc_info[1]
-            lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
+            # Handlers write this text in place of the one that they would make.
+            lines = "".join(traceback.format_exception(record.exc_info[1])).rstrip().split("\n")
             record.exc_text = "\n".join(map(one_line, lines))
-            if any(self.secrets):
-                record.exc_info = type(error), without_frames(error), None
         return True
 
 

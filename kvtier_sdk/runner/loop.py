@@ -27,7 +27,7 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.masked_errors import masked_error, without_frames
+from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
@@ -277,7 +277,7 @@ class TierLoop:
             return self._spec.tier_class(self._spec.config, self._context)
         except Exception as error:
             masked = masked_error(error, self._secrets)
-        raise without_frames(masked) if self._secrets else masked
+        raise masked
 
     async def open(self) -> bool:
         """Open the tier.
@@ -290,12 +290,7 @@ class TierLoop:
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
         self._renewal.warn_of_public_files()
-        try:
-            return await self._opening.begin()
-        except Exception as error:
-            if self._secrets:
-                without_frames(error)
-            raise
+        return await self._opening.begin()
 
     async def _open_tier(self) -> None:
         await self._renewal.call(self._open_once)

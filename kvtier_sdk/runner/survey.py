@@ -127,7 +127,7 @@ async def _nearest_namespace(call: TierCaller) -> StoredNamespace | None:
 def _difference_in_words(own: Namespace, other: StoredNamespace) -> str:
     differences: Mapping[str, tuple[object, object]] = own.differences(other.facts)
     facts = ", ".join(
-        f"{brief(name, str)} ({brief(theirs)} there, {brief(ours)} here)"
+        f"{brief(name)} ({brief(repr(theirs))} there, {brief(repr(ours))} here)"
         for name, (ours, theirs) in differences.items()
     )
     advice = "; ".join(_ADVICE[name] for name in differences if name in _ADVICE)

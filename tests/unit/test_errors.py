@@ -149,6 +149,21 @@ def test_an_error_kept_as_a_verdict_holds_no_frames() -> None:
     assert (error.__cause__, error.__context__, error.__traceback__) == (None, None, None)
 
 
+def test_the_causes_of_a_verdict_hold_no_frames_either() -> None:
+    kept = OSError("gone"), ValueError("odd"), TierUnavailableError("down")
+    try:
+        try:
+            raise kept[0]
+        except OSError:
+            raise kept[1] from None
+    except ValueError as odd:
+        kept[2].__cause__ = ExceptionGroup("both", [odd])
+    # A chain may lead back to itself.
+    kept[0].__cause__ = kept[2]
+    kept[2].detached()
+    assert [error.__traceback__ for error in kept] == [None] * 3
+
+
 def test_an_outage_of_some_is_none_of_all() -> None:
     down, slow = TierUnavailableError("down"), TierTimeoutError("slow")
     check_any_answered([])

@@ -21,6 +21,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendLoadError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.masked_errors import text_of_all
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.secret_options import read_secrets
@@ -125,7 +126,7 @@ def write_error(error: BaseException) -> dict[str, Any]:
             for base in type(error).__mro__
             if base is type(error) or base is not Exception
         ],
-        "text": _text_of(error),
+        "text": text_of_all(error),
         "args": [arg for arg in error.args if _is_plain(arg)],
         "attributes": {name: value for name, value in vars(error).items() if _is_plain(value)},
     }
@@ -151,14 +152,6 @@ def read_error(told: Mapping[str, Any]) -> BaseException:
                 if str(error) == told["text"]:
                     return error
     return TierError(f"{told['name']}: {told['text']}")
-
-
-def _text_of(error: BaseException) -> str:
-    """The text of an exception, and for a group those of its parts."""
-    if not isinstance(error, BaseExceptionGroup):
-        return str(error)
-    parts = (f"{type(part).__name__}: {_text_of(part)}" for part in error.exceptions)
-    return f"{error}: {'; '.join(parts)}"
 
 
 def _is_plain(value: object) -> bool:

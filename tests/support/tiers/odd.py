@@ -9,7 +9,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import TierCapacityError, TierError, TierTimeoutError, TierUnavailableError
+from kvtier_sdk.errors import (
+    ChunkNotFoundError,
+    TierCapacityError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext, Transfer, Usage
 from support.promises import fault_of_batch, fault_of_keys
@@ -179,6 +185,23 @@ class AllOrNothing(OddTier):
     async def reach(self) -> None:
         if not self.shelf.connected:
             raise TierUnavailableError("no route to host")
+
+
+class KeepsItsLastError(OddTier):
+    """Keeps the last exception of its client until the next, as clients in Rust do."""
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        try:
+            await self._load_with_client(transfer)
+        except LookupError as error:
+            self._last = error
+            raise ChunkNotFoundError("gone") from error
+
+    async def _load_with_client(self, transfer: Transfer) -> None:
+        try:
+            await super().load_chunk(transfer)
+        except ChunkNotFoundError:
+            raise LookupError(transfer.key.hex()) from None
 
 
 class Aligned(OddTier):

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from types import FrameType
+
 import pytest
 
 from kvtier_sdk import (
@@ -7,6 +11,7 @@ from kvtier_sdk import (
     MemoryTier,
     MemoryTierConfig,
     RunnerOptions,
+    TieringConfig,
     TierSpec,
     UnknownBackendError,
 )
@@ -154,3 +159,24 @@ def test_a_backend_that_needs_a_process_is_given_no_thread(monkeypatch: pytest.M
         "kv.toml: option 't[0].runner' is 'thread', but backend 'memory' has to run in a process "
         "of its own; leave the option out"
     )
+
+
+@pytest.mark.parametrize(
+    "tier",
+    ["memory:?capacity=1GiB&load_deadline=2s", {"type": "memory", "capacity": "1GiB", "ttl": "1h"}],
+)
+def test_reading_a_tier_takes_few_calls(tier: object) -> None:
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        where = frame.f_code.co_filename
+        # The registry's scan depends on what is installed.
+        if event == "call" and "kvtier_sdk" in where and not where.endswith("registry.py"):
+            calls.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        TieringConfig.from_dict({"slots": 8, "tiers": [tier]})
+    finally:
+        sys.setprofile(None)
+    assert 10 < len(calls) <= 150, Counter(calls).most_common(8)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Rig
 
-from kvtier_sdk import OffloadKey, make_offload_key
+from kvtier_sdk import OffloadKey, TierError, TierUnavailableError, Transfer, make_offload_key
 from kvtier_sdk.runner import chunk_mover
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import Operation
@@ -127,3 +129,34 @@ def test_lookups_that_can_examine_no_object_open_it(make: Make) -> None:
     rig.submit(rig.job(LOOKUP, 4))
     rig.run_for(0.01)
     assert rig.account.breakers[Direction.READ] is BreakerState.OPEN
+
+
+@pytest.mark.parametrize("operation", [LOAD, STORE])
+@pytest.mark.parametrize("way", ["raised", "raised as it is", "returned"])
+def test_a_client_that_keeps_its_exception_keeps_no_buffer(
+    make: Make, operation: Operation, way: str
+) -> None:
+    """Clients in Rust keep the last exception until their next call."""
+    kept: list[BaseException] = []
+    lent: list[weakref.ref[memoryview]] = []
+
+    async def fail(self: Any, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        lent.extend(weakref.ref(transfer.payload) for transfer in batch)
+        try:
+            try:
+                raise ExceptionGroup("all of it", [OSError("gone")])
+            except ExceptionGroup as error:
+                kept.extend([error, *error.exceptions])
+                if way == "raised as it is":
+                    raise
+                raise TierUnavailableError("gone") from error
+        except TierError as error:
+            kept.append(error)
+            if way == "returned":
+                return [error] * len(batch)
+            raise
+
+    rig = make(retries=0, declares={operation.value: fail})
+    assert do(rig, operation, GOOD, OTHER) == ["contract" if "as" in way else "unavailable"] * 2
+    assert kept
+    assert [view() for view in lent] == [None, None]

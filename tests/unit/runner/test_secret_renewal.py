@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from support.runners import RUNNERS, Rig
 
-from kvtier_sdk import TierAuthError
 from kvtier_sdk.options.secret_sources import FileSecret
 from kvtier_sdk.runner.jobs import Operation
 
@@ -91,13 +90,6 @@ def test_without_another_secret_a_refusal_stays_one(
     secret.unlink()
     assert rig.do(Operation.LOOKUP, 0) == ["auth"]
     assert f"held: {secret} cannot be read again: No such file or directory" in log.text
-
-
-def test_a_refused_opening_shows_no_frame_of_the_tier(make_rig: MakeRig, accepted: Path) -> None:
-    accepted.write_text("hunter3")
-    with pytest.raises(TierAuthError, match="wrong key") as refused:
-        make_rig(on_open="demand_secret").client.open()
-    assert "_demand_secret" not in [frame.name for frame in refused.traceback]
 
 
 def test_a_file_that_all_may_read_is_told(
