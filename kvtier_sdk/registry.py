@@ -6,11 +6,13 @@ requested by name is imported.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import (
     EntryPoint,
     PackageNotFoundError,
@@ -266,26 +268,35 @@ def load_codec(text: str) -> ChunkCodec:
     return _make(CODECS_GROUP, "codec", text, ChunkCodec)  # type: ignore[type-abstract]
 
 
-def _scan() -> Iterator[EntryPoint | str]:
-    """Yield the entry points of this project's groups, and of what cannot be read the reason."""
+def _scan() -> Sequence[EntryPoint | str]:
+    """Return the entry points of this project's groups, and of what cannot be read the reason."""
+    places = list(filter(os.path.exists, [place or "." for place in sys.path]))
+    return _scan_places(tuple(zip(places, map(os.path.getmtime, places), strict=True)))
+
+
+# To read all packages takes longer than to read a configuration, which asks several times.
+@lru_cache(maxsize=1)
+def _scan_places(places: tuple[tuple[str, float], ...]) -> Sequence[EntryPoint | str]:
+    found: list[EntryPoint | str] = []
     seen = set()
-    for distribution in distributions():
+    for distribution in distributions(path=[place for place, _ in places]):
         try:
-            found = [
+            points = [
                 point for point in distribution.entry_points if point.group.startswith("kvtier.")
             ]
         except Exception as error:  # the file is free text of anybody's
-            yield (
+            found.append(
                 f"the entry points of {distribution.name} {distribution.version} cannot be read: "
                 f"{type(error).__name__}: {error}; install it again"
             )
             continue
-        if found:
+        if points:
             # A later place of the path is hidden by an earlier one, as for an import.
             name = _form_of_name(distribution.name)
             if name not in seen:
-                yield from found
+                found += points
             seen.add(name)
+    return found
 
 
 def _entry_points(group: str) -> list[EntryPoint]:
