@@ -166,9 +166,10 @@ class TierClient:
         capabilities = spec.tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
-        # True while the tier may hold chunks that a purge was meant to delete; true while one is
-        # under way; the time of the next attempt.
+        # True while the tier may hold chunks that a purge was meant to delete; the newest job of
+        # before; true while a purge is under way; the time of the next attempt.
         self._stale = False
+        self._newest_purged = 0
         self._purging = False
         self._purge_at_s = -math.inf
 
@@ -441,6 +442,7 @@ class TierClient:
                 self.spec.name,
             )
         self._stale = True
+        self._newest_purged = next(self._job_ids)
         self._known.clear()
 
     def drop_stores(self, count: int) -> None:
@@ -649,14 +651,12 @@ class TierClient:
             self._listener.answered(self, job, verdicts)
         elif operation is _LOAD:
             self._listener.loaded(self, job, verdicts)
-            self._learn(job.keys, verdicts)
+            self._learn(job, verdicts)
         elif operation is _STORE:
             self._listener.stored(self, job, verdicts)
             stored = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
             stored = self._removals.without(job, stored)
-            # A purge that was asked for meanwhile deletes them.
-            if not self._stale:
-                self._known.add(stored)
+            self._know(job, stored)
             if self._events is not None:
                 self._add_event(stored, removed=False)
         elif operation is _DELETE:
@@ -667,13 +667,20 @@ class TierClient:
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
-    def _learn(self, keys: Sequence[OffloadKey], verdicts: Sequence[Verdict]) -> None:
+    def _know(self, job: Job, keys: Sequence[OffloadKey]) -> None:
+        """Note chunks that a job has found in the tier, unless a purge has been asked for since."""
+        if job.job_id > self._newest_purged:
+            self._known.add(keys)
+
+    def _learn(self, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Note which chunks are in the tier, from the verdicts of a load."""
+        keys = list(job.keys)
+        present = self._removals.without(job, keys)
         if _NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
             # A tier that has lost a chunk in silence has lost others. One that hangs is asked.
             self._known.clear()
         elif verdicts.count(_OK) == len(verdicts):
-            self._known.add(keys)
+            self._know(job, present)
         else:
             self._known.discard(k for k, v in zip(keys, verdicts, strict=True) if v is not _OK)
 

@@ -17,7 +17,7 @@ from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.health import TierHealth
-from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Report, Verdict
+from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Operation, Report, Verdict
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
@@ -136,6 +136,20 @@ def verdicts_are_matched_off_by_one(patch: pytest.MonkeyPatch) -> None:
 def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LookupTable, "forget", lambda self: None)
     patch.setattr(RequestState, "forget_answers", lambda self: None)
+
+
+@bug("a load rests on an answer", seed=480)
+def what_left_during_its_load_is_known(patch: pytest.MonkeyPatch) -> None:
+    def without(original: Any, self: RecentRemovals, job: Any, keys: list[bytes]) -> list[bytes]:
+        kept: list[bytes] = original(self, job, keys)
+        return keys if job.operation is Operation.LOAD else kept
+
+    around(patch, RecentRemovals, "without", without)
+
+
+@bug("a load rests on an answer", seed=528)
+def what_was_loaded_during_a_purge_is_known(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TierClient, "_know", lambda self, job, keys: self._known.add(keys))
 
 
 @bug("promotions leave room to stores", seed=102)
