@@ -138,6 +138,7 @@ _MISSES = (
 _DROPS = (
     "lookup.unavailable",
     "store.drained",
+    "store.slow",
     *map(".".join, product(("load", "store"), ("primary_full", "queue_full", "unavailable"))),
 )
 
@@ -345,6 +346,13 @@ class TierStats:
     )
     stores_open: int = _gauge(
         "store_breaker_open", "", "1 while stores are suspended, else 0.", "tier", of="behind"
+    )
+    is_slow: int = _gauge(
+        "tier_slow",
+        "",
+        "1 while loads or stores have been under way for 2 s without progress, else 0.",
+        "tier",
+        of="behind",
     )
     used_chunks: int | None = _gauge(
         "tier_used_chunks",
