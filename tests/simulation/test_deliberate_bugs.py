@@ -17,7 +17,7 @@ from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.health import TierHealth
-from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Operation, Report, Verdict
+from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Report, Verdict
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
@@ -138,18 +138,14 @@ def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestState, "forget_answers", lambda self: None)
 
 
-@bug("a load rests on an answer", seed=480)
+@bug("a load rests on an answer", seed=2781)
 def what_left_during_its_load_is_known(patch: pytest.MonkeyPatch) -> None:
-    def without(original: Any, self: RecentRemovals, job: Any, keys: list[bytes]) -> list[bytes]:
-        kept: list[bytes] = original(self, job, keys)
-        return keys if job.operation is Operation.LOAD else kept
+    def learn(original: Any, self: Any, job: Any, verdicts: Any) -> None:
+        original(self, job, verdicts)
+        if all(verdict is Verdict.OK for verdict in verdicts):
+            self._known.add(job.keys)
 
-    around(patch, RecentRemovals, "without", without)
-
-
-@bug("a load rests on an answer", seed=528)
-def what_was_loaded_during_a_purge_is_known(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TierClient, "_know", lambda self, job, keys: self._known.add(keys))
+    around(patch, TierClient, "_learn", learn)
 
 
 @bug("promotions leave room to stores", seed=102)

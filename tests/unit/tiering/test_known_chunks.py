@@ -84,6 +84,22 @@ def test_what_left_the_tier_while_a_job_moved_it_is_not_known(
     assert not client._removals
 
 
+def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(
+    make: EngineFactory,
+) -> None:
+    engine = with_known(make, tiers=2)
+    first, second = engine.tiers
+    first.gate, first.gated = asyncio.Event(), {"load"}
+    first.on_load = lambda transfer: CorruptChunkError("damaged")
+    engine.look(B, KEYS[0])
+    engine.step()
+    second._remove(KEYS[:1])
+    engine.step()
+    first.gate.set()
+    engine.settle(B, KEYS[0])
+    assert second.called() == ["lookup"]
+
+
 def test_what_was_loaded_during_a_purge_is_not_known(make: EngineFactory) -> None:
     engine = with_known(make)
     tier, client = engine.tiers[0], engine.manager.clients[0]
