@@ -167,7 +167,11 @@ def _used(tier: _Status, pool: _Status) -> str:
 
 
 def _errors(now: _Status) -> list[Text]:
-    said = [f"last error: {tier['errors'][-1]}" for tier in now["tiers"] if tier["errors"]]
+    said = [
+        f"last error, {_duration(tier['error_age_s'])} ago: {tier['errors'][-1]}"
+        for tier in now["tiers"]
+        if tier["errors"]
+    ]
     return [Text(one_line(line)) for line in said]
 
 

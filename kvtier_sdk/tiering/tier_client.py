@@ -240,7 +240,7 @@ class TierClient:
         stats = self.stats.copy()
         reports = self._runner.peek()
         for report in reports:
-            _note(stats, report)
+            _note(stats, report, self._clock.now_s())
         # What has ended since the last poll has made progress since.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self._is_slow(self._clock.now_s()))
@@ -679,7 +679,7 @@ class TierClient:
         if result.retries:
             stats.retries[operation.value] += result.retries
         if result.error is not None:
-            stats.note_error(result.error)
+            stats.note_error(result.error, self._clock.now_s())
 
     def _tell(self, job: Job, result: JobResult) -> None:
         operation, verdicts = job.operation, result.verdicts
@@ -746,7 +746,7 @@ class TierClient:
         text = "no longer slow"
         if is_slow:
             text = f"slow: no load or store has made progress for {_SLOW_S:g} s; it gets no stores"
-        self._log.often(logging.WARNING, text, f"{self.spec.name}: {text}")
+        self._log.often(logging.WARNING, text, f"{self.spec.name}: {text}", ends_outage=not is_slow)
         self._note_suspended(before)
 
     def _release(self, job_id: int) -> None:
@@ -757,7 +757,7 @@ class TierClient:
     def _note_state(self, report: Report) -> None:
         """Note the tier's state, and log what went without it once an outage is over."""
         before = self._suspended()
-        _note(self.stats, report)
+        _note(self.stats, report, self._clock.now_s())
         self._note_suspended(before)
 
     def _note_suspended(self, before: dict[Direction, int]) -> None:
@@ -787,7 +787,8 @@ class TierClient:
             what = "chunks were not stored in it"
         if count:
             message = f"{self.spec.name}: meanwhile {count:,} {what}"
-            self._log.often(logging.WARNING, f"missed {direction.value}s", message)
+            topic = f"missed {direction.value}s"
+            self._log.often(logging.WARNING, topic, message, ends_outage=True)
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
         """Conclude the jobs that have no result, and release what can be released."""
@@ -823,7 +824,7 @@ class TierClient:
             )
 
 
-def _note(stats: TierStats, report: Report) -> None:
+def _note(stats: TierStats, report: Report, now_s: float) -> None:
     """Note what a report says of the state of a tier."""
     if isinstance(report, BreakerMoved):
         is_open = int(report.state is not BreakerState.CLOSED)
@@ -848,4 +849,4 @@ def _note(stats: TierStats, report: Report) -> None:
             stats.note_open(True)
         else:
             stats.open_failures += 1
-            stats.note_error(report.error)
+            stats.note_error(report.error, now_s)
