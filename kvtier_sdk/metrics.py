@@ -409,7 +409,7 @@ class TierStats:
         self.backend_gauges.update(gauges)
 
     def note_error(self, text: str, now_s: float) -> None:
-        """Keep an error's text and time, and the texts of a few others before it."""
+        """Keep the text of an error at ``now_s``, and the texts of a few others before it."""
         self.errors = [*[other for other in self.errors if other != text][-4:], text]
         self.error_s = now_s
 
