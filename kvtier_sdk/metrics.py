@@ -138,6 +138,7 @@ _MISSES = (
 _DROPS = (
     "lookup.unavailable",
     "store.drained",
+    "store.slow",
     *map(".".join, product(("load", "store"), ("primary_full", "queue_full", "unavailable"))),
 )
 
@@ -228,6 +229,7 @@ class TierStats:
         name: the tier's name.
         backend: the backend's name; ``"primary"`` for the host pool.
         errors: the last few error texts, the newest last.
+        error_s: time of the newest on the tier's clock.
     """
 
     name: str
@@ -346,6 +348,13 @@ class TierStats:
     stores_open: int = _gauge(
         "store_breaker_open", "", "1 while stores are suspended, else 0.", "tier", of="behind"
     )
+    is_slow: int = _gauge(
+        "tier_slow",
+        "",
+        "1 while loads or stores have been under way for 2 s without progress, else 0.",
+        "tier",
+        of="behind",
+    )
     used_chunks: int | None = _gauge(
         "tier_used_chunks",
         "chunks",
@@ -374,6 +383,7 @@ class TierStats:
         "backend_gauge", MetricKind.GAUGE, "Gauges of the backend's own.", "gauge"
     )
     errors: list[str] = field(default_factory=list)
+    error_s: float = 0.0
 
     @property
     def load_s(self) -> float:
@@ -398,10 +408,10 @@ class TierStats:
             self.backend_counters[name] = self.backend_counters.get(name, 0.0) + gained
         self.backend_gauges.update(gauges)
 
-    def note_error(self, text: str) -> None:
-        """Keep an error's text, unless it is among the last few."""
-        if text not in self.errors:
-            self.errors = [*self.errors[-4:], text]
+    def note_error(self, text: str, now_s: float) -> None:
+        """Keep the text of an error at ``now_s``, and the texts of a few others before it."""
+        self.errors = [*[other for other in self.errors if other != text][-4:], text]
+        self.error_s = now_s
 
     def copy(self) -> Self:
         """Return a copy; what a job adds to is shared, the state is not."""

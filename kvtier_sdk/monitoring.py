@@ -73,6 +73,16 @@ ALERTS: Sequence[Alert] = (
         "The store is full or read-only: look at its disk or its memory limit.",
     ),
     Alert(
+        "KVTierSlow",
+        "warning",
+        "avg_over_time($is_slow[$window]) > 0.2",
+        0,
+        300,
+        f"Loads and stores hang: {_TIER}",
+        "For a minute of the last five no call of the tier made progress: the store hangs, or is "
+        "overloaded. Stores are dropped meanwhile, and loads are misses at 'load_deadline'.",
+    ),
+    Alert(
         "KVTierErrors",
         "warning",
         'sum without (reason) (rate($failures{reason!~"not_found|cancelled"}[$window]))'

@@ -145,7 +145,9 @@ def _state(tier: _Status) -> str:
     if not tier["is_open"]:
         return "not open"
     suspended = [name for name in ("reads", "stores") if tier[f"{name}_open"]]
-    return f"no {' or '.join(suspended)}" if suspended else "ok"
+    if suspended:
+        return f"no {' or '.join(suspended)}"
+    return "slow" if tier["is_slow"] else "ok"
 
 
 def _queue(tier: _Status) -> str:
@@ -165,7 +167,11 @@ def _used(tier: _Status, pool: _Status) -> str:
 
 
 def _errors(now: _Status) -> list[Text]:
-    said = [f"last error: {tier['errors'][-1]}" for tier in now["tiers"] if tier["errors"]]
+    said = [
+        f"last error, {_duration(tier['error_age_s'])} ago: {tier['errors'][-1]}"
+        for tier in now["tiers"]
+        if tier["errors"]
+    ]
     return [Text(one_line(line)) for line in said]
 
 

@@ -196,6 +196,7 @@ class TierHealth:
             f"{direction.value} recovery",
             f"{self._log.tier}: {direction.value}s are taken again, after "
             f"{format_seconds(self._clock.now_s() - refused_s)}",
+            ends_outage=True,
         )
 
     async def _succeeds(self, direction: Direction) -> bool:

@@ -101,6 +101,8 @@ class Job:
         tag: the caller's own object, handed back with the verdicts; it never leaves the engine's
             thread.
         result: the conclusion, once there is one; on the engine's side only.
+        queue_bytes: of a store, the payload of all stores under way when it was collected, its own
+            included; on the engine's side only.
     """
 
     job_id: int
@@ -111,6 +113,7 @@ class Job:
     deadline_s: float
     tag: Any = None
     result: JobResult | None = None
+    queue_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -146,6 +149,17 @@ class IoEnded:
     """
 
     job_id: int
+
+
+@dataclass(eq=False, slots=True)
+class Progressed:
+    """A call of a job that goes on has returned. Reported now and then.
+
+    Attributes:
+        operation: of the job.
+    """
+
+    operation: Operation
 
 
 @dataclass(eq=False, slots=True)
@@ -243,6 +257,7 @@ class OpeningEnded:
 Report: TypeAlias = (
     JobResult
     | IoEnded
+    | Progressed
     | ChunksRemoved
     | BreakerMoved
     | MetricsChanged

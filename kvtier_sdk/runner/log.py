@@ -26,6 +26,7 @@ class _Topic:
     logged_s: float
     level: int
     message: str = ""
+    message_s: float = 0.0
     unsaid: int = 0
     timer: TimerHandle | None = None
 
@@ -55,24 +56,28 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         """Put the tier's name in front."""
         return f"{self.tier}: {msg}", kwargs
 
-    def often(self, level: int, topic: str, message: str) -> None:
+    def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat: the first at once, later ones once a minute.
 
         On an event loop, the last message of a minute is logged at the minute's end, with the
-        number of messages. Elsewhere it is logged with the first message after that.
+        number of messages and its age. Elsewhere it is logged with the first message after that.
 
         Args:
             level: of :mod:`logging`.
             topic: the kind of message; those of one kind are counted together.
             message: names the tier itself, as errors of tiers do.
+            ends_outage: true to log what was held back before this message: it belongs to the
+                outage, and would mislead after its end.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
         if known is None or (not known.unsaid and now_s - known.logged_s >= QUIET_S):
+            if ends_outage:
+                self._say_held_back()
             self._topics[topic] = _Topic(now_s, level)
             self.logger.log(level, "%s", message)
             return
-        known.level, known.message = level, message
+        known.level, known.message, known.message_s = level, message, now_s
         known.unsaid += 1
         if now_s - known.logged_s >= QUIET_S:
             self._catch_up(known)
@@ -82,17 +87,26 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
     def catch_up(self) -> None:
         """Log what was only counted; called at the end."""
-        for topic in self._topics.values():
+        self._say_held_back()
+        self._topics.clear()
+
+    def _say_held_back(self) -> None:
+        held = [topic for topic in self._topics.values() if topic.unsaid]
+        for topic in sorted(held, key=lambda topic: topic.message_s):
             if topic.timer is not None:
                 topic.timer.cancel()
-            if topic.unsaid:
-                self._catch_up(topic)
-        self._topics.clear()
+            self._catch_up(topic)
 
     def _catch_up(self, topic: _Topic) -> None:
         now_s = self._clock.now_s()
-        count = f" ({topic.unsaid} of this kind in {now_s - topic.logged_s:.0f} s)"
-        self.logger.log(topic.level, "%s%s", topic.message, count if topic.unsaid > 1 else "")
+        facts = []
+        if topic.unsaid > 1:
+            facts.append(f"{topic.unsaid} of this kind in {now_s - topic.logged_s:.0f} s")
+        if age_s := round(now_s - topic.message_s):
+            facts.append(f"{'the last ' * (topic.unsaid > 1)}{age_s} s ago")
+        self.logger.log(
+            topic.level, "%s%s", topic.message, f" ({', '.join(facts)})" if facts else ""
+        )
         topic.logged_s, topic.unsaid, topic.timer = now_s, 0, None
 
 

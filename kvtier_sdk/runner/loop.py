@@ -44,6 +44,7 @@ from kvtier_sdk.runner.jobs import (
     JobResult,
     MetricsChanged,
     Operation,
+    Progressed,
     Report,
     Verdict,
     batches_of,
@@ -65,6 +66,9 @@ _MAX_ALIGNMENT = 4096
 
 #: How long closing waits for calls that were cancelled, again for probes, and for the survey.
 _CALLS_END_S = 1.0
+
+#: Shortest interval of reports on the progress of jobs that go on.
+_PROGRESS_INTERVAL_S = 0.5
 
 #: Interval of reports on counters and gauges of the tier's own.
 _METRICS_INTERVAL_S = 1.0
@@ -262,6 +266,7 @@ class TierLoop:
         self._metrics_timer: TimerHandle | None = None
         self._store_watch: asyncio.Task[None] | None = None
         self._closed = False
+        self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
     @property
     def call(self) -> TierCaller:
@@ -459,11 +464,19 @@ class TierLoop:
             self._log.error("a batch failed inside the SDK", exc_info=failure)
         # A chunk that has a verdict keeps it.
         self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
+        if not run.concluded and run.job.operation in _MOVES:
+            self._tell_progress(run.job.operation)
         if run.concluded and not run.tasks and run in self._runs:
             self._runs.discard(run)
             self._report(IoEnded(run.job.job_id))
         self._progress.set()
         self._fill()
+
+    def _tell_progress(self, operation: Operation) -> None:
+        now_s = self._clock.now_s()
+        if now_s >= self._progress_told_s[operation] + _PROGRESS_INTERVAL_S:
+            self._progress_told_s[operation] = now_s
+            self._report(Progressed(operation))
 
     def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
         """Give this verdict to the chunks of a batch that have none; no other will come."""

@@ -111,7 +111,9 @@ class ManagerControl:
         }
 
     def _tier(self, client: TierClient) -> dict[str, Any]:
-        return _counters(client.stats_now()) | {
+        counters = _counters(client.stats_now())
+        return counters | {
+            "error_age_s": max(0.0, self._clock.now_s() - counters.pop("error_s")),
             "is_drained": client.is_drained,
             "is_idle": client.is_idle,
             "jobs": client.jobs.unreleased,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from kvtier_sdk.runner.jobs import Job, Operation
 
 
@@ -36,10 +38,10 @@ class JobTable:
         """Id of the newest job that awaits its conclusion; there must be one."""
         return next(reversed(self._running))
 
-    def oldest(self, operation: Operation) -> int | None:
+    def oldest(self, operations: Container[Operation]) -> int | None:
         """Return the id of the oldest such job that awaits its conclusion, or ``None``."""
         running = self._running.items()
-        return next((job_id for job_id, job in running if job.operation is operation), None)
+        return next((job_id for job_id, job in running if job.operation in operations), None)
 
     def add(self, job: Job) -> None:
         """Register a job that is being handed over."""

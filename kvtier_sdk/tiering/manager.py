@@ -254,14 +254,16 @@ class TieringManager:
             recompute.
 
         Raises:
-            KVTierError: the request is unknown.
+            KVTierError: the request is unknown, or the key is not ``bytes``.
         """
         if not self._collected:
             self._collect()
         state = self._requests.get(request.request_id) or self._state(request)
+        slot = self._by_key.get(key)
+        if slot is None and type(key) is not bytes:
+            _check_keys([key])
         if state.prefix_order is not None:
             state.prefix_order.note(key)
-        slot = self._by_key.get(key)
         if slot is not None:
             return self._find(slot, state)
         pending = state.asked.get(key)
@@ -446,7 +448,11 @@ class TieringManager:
         Args:
             keys: chunks, in prefix order.
             request: on whose behalf.
+
+        Raises:
+            KVTierError: a key is not ``bytes``.
         """
+        _check_keys(keys)
         self._touched.update(dict.fromkeys(keys))
 
     def prepare_store(
@@ -462,15 +468,16 @@ class TieringManager:
             The chunks to store and their slots. When room runs out, the first keys get it.
 
         Raises:
-            KVTierError: the request is unknown.
+            KVTierError: the request is unknown, or a key is not ``bytes``; no slot is taken.
         """
         state = self._state(request)
         by_key = self._primary.by_key
+        distinct = dict.fromkeys(keys)
+        new = [key for key in distinct if key not in by_key]
+        _check_keys(new)
         if state.prefix_order is not None:
             for key in keys:
                 state.prefix_order.note(key)
-        distinct = dict.fromkeys(keys)
-        new = [key for key in distinct if key not in by_key]
         if len(new) > self._primary.free_slots:
             self._collect()
         if self._cascade.tracks and len(new) < len(distinct):
@@ -899,3 +906,10 @@ class TieringManager:
                     self._promotions.withdraw(index)
                 else:
                     self._primary.unpin(self._primary.slots[index])
+
+
+def _check_keys(keys: Collection[OffloadKey]) -> None:
+    """Refuse keys that are not bytes here, where nothing is pinned yet."""
+    for kind in set(map(type, keys)):
+        if kind is not bytes:
+            raise KVTierError(f"a chunk's key is a {kind.__name__}; it should be bytes")

@@ -109,6 +109,18 @@ class Promotions:
                     self._fail(slot)
         return landed
 
+    def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
+        """Take chunks that a tier no longer has: a load that fails does not fall through to it.
+
+        Args:
+            tier: index of the tier.
+            keys: the chunks.
+        """
+        for key in keys:
+            slot = self._primary.by_key.get(key)
+            if slot is not None and slot.state is _LOADING and slot.promotion is not None:
+                slot.promotion.pending.strike(key, tier)
+
     def released(self, job: Job) -> None:
         """Free the slots of a load whose chunk did not arrive: its I/O has ended."""
         slots = self._primary.slots

@@ -1,4 +1,4 @@
-"""Chunks that left a tier while stores were under way."""
+"""Chunks that left a tier while stores or loads were under way."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.types import OffloadKey
 
+_MOVES = (Operation.STORE, Operation.LOAD)
+
 
 class RecentRemovals:
-    """Removals, remembered for the stores that were under way when they were reported.
+    """Removals, remembered for the stores and loads that were under way when they were reported.
 
-    If a chunk left before its store was concluded, either may have come first, so the chunk is not
-    announced as stored. A store that was handed over later came later: ids of jobs grow, so the
+    If a chunk left before its job was concluded, either may have come first, so the tier is not
+    taken to have the chunk. A job that was handed over later came later: ids of jobs grow, so the
     id tells.
 
     Args:
@@ -31,30 +33,30 @@ class RecentRemovals:
         return len(self._newest)
 
     def note(self, keys: Iterable[OffloadKey]) -> None:
-        """Remember chunks that have left, if a store is under way."""
-        if self._jobs.oldest(Operation.STORE) is None:
+        """Remember chunks that have left, if a store or a load is under way."""
+        if self._jobs.oldest(_MOVES) is None:
             return
         job_id = self._jobs.newest
         for key in keys:
             self._newest[key] = job_id
             self._newest.move_to_end(key)
 
-    def without(self, store: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
-        """Drop the chunks of a concluded store that have left since its hand-over.
+    def without(self, job: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
+        """Drop the chunks of a concluded job that have left since its hand-over.
 
         Args:
-            store: the store, just concluded.
-            keys: its chunks that were stored.
+            job: a store or a load, just concluded.
+            keys: its chunks that were moved.
 
         Returns:
-            The chunks to announce as stored.
+            The chunks that the tier has.
         """
         newest = self._newest
         if not newest:
             return keys
-        kept = [key for key in keys if newest.get(key, 0) < store.job_id]
-        # Forget the chunks that left before every store that is still under way.
-        oldest = self._jobs.oldest(Operation.STORE)
+        kept = [key for key in keys if newest.get(key, 0) < job.job_id]
+        # Forget the chunks that left before every job that is still under way.
+        oldest = self._jobs.oldest(_MOVES)
         while newest and (oldest is None or next(iter(newest.values())) < oldest):
             newest.popitem(last=False)
         return kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from kvtier_sdk.runner.jobs import (
     OpeningEnded,
     Operation,
     ProcessStarted,
+    Progressed,
     Report,
     RunnerStopped,
     UsageChanged,
@@ -48,10 +50,13 @@ NO_REQUEST = RequestContext("kvtier")
 
 #: How long emptying a tier may take in one go; the rest is tried again.
 _PURGE_DEADLINE_S = 600.0
+#: A tier whose loads or stores make no progress for that long is slow. Stores that wait for a tier
+#: are bounded by what it moves in that time.
+_SLOW_S = 2.0
 #: How long after its deadline a job's conclusion may arrive before the client concludes the job
-#: itself, and how often it looks for such jobs.
+#: itself, and how often it looks for such jobs and for a slow tier.
 _CONCLUSION_GRACE_S = 1.0
-_OVERDUE_LOOK_S = 0.25
+_LOOK_S = 0.25
 
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
@@ -145,6 +150,8 @@ class TierClient:
         self._chunk_bytes = chunk_bytes
         self._max_load_bytes = spec.runner.max_queue_bytes
         self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
+        # What the tier moves in _SLOW_S; learnt from stores that took longer.
+        self._quick_store_bytes = self._max_store_bytes
         self._events: list[OffloadingEvent] | None = [] if events else None
         self._removals = RecentRemovals(self.jobs)
         self._job_ids = itertools.count(1)
@@ -155,20 +162,23 @@ class TierClient:
         # Results of jobs that the runner did not take.
         self._refused: list[JobResult] = []
         self._load_rate = LoadRate()
-        self._loads_running = 0
+        # Jobs under way that move chunks, and when each kind last made progress or began.
+        self._moving: Counter[Operation] = Counter()
+        self._progress_s = {_LOAD: -math.inf, _STORE: -math.inf}
         # Chunks that the tier has stored or brought, and has not reported removed.
         self._known = KnownChunks()
         # Time of the tier's last answer, or of the hand-over of loads if none was under way.
         self._heard_s = 0.0
-        self._next_overdue_look_s = -math.inf
+        self._next_look_s = -math.inf
         # What each direction had missed when its last outage began.
         self._missed_before = dict.fromkeys(Direction, 0)
         capabilities = spec.tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
-        # True while the tier may hold chunks that a purge was meant to delete; true while one is
-        # under way; the time of the next attempt.
+        # True while the tier may hold chunks that a purge was meant to delete; the newest job of
+        # before; true while a purge is under way; the time of the next attempt.
         self._stale = False
+        self._newest_purged = 0
         self._purging = False
         self._purge_at_s = -math.inf
 
@@ -228,8 +238,12 @@ class TierClient:
         """
         # In this order: what a poll takes meanwhile is missing once, and never counted twice.
         stats = self.stats.copy()
-        for report in self._runner.peek():
-            _note(stats, report)
+        reports = self._runner.peek()
+        for report in reports:
+            _note(stats, report, self._clock.now_s())
+        # What has ended since the last poll has made progress since.
+        is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
+        stats.is_slow = int(is_stuck and self._is_slow(self._clock.now_s()))
         return stats
 
     @property
@@ -244,9 +258,9 @@ class TierClient:
     def takes_stores(self) -> bool:
         """True if stores are tried.
 
-        The write breaker is closed, no purge is due, and the tier is not drained.
+        The write breaker is closed, no purge is due, and the tier is neither drained nor slow.
         """
-        return not (self.stats.stores_open or self._stale or self.is_drained)
+        return not (self._refuses_stores or self.stats.is_slow)
 
     @property
     def has_work(self) -> bool:
@@ -266,7 +280,8 @@ class TierClient:
     @property
     def store_room(self) -> int:
         """Number of chunks for which the queue of stores has room."""
-        return int(max(0, (self._max_store_bytes - self.store_bytes) // self._chunk_bytes))
+        limit_bytes = min(self._max_store_bytes, self._quick_store_bytes)
+        return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
     def held_slots(self) -> Iterator[int]:
         """Iterate over the slots of loads and stores that are collected or not yet released."""
@@ -295,7 +310,7 @@ class TierClient:
         """
         if key not in self._known:
             return False
-        if not self._loads_running:
+        if not self._moving[_LOAD]:
             return True
         return self._clock.now_s() - self._heard_s <= self.spec.runner.lookup_deadline_s
 
@@ -384,7 +399,8 @@ class TierClient:
             keys: the chunks.
             slots: a slot index for each, which the tier reads until the job is released.
             request: on whose behalf.
-            whole: take all chunks or none; an empty queue takes any number.
+            whole: take all chunks or none, also if the tier is slow; an empty queue takes any
+                number.
             tag: handed back in ``job.tag``.
 
         Returns:
@@ -398,6 +414,7 @@ class TierClient:
         if taken < len(keys):
             keys, slots = keys[:taken], slots[:taken]
         job = self._new_job(_STORE, keys, slots, request, self.spec.runner.store_deadline_s, tag)
+        job.queue_bytes = self.store_bytes
         self._collected.append(job)
         return job
 
@@ -441,6 +458,7 @@ class TierClient:
                 self.spec.name,
             )
         self._stale = True
+        self._newest_purged = next(self._job_ids)
         self._known.clear()
 
     def drop_stores(self, count: int) -> None:
@@ -485,18 +503,18 @@ class TierClient:
         if not jobs:
             return
         self._collected, self._open_loads = [], {}
-        loads = 0
+        now_s = self._clock.now_s()
         for job in jobs:
             self.jobs.add(job)
-            if job.operation is _LOAD:
-                loads += 1
+            if job.operation in self._progress_s:
+                if not self._moving[job.operation]:
+                    self._progress_s[job.operation] = now_s
+                    if job.operation is _LOAD:
+                        self._heard_s = now_s
+                        self._load_rate.begin(now_s)
+                self._moving[job.operation] += 1
             elif job.operation is _LOOKUP:
                 self.stats.lookup_chunks += len(job.keys)
-        if loads:
-            if not self._loads_running:
-                self._heard_s = self._clock.now_s()
-                self._load_rate.begin(self._heard_s)
-            self._loads_running += loads
         self._refused += self._runner.submit(jobs)
 
     def poll(self) -> None:
@@ -511,8 +529,10 @@ class TierClient:
                 self._conclude(result, now_s)
         for report in reports:
             self._apply(report, now_s)
-        if self.jobs and now_s >= self._next_overdue_look_s:
+        if self.stats.is_slow or now_s >= self._next_look_s:
+            self._next_look_s = now_s + _LOOK_S
             self._conclude_overdue(now_s)
+            self._look_for_slowness(now_s)
 
     def take_events(self) -> list[OffloadingEvent]:
         """Take the events since the last call, oldest first."""
@@ -553,21 +573,31 @@ class TierClient:
         """Return how many of so many chunks may join a queue; count the others as dropped."""
         is_load = operation is _LOAD
         # A load that was decided on a moment before the tier was taken out still begins.
-        if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
+        if (self.stats.reads_open or self._stale) if is_load else self._refuses_stores:
             taken, reason = 0, "unavailable" if is_load else self._refusal
-        else:
+        elif whole:
             queued_bytes = self.load_bytes if is_load else self.store_bytes
+            room_bytes = (self._max_load_bytes if is_load else self._max_store_bytes) - queued_bytes
+            is_taken = not queued_bytes or count * self._chunk_bytes <= room_bytes
+            taken, reason = count * is_taken, "queue_full"
+        elif self.stats.is_slow and not is_load:
+            taken, reason = 0, self._refusal
+        else:
             taken = min(count, self.load_room if is_load else self.store_room)
             reason = "queue_full"
-            if whole and taken < count:
-                taken = 0 if queued_bytes else count
         if taken < count:
             self.stats.dropped[f"{operation.value}.{reason}"] += count - taken
         return taken
 
     @property
+    def _refuses_stores(self) -> bool:
+        return bool(self.stats.stores_open) or self._stale or self.is_drained
+
+    @property
     def _refusal(self) -> str:
-        return "drained" if self.is_drained else "unavailable"
+        if self.is_drained:
+            return "drained"
+        return "unavailable" if self._refuses_stores else "slow"
 
     def _return_bytes(self, job: Job) -> None:
         if job.operation is _STORE:
@@ -580,6 +610,8 @@ class TierClient:
             self._conclude(report, now_s)
         elif isinstance(report, IoEnded):
             self._release(report.job_id)
+        elif isinstance(report, Progressed):
+            self._heard_s = self._progress_s[report.operation] = now_s
         elif isinstance(report, ChunksRemoved):
             self.stats.evicted_chunks += len(report.keys)
             self._listener.removed(self, report.keys)
@@ -599,13 +631,19 @@ class TierClient:
                 _log.error("tier %s: a result that does not fit its job", self.spec.name)
                 result.verdicts = [Verdict.FAILED] * len(job.keys)
             job.result = result
-            if Verdict.TIMEOUT not in result.verdicts:
+            is_late = Verdict.TIMEOUT in result.verdicts
+            if not is_late:
                 self._heard_s = now_s
             self._return_bytes(job)
             self._count(job, result)
-            if job.operation is _LOAD:
-                self._loads_running -= 1
-                self._load_rate.note(result.moved_bytes, now_s)
+            if job.operation in self._progress_s:
+                self._moving[job.operation] -= 1
+                if not is_late:
+                    self._progress_s[job.operation] = now_s
+                if job.operation is _LOAD:
+                    self._load_rate.note(result.moved_bytes, now_s)
+                else:
+                    self._learn_pace(job, result)
             self._tell(job, result)
         if result.released:
             self._release(result.job_id)
@@ -641,7 +679,7 @@ class TierClient:
         if result.retries:
             stats.retries[operation.value] += result.retries
         if result.error is not None:
-            stats.note_error(result.error)
+            stats.note_error(result.error, self._clock.now_s())
 
     def _tell(self, job: Job, result: JobResult) -> None:
         operation, verdicts = job.operation, result.verdicts
@@ -649,14 +687,12 @@ class TierClient:
             self._listener.answered(self, job, verdicts)
         elif operation is _LOAD:
             self._listener.loaded(self, job, verdicts)
-            self._learn(job.keys, verdicts)
+            self._learn(job, verdicts)
         elif operation is _STORE:
             self._listener.stored(self, job, verdicts)
             stored = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
             stored = self._removals.without(job, stored)
-            # A purge that was asked for meanwhile deletes them.
-            if not self._stale:
-                self._known.add(stored)
+            self._know(job, stored)
             if self._events is not None:
                 self._add_event(stored, removed=False)
         elif operation is _DELETE:
@@ -667,15 +703,51 @@ class TierClient:
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
-    def _learn(self, keys: Sequence[OffloadKey], verdicts: Sequence[Verdict]) -> None:
+    def _know(self, job: Job, keys: Sequence[OffloadKey]) -> None:
+        """Note chunks that a job has found in the tier, unless a purge has been asked for since."""
+        if job.job_id > self._newest_purged:
+            self._known.add(keys)
+
+    def _learn(self, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Note which chunks are in the tier, from the verdicts of a load."""
+        keys = list(job.keys)
+        present = self._removals.without(job, keys)
         if _NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
             # A tier that has lost a chunk in silence has lost others. One that hangs is asked.
             self._known.clear()
         elif verdicts.count(_OK) == len(verdicts):
-            self._known.add(keys)
+            self._know(job, present)
         else:
             self._known.discard(k for k, v in zip(keys, verdicts, strict=True) if v is not _OK)
+
+    def _learn_pace(self, store: Job, result: JobResult) -> None:
+        """Learn how much the tier moves in a while from all that it moved during a store.
+
+        A store that took less than that time tells only that the tier moves at least as much.
+        """
+        quick_bytes = store.queue_bytes * _SLOW_S / max(result.duration_s, 1e-3)
+        is_faster = result.moved_bytes and quick_bytes > self._quick_store_bytes
+        if is_faster or result.duration_s > _SLOW_S:
+            self._quick_store_bytes = max(quick_bytes, self.spec.runner.max_batch_bytes)
+
+    def _is_slow(self, now_s: float) -> bool:
+        """Return true if loads or stores are under way and none of them makes progress."""
+        return any(
+            self._moving[operation] and now_s - at_s > _SLOW_S
+            for operation, at_s in self._progress_s.items()
+        )
+
+    def _look_for_slowness(self, now_s: float) -> None:
+        is_slow = self._is_slow(now_s)
+        if is_slow == self.stats.is_slow:
+            return
+        before = self._suspended()
+        self.stats.is_slow = int(is_slow)
+        text = "no longer slow"
+        if is_slow:
+            text = f"slow: no load or store has made progress for {_SLOW_S:g} s; it gets no stores"
+        self._log.often(logging.WARNING, text, f"{self.spec.name}: {text}", ends_outage=not is_slow)
+        self._note_suspended(before)
 
     def _release(self, job_id: int) -> None:
         job = self.jobs.release(job_id)
@@ -685,7 +757,10 @@ class TierClient:
     def _note_state(self, report: Report) -> None:
         """Note the tier's state, and log what went without it once an outage is over."""
         before = self._suspended()
-        _note(self.stats, report)
+        _note(self.stats, report, self._clock.now_s())
+        self._note_suspended(before)
+
+    def _note_suspended(self, before: dict[Direction, int]) -> None:
         for direction, is_suspended in self._suspended().items():
             if is_suspended and not before[direction]:
                 self._missed_before[direction] = self._missed(direction)
@@ -693,13 +768,17 @@ class TierClient:
                 self._tell_missed(direction)
 
     def _suspended(self) -> dict[Direction, int]:
-        return {Direction.READ: self.stats.reads_open, Direction.WRITE: self.stats.stores_open}
+        stats = self.stats
+        return {
+            Direction.READ: stats.reads_open,
+            Direction.WRITE: stats.stores_open | stats.is_slow,
+        }
 
     def _missed(self, direction: Direction) -> int:
         if direction is Direction.READ:
             return self.stats.dropped["lookup.unavailable"]
-        reason = "store.unavailable"
-        return self.stats.dropped[reason] + self.stats.failures[reason]
+        reason, dropped = "store.unavailable", self.stats.dropped
+        return dropped[reason] + dropped["store.slow"] + self.stats.failures[reason]
 
     def _tell_missed(self, direction: Direction) -> None:
         count = self._missed(direction) - self._missed_before[direction]
@@ -708,7 +787,8 @@ class TierClient:
             what = "chunks were not stored in it"
         if count:
             message = f"{self.spec.name}: meanwhile {count:,} {what}"
-            self._log.often(logging.WARNING, f"missed {direction.value}s", message)
+            topic = f"missed {direction.value}s"
+            self._log.often(logging.WARNING, topic, message, ends_outage=True)
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
         """Conclude the jobs that have no result, and release what can be released."""
@@ -725,7 +805,6 @@ class TierClient:
 
     def _conclude_overdue(self, now_s: float) -> None:
         """Conclude jobs in the place of a runner that does not: the tier must block its loop."""
-        self._next_overdue_look_s = now_s + _OVERDUE_LOOK_S
         for job in self.jobs.running:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value
@@ -745,7 +824,7 @@ class TierClient:
             )
 
 
-def _note(stats: TierStats, report: Report) -> None:
+def _note(stats: TierStats, report: Report, now_s: float) -> None:
     """Note what a report says of the state of a tier."""
     if isinstance(report, BreakerMoved):
         is_open = int(report.state is not BreakerState.CLOSED)
@@ -770,4 +849,4 @@ def _note(stats: TierStats, report: Report) -> None:
             stats.note_open(True)
         else:
             stats.open_failures += 1
-            stats.note_error(report.error)
+            stats.note_error(report.error, now_s)

@@ -52,6 +52,7 @@ class TierReports(TierListener):
         self._cascade.settled(self._bit, job, verdicts)
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey]) -> None:
+        self._promotions.removed(self._bit.bit_length() - 1, keys)
         self._cascade.removed(self._bit, keys)
 
     def released(self, tier: TierClient, job: Job) -> None:

@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, start_promotion, stored_below
 from support.live import live
+from support.redis_server import Server
 from support.small_shm import run_with_shm
 
 from kvtier_sdk import (
     ChunkNotFoundError,
     CorruptChunkError,
     TierError,
+    TierSpec,
     TierUnavailableError,
 )
 
@@ -414,3 +416,29 @@ def test_chunks_of_another_length_are_in_another_namespace(tmp_path: Path, runne
             assert engine.settle(request, KEYS[0]) == [expected]
             if expected == "MISS":
                 engine.store(request, KEYS[0])
+
+
+def test_a_frozen_redis_is_slow_long_before_its_deadline(tmp_path: Path, runner: str) -> None:
+    server = Server(tmp_path, "--save", "").start()
+    spec = TierSpec.from_url(server.url, runner=runner)
+    try:
+        with live([spec], slots=64) as engine:
+            (client,) = engine.manager.clients
+            request = engine.begin("a")
+            engine.store(request, KEYS[0])
+            server.pause()
+            output = engine.manager.prepare_store(KEYS[1:3], request)
+            engine.manager.complete_store(output.keys_to_store, request)
+            engine.manager.on_schedule_end()
+            # No step, as in an idle engine: a scrape finds out.
+            server.wait_until(lambda: client.stats_now().is_slow, "the tier is slow")
+            engine.step()
+            assert client.stats.is_slow
+            output = engine.manager.prepare_store(KEYS[3:5], request)
+            engine.manager.complete_store(output.keys_to_store, request)
+            assert client.stats.dropped["store.slow"] == 2
+            server.resume()
+            engine.rest()
+            assert (client.stats.is_slow, client.stats.stored_chunks) == (0, 3)
+    finally:
+        server.kill()

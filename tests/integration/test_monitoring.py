@@ -30,6 +30,7 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
 TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
     "KVTierReadsSuspended": (10, {"read_breaker_open{tier='far'}": "1x60"}),
     "KVTierStoresSuspended": (10, {"store_breaker_open{tier='far'}": "1x60"}),
+    "KVTierSlow": (10, {"tier_slow{tier='far'}": "1x60"}),
     "KVTierErrors": (
         20,
         {"failed_chunks_total{tier='far',operation='load',reason='timeout'}": "0+5x60"},
@@ -61,6 +62,7 @@ HEALTHY = {
     "tier_open{tier='far'}": "1x1500",
     "read_breaker_open{tier='far'}": "0x1500",
     "store_breaker_open{tier='far'}": "0x1500",
+    "tier_slow{tier='far'}": "0x1500",
     "failed_chunks_total{tier='far',operation='load',reason='timeout'}": "0+0.5x1500",
     "failed_chunks_total{tier='far',operation='load',reason='corrupt'}": "0x1500",
     "failed_chunks_total{tier='far',operation='load',reason='not_found'}": "0+50x1500",

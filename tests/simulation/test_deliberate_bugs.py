@@ -138,6 +138,16 @@ def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestState, "forget_answers", lambda self: None)
 
 
+@bug("a load rests on an answer", seed=2781)
+def what_left_during_its_load_is_known(patch: pytest.MonkeyPatch) -> None:
+    def learn(original: Any, self: Any, job: Any, verdicts: Any) -> None:
+        original(self, job, verdicts)
+        if all(verdict is Verdict.OK for verdict in verdicts):
+            self._known.add(job.keys)
+
+    around(patch, TierClient, "_learn", learn)
+
+
 @bug("promotions leave room to stores", seed=102)
 def promotions_take_the_headroom(patch: pytest.MonkeyPatch) -> None:
     def init(original: Any, self: Any, primary: PrimaryTier, limit: int) -> None:

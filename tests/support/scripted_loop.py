@@ -44,6 +44,7 @@ from kvtier_sdk.runner.jobs import (
     JobResult,
     MetricsChanged,
     Operation,
+    Progressed,
     Report,
     Verdict,
 )
@@ -92,7 +93,7 @@ class Account:
             self.results[report.job_id] = report
             if report.released:
                 self._release(report.job_id)
-        else:
+        elif not isinstance(report, Progressed):
             assert isinstance(report, IoEnded)
             if report.job_id not in self.results:
                 self.breaches.append("I/O that ended before its job was concluded")

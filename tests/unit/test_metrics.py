@@ -34,7 +34,7 @@ def test_names_are_unique_and_say_their_unit() -> None:
 
 
 def test_every_field_that_counts_is_declared() -> None:
-    plain = {"name", "backend", "errors"}
+    plain = {"name", "backend", "errors", "error_s"}
     for cls in (TierStats, PoolUsage):
         assert all(f.metadata or f.name in plain for f in fields(cls))
 

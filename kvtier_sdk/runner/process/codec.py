@@ -27,13 +27,14 @@ from kvtier_sdk.runner.jobs import (
     MetricsChanged,
     OpeningEnded,
     Operation,
+    Progressed,
     Report,
     UsageChanged,
 )
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: Version of the messages below. A process of another version is refused.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 _HEAD = struct.Struct("<IB")
 _LENGTH = struct.Struct("<I")
@@ -58,6 +59,7 @@ class _Report(msgspec.Struct, array_like=True):
     opening: OpeningEnded | None = None
     metrics: MetricsChanged | None = None
     usage: UsageChanged | None = None
+    progressed: Progressed | None = None
 
 
 _REPORT_TYPES = (
@@ -68,6 +70,7 @@ _REPORT_TYPES = (
     OpeningEnded,
     MetricsChanged,
     UsageChanged,
+    Progressed,
 )
 
 
@@ -271,6 +274,7 @@ def _unwrap(item: _Report) -> Report:
         or item.opening
         or item.metrics
         or item.usage
+        or item.progressed
     )
     if report is None:
         raise ValueError("an empty report")

@@ -18,7 +18,7 @@ def test_a_sockets_text_is_shown_as_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks = itertools.count(1)
-    tier = {"name": SAID, "failures": {}, "dropped": {}, "errors": [SAID]}
+    tier = {"name": SAID, "failures": {}, "dropped": {}, "errors": [SAID], "error_age_s": 3.0}
     tier |= dict.fromkeys(COUNTERS, 0)
     status = {
         "pid": SAID,
@@ -32,5 +32,6 @@ def test_a_sockets_text_is_shown_as_text(
     with AdminSocket(path, lambda _: {**status, "uptime_s": float(next(looks))}):
         top_command(path, interval="1ms", once=True)
     text = capsys.readouterr().out
+    assert "last error, 3 s ago: disk" in text
     assert text.count(r"disk [/red]\x1b[2K\r\x9b\x07\u202e\nforged") == 4
     assert text.replace("\n", "").isprintable()

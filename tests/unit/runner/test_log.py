@@ -30,13 +30,14 @@ def test_what_comes_often_is_said_at_once_and_then_counted(
 ) -> None:
     log = TierLog("disk", clock)
     for number in range(1000):
+        clock.advance(0.01)
         log.often(logging.WARNING, "late", f"disk store: late {number}")
     assert lines(caplog) == ["disk store: late 0"]
     log.often(logging.WARNING, "other", "disk load: 100 % late")
     assert lines(caplog) == ["disk load: 100 % late"], "another topic, and no format"
     clock.advance(QUIET_S)
     log.often(logging.WARNING, "late", "disk store: again")
-    assert lines(caplog) == ["disk store: again (1000 of this kind in 60 s)"]
+    assert lines(caplog) == ["disk store: again (1000 of this kind in 70 s)"]
     log.often(logging.WARNING, "late", "disk store: the last")
     assert lines(caplog) == []
     log.catch_up()
@@ -90,7 +91,9 @@ def test_on_a_loop_the_number_is_said_at_the_end_of_the_minute(
         await clock.sleep(QUIET_S - 1)
         assert lines(caplog) == ["disk lookup: late 0"]
         await clock.sleep(1)
-        assert lines(caplog) == ["disk lookup: late 34 (34 of this kind in 60 s)"]
+        assert lines(caplog) == [
+            "disk lookup: late 34 (34 of this kind in 60 s, the last 60 s ago)"
+        ]
         await clock.sleep(2 * QUIET_S)
         assert lines(caplog) == [], "nothing was late since"
         log.often(logging.WARNING, "late", "disk lookup: late again")
@@ -119,3 +122,31 @@ def test_a_stores_text_moves_no_cursor_and_begins_no_record(
     shown = r"\x1b[2K\r\x9b\x07\u202e\udc80"
     assert caplog.text.count(shown) == 3
     assert caplog.text.count("\n  ERROR forged") == 2
+
+
+def test_what_was_held_back_comes_before_the_end_of_its_outage_with_its_age(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = TierLog("disk", clock)
+
+    def say(topic: str, message: str, *, ends_outage: bool = False) -> None:
+        log.often(logging.WARNING, topic, message, ends_outage=ends_outage)
+
+    say("error", "disk store: refused")
+    say("breaker", "disk: writes are refused")
+    clock.advance(5)
+    say("breaker", "disk: writes are refused; hangs")
+    say("error", "disk store: hangs")
+    clock.advance(3)
+    say("error", "disk store: hangs still")
+    clock.advance(4)
+    lines(caplog)
+    say("recovery", "disk: writes are taken again", ends_outage=True)
+    assert lines(caplog) == [
+        "disk: writes are refused; hangs (7 s ago)",
+        "disk store: hangs still (2 of this kind in 12 s, the last 4 s ago)",
+        "disk: writes are taken again",
+    ]
+    clock.advance(QUIET_S)
+    log.catch_up()
+    assert lines(caplog) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from support.engine import KEYS, A, B, Engine
 
 from kvtier_sdk import CorruptChunkError, RequestContext, ResetScope
@@ -61,20 +62,60 @@ def test_what_the_tier_has_reported_removed_is_asked_for(make: EngineFactory) ->
     assert misses(engine) == {"absent": 1}
 
 
-def test_what_left_the_tier_while_its_store_was_under_way_is_not_known(
-    make: EngineFactory,
+@pytest.mark.parametrize("operation", ["store", "load"])
+def test_what_left_the_tier_while_a_job_moved_it_is_not_known(
+    make: EngineFactory, operation: str
 ) -> None:
-    engine = make()
-    tier = engine.tiers[0]
-    engine.store(A, *KEYS[:2])
-    tier.gate, tier.gated = asyncio.Event(), {"store"}
+    engine = make() if operation == "store" else with_known(make)
+    tier, client = engine.tiers[0], engine.manager.clients[0]
+    tier.gate, tier.gated = asyncio.Event(), {operation}
+    if operation == "store":
+        engine.store(A, *KEYS[:2])
+    else:
+        engine.look(B, *KEYS[:2])
     engine.step()
     tier.context.report_removed(KEYS[:1])
     engine.step()
+    assert not client.knows(KEYS[0])
     tier.gate.set()
     engine.step()
     engine.step()
-    assert [engine.manager.clients[0].knows(key) for key in KEYS[:2]] == [False, True]
+    assert [client.knows(key) for key in KEYS[:2]] == [False, True]
+    assert not client._removals
+
+
+def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(
+    make: EngineFactory,
+) -> None:
+    engine = with_known(make, tiers=2)
+    first, second = engine.tiers
+    first.gate, first.gated = asyncio.Event(), {"load"}
+    first.on_load = lambda transfer: CorruptChunkError("damaged")
+    engine.look(B, KEYS[0])
+    engine.step()
+    second._remove(KEYS[:1])
+    engine.step()
+    first.gate.set()
+    engine.settle(B, KEYS[0])
+    assert second.called() == ["lookup"]
+
+
+def test_what_was_loaded_during_a_purge_is_not_known(make: EngineFactory) -> None:
+    engine = with_known(make)
+    tier, client = engine.tiers[0], engine.manager.clients[0]
+    # A tier that says nothing of what it deletes.
+    tier._remove = lambda keys: None  # type: ignore[method-assign]
+    tier.gate, tier.gated = asyncio.Event(), {"load"}
+    engine.look(B, *KEYS[:2])
+    engine.step()
+    engine.manager.reset_cache(ResetScope.ALL)
+    engine.step()
+    engine.step()
+    assert client.takes_reads, "the purge is over"
+    tier.gate.set()
+    engine.step()
+    engine.step()
+    assert not any(map(client.knows, KEYS[:2]))
 
 
 def test_a_chunk_lost_in_silence_is_a_miss_and_nothing_is_known_any_more(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, start_promotion, stored_below
@@ -39,6 +40,20 @@ def test_a_chunk_comes_back_from_a_tier(make: Callable[..., Engine]) -> None:
     assert engine.look(B, *KEYS[:3]) == ["HIT"] * 3
     engine.load(B, *KEYS[:3])
     assert engine.manager.stats[1].hit_chunks == 3
+    engine.at_rest()
+
+
+@pytest.mark.parametrize("call", ["lookup", "prepare_store", "touch"])
+@pytest.mark.parametrize("key", ["text", 5, None])
+def test_a_key_that_is_no_bytes_is_refused_before_anything_is_held(
+    make: Callable[..., Engine], call: str, key: Any
+) -> None:
+    engine = make()
+    method = getattr(engine.manager, call)
+    # The compiled core refuses it by its type.
+    with pytest.raises((KVTierError, TypeError), match="bytes"):
+        method(key if call == "lookup" else [KEYS[0], key], A)
+    assert engine.store(A, *KEYS) == engine.pool.slots
     engine.at_rest()
 
 

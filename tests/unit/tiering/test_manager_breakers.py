@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.engine import KEYS, A, B, Engine
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine
 
-from kvtier_sdk import OffloadKey, RequestContext, TierCapacityError, TierUnavailableError
+from kvtier_sdk import (
+    OffloadKey,
+    RequestContext,
+    TierCapacityError,
+    TierError,
+    TierUnavailableError,
+    Transfer,
+)
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 
 #: Duration of this engine's step.
@@ -196,3 +203,88 @@ def test_a_tier_that_blocks_its_loop_is_logged_once_and_not_for_each_job(
     said = [record for record in caplog.records if "blocks its loop" in record.getMessage()]
     assert len(said) == 1
     engine.at_rest()
+
+
+def test_a_tier_whose_stores_hang_is_slow_within_seconds_and_gets_no_more(
+    make_weak: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_weak(slots=16)
+    stored_below(engine, *KEYS[:2])
+    tier, stats = engine.tiers[0], engine.manager.stats[1]
+    tier.gated = {"store"}
+    assert tier.gate is not None
+    tier.gate.clear()
+    engine.store(A, KEYS[40])
+    engine.steps(1.9)
+    assert slowness(engine) == 0
+    # No step since: a scrape tells all the same.
+    engine.runners[0].run_for(0.2)
+    assert (slowness(engine), stats.is_slow) == (1, 0)
+    engine.steps(0.3)
+    engine.store(A, KEYS[41], KEYS[42])
+    assert (stats.dropped["store.slow"], engine.manager.usage().pinned) == (2, 1)
+    engine.steps(2.0)
+    assert "no load or store has made progress for 2 s" in caplog.text
+    tier.gate.set()
+    engine.runners[0].run_for(0.0)
+    assert (slowness(engine), stats.is_slow) == (0, 1)
+    engine.steps(0.01)
+    told = [record.getMessage() for record in caplog.records]
+    assert told[-2:] == [
+        "tier0: no longer slow",
+        "tier0: meanwhile 2 chunks were not stored in it",
+    ]
+    engine.store(A, KEYS[43])
+    engine.steps(0.01)
+    assert KEYS[43] in tier._objects
+
+
+def slowness(engine: Engine) -> float | object:
+    """Read the metric as a scrape does."""
+    samples = engine.manager.samples()
+    return next(s.value for s in samples if s.metric.name == "kvtier_tier_slow")
+
+
+def test_a_store_of_many_calls_that_goes_on_is_not_slow(make_weak: Make) -> None:
+    engine = make_weak(slots=16, max_batch=CHUNK_BYTES, concurrency=1)
+    tier = engine.tiers[0]
+    tier.gated = {"store"}
+    assert tier.gate is not None
+    tier.gate.clear()
+    engine.store(A, *KEYS[:8])
+    for _ in range(6):
+        engine.steps(1.5)
+        assert slowness(engine) == 0
+        # One call goes through.
+        tier.gate.set()
+        engine.runners[0].run_for(0.0)
+        tier.gate.clear()
+    assert len(tier._objects) > 1
+
+
+def test_what_waits_for_a_tier_is_bounded_by_what_it_moves_in_two_seconds(make: Make) -> None:
+    engine = make(slots=100, max_batch=CHUNK_BYTES, concurrency=1)
+    tier, client = engine.tiers[0], engine.manager.clients[0]
+    assert client.store_room == 50, "half of the pool, as long as nothing is known"
+    pace_s = 0.5
+
+    async def slow_store(batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        await engine.clock.sleep(pace_s)
+        return [None] * len(batch)
+
+    tier.store = slow_store  # type: ignore[method-assign]
+    engine.store(A, *KEYS[:20])
+    engine.steps(11.0)
+    assert client.store_room == 4
+    engine.store(A, *KEYS[20:30])
+    assert (engine.manager.usage().pinned, engine.manager.stats[1].dropped) == (
+        4,
+        {"store.queue_full": 6},
+    )
+    engine.steps(3.0)
+    # A tier that has become faster gets more with each store.
+    pace_s = 0.01
+    for start in (100, 110, 120):
+        engine.store(A, *KEYS[start : start + 10])
+        engine.steps(1.0)
+    assert client.store_room == 50
