@@ -145,7 +145,9 @@ def _state(tier: _Status) -> str:
     if not tier["is_open"]:
         return "not open"
     suspended = [name for name in ("reads", "stores") if tier[f"{name}_open"]]
-    return f"no {' or '.join(suspended)}" if suspended else "ok"
+    if suspended:
+        return f"no {' or '.join(suspended)}"
+    return "full, only reused" if tier["is_selective"] else "ok"
 
 
 def _queue(tier: _Status) -> str:

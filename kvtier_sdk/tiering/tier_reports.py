@@ -51,8 +51,8 @@ class TierReports(TierListener):
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._cascade.settled(self._bit, job, verdicts)
 
-    def removed(self, tier: TierClient, keys: Sequence[OffloadKey]) -> None:
-        self._cascade.removed(self._bit, keys)
+    def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
+        self._cascade.removed(self._bit, keys, evicted=evicted)
 
     def released(self, tier: TierClient, job: Job) -> None:
         if job.operation is Operation.STORE:

@@ -51,6 +51,7 @@ TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
         {"dropped_chunks_total{tier='far',operation='store',reason='queue_full'}": "0+20x60"},
     ),
     "KVTierEvictedUnread": (150, {"evicted_unread_chunks_total{tier='far'}": "0+90x180"}),
+    "KVTierSelective": (150, {"tier_selective{tier='far'}": "1x180"}),
     "KVTierProcessRestarts": (30, {"process_restarts_total{tier='far'}": "0x20 5x40"}),
     "KVTierNotOpen": (
         10,
@@ -59,6 +60,7 @@ TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
 }
 HEALTHY = {
     "tier_open{tier='far'}": "1x1500",
+    "tier_selective{tier='far'}": "0x1500",
     "read_breaker_open{tier='far'}": "0x1500",
     "store_breaker_open{tier='far'}": "0x1500",
     "failed_chunks_total{tier='far',operation='load',reason='timeout'}": "0+0.5x1500",

@@ -33,7 +33,7 @@ from kvtier_sdk.runner.jobs import (
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: Version of the messages below. A process of another version is refused.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 _HEAD = struct.Struct("<IB")
 _LENGTH = struct.Struct("<I")
