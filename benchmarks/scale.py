@@ -519,7 +519,7 @@ def _context(spec: TierSpec, header_bytes: int, payload_bytes: int) -> TierConte
         payload_bytes=payload_bytes,
         clock=SystemClock(),
         logger=logging.getLogger("benchmark"),
-        report_removed=lambda keys: None,
+        report_removed=lambda keys, *, evicted=False: None,
     )
 
 

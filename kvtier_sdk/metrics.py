@@ -276,11 +276,11 @@ class TierStats:
     )
     stored_chunks: int = _counter("stored_chunks", "chunks", "Chunks written to the tier.")
     loaded_chunks: int = _counter("loaded_chunks", "chunks", "Chunks read from the tier.")
-    evicted_chunks: int = _counter("evicted_chunks", "chunks", "Chunks that the tier removed.")
+    evicted_chunks: int = _counter("evicted_chunks", "chunks", "Chunks that the tier evicted.")
     evicted_unread_chunks: int = _counter(
         "evicted_unread_chunks",
         "chunks",
-        "Chunks that the tier removed before they were read; an estimate where it has over 1,024.",
+        "Chunks that the tier evicted before they were read; an estimate where it has over 1,024.",
         of="behind",
     )
     evicted_age_s: Histogram = _histogram(
@@ -293,7 +293,7 @@ class TierStats:
     not_admitted_chunks: int = _counter(
         "not_admitted_chunks",
         "chunks",
-        "Chunks that were not offered to the tier, which would have removed them unread.",
+        "Chunks that were not offered to the tier, which would have evicted them unread.",
         of="behind",
     )
     stored_bytes: int = _counter("stored_bytes", "bytes", "Payload written to the tier.")
@@ -352,6 +352,13 @@ class TierStats:
         "tier_slow",
         "",
         "1 while loads or stores have been under way for 2 s without progress, else 0.",
+        "tier",
+        of="behind",
+    )
+    is_selective: int = _gauge(
+        "tier_selective",
+        "",
+        "1 while the tier, being full, takes only chunks that were seen before, else 0.",
         "tier",
         of="behind",
     )

@@ -150,6 +150,16 @@ ALERTS: Sequence[Alert] = (
         "it, or give it less with store_policy 'after_hits:2'.",
     ),
     Alert(
+        "KVTierSelective",
+        "info",
+        "$is_selective == 1",
+        3600,
+        3600,
+        f"It is full and refuses chunks that come for the first time: {_TIER}",
+        "Chunks would leave before they are read: enlarge the tier, or leave it so; "
+        "'admission=off' gives it every chunk.",
+    ),
+    Alert(
         "KVTierProcessRestarts",
         "warning",
         "increase($restarts[$window]) > 2",

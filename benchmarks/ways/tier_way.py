@@ -60,7 +60,7 @@ class TierWay(Way):
             payload_bytes=self.work.chunk_bytes,
             clock=SystemClock(),
             logger=logging.getLogger("bench"),
-            report_removed=lambda keys: None,
+            report_removed=lambda keys, *, evicted=False: None,
             regions=tuple(self.work.regions),
         )
         self._tier = spec.tier_class(spec.config, context)

@@ -147,7 +147,9 @@ def _state(tier: _Status) -> str:
     suspended = [name for name in ("reads", "stores") if tier[f"{name}_open"]]
     if suspended:
         return f"no {' or '.join(suspended)}"
-    return "slow" if tier["is_slow"] else "ok"
+    if tier["is_slow"]:
+        return "slow"
+    return "full, only reused" if tier["is_selective"] else "ok"
 
 
 def _queue(tier: _Status) -> str:

@@ -6,6 +6,7 @@ from kvtier_sdk.contract.tier import (
     CONTRACT_RELEASES,
     CONTRACT_VERSION,
     ChunkTierManager,
+    ReportRemoved,
     SecondaryTierManager,
     TierContext,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "ChunkCodec",
     "ChunkTierManager",
     "EvictionPolicy",
+    "ReportRemoved",
     "SecondaryTierManager",
     "StoreMoment",
     "StorePolicy",

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.contract.tier_metrics import TierCounter, TierGauge, TierMetrics
@@ -32,6 +32,12 @@ CONTRACT_VERSION = 1
 CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 
 
+class ReportRemoved(Protocol):
+    """Tells the SDK that chunks are gone from a tier; see :class:`TierContext`."""
+
+    def __call__(self, keys: Iterable[OffloadKey], /, *, evicted: bool = False) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TierContext:
     """The surroundings of a tier: what the SDK gives it besides its options.
@@ -40,7 +46,7 @@ class TierContext:
 
         directory = Path(root, context.namespace.fingerprint)  # one directory per namespace
         context.logger.info("chunks of %s are in %s", context.name, directory)
-        context.report_removed([key])  # the tier has just evicted this chunk
+        context.report_removed([key], evicted=True)  # it had to make room for another
 
     Attributes:
         name: the tier's name, unique in its manager.
@@ -51,8 +57,9 @@ class TierContext:
         payload_bytes: length of a transfer's payload view: ``chunk_bytes``, rounded up.
         clock: time, sleeping and tasks; a tier uses no other.
         logger: this tier's own logger.
-        report_removed: tells the SDK that chunks are gone from the tier (evicted, expired,
-            deleted, found damaged). Callable from any thread; never blocks.
+        report_removed: tells the SDK that chunks are gone from the tier. ``evicted=True`` says that
+            they made room for others: the tier is full. Leave it out for chunks that expired, were
+            deleted or found damaged. Callable from any thread; never blocks.
         regions: all memory that a transfer's buffers ever lie in, in this process: the slots, and
             the SDK's own buffers. They are there before ``open`` and until ``close`` has returned,
             so that a client can register them once (RDMA, GPUDirect).
@@ -70,7 +77,7 @@ class TierContext:
     payload_bytes: int
     clock: Clock
     logger: logging.Logger
-    report_removed: Callable[[Iterable[OffloadKey]], None]
+    report_removed: ReportRemoved
     regions: tuple[Region, ...] = ()
     metrics: TierMetrics = field(default_factory=TierMetrics)
     maintenance: bool = False

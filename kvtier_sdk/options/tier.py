@@ -118,7 +118,7 @@ class RunnerOptions(StrictModel):
             a process for the others where one is possible.
         store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
             ``after_hits:2``, or another package's.
-        admission: ``auto`` gives a tier that evicts chunks unread only those that were seen before;
+        admission: ``auto`` gives a full tier only chunks seen before, while that brings more hits;
             ``off`` gives it all that the store policy wants.
         offload_policy: ``chunk`` gives it new chunks; ``request`` also those chunks of a request
             that are in the primary tier already.

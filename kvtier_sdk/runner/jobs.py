@@ -168,9 +168,11 @@ class ChunksRemoved:
 
     Attributes:
         keys: the chunks.
+        evicted: true if they made room for others.
     """
 
     keys: Sequence[OffloadKey]
+    evicted: bool = False
 
 
 @dataclass(eq=False, slots=True)

@@ -720,7 +720,7 @@ class TierLoop:
                 async with self._clock.timeout(_CALLS_END_S):
                     await asyncio.wait([self._store_watch])
 
-    def _report_removed(self, keys: Iterable[OffloadKey]) -> None:
+    def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
         """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""
         removed = []
         for key in keys:
@@ -734,4 +734,4 @@ class TierLoop:
             if plain != CANARY_KEY:
                 removed.append(plain)
         if removed:
-            self._report(ChunksRemoved(removed))
+            self._report(ChunksRemoved(removed, evicted))

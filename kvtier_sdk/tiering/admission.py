@@ -1,12 +1,15 @@
-"""Admission by reuse: a tier that evicts chunks unread is given only those seen before."""
+"""Admission by reuse: a full tier may be given only chunks seen before, if that gains hits."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.slots import Slot
 from kvtier_sdk.types import OffloadKey
 
@@ -18,6 +21,12 @@ _MEMORY = 8
 _MIN_PERIOD = 64
 # Of a large tier no more keys are remembered than twice as many.
 _MOST_SEEN = 2**17
+# The gain is shown when the two models differ by more than so many standard deviations of chance.
+_DEVIATIONS = 2
+# A tier that takes so many chunks without an eviction, or this share of itself, has room.
+_ROOM_CHUNKS, _ROOM_SHARE = 8, 16
+# Of the chunks that would be refused, one in so many is sent all the same: it may find room.
+_TRIAL = 32
 
 
 class Admission:
@@ -25,38 +34,44 @@ class Admission:
 
     Once the tier evicts, two small models of it compete on a sample of the keys: a cache that is
     given every chunk, and one that is given a chunk when it is seen for the second time. Each is as
-    large as the tier, scaled to the sample, and evicts the least recently used. While the second
-    has at least as many hits, the tier gets only chunks that were seen before. A chunk that is
-    refused may be offered again when it is used.
+    large as the tier, scaled to the sample, and evicts the least recently used. Only while the
+    second is shown to have more hits, and the tier is full, does the tier get only chunks that were
+    seen before. A chunk that is refused may be offered again when it is used.
 
-    A tier that does not report evictions is given every chunk. Nothing here grows with the tier.
-
-    Attributes:
-        is_selective: true while the tier gets only chunks that were seen before.
+    An eviction is the only sign that the tier is full, and the sign does not last: other removals
+    make room, and a tier that has taken a number of chunks without an eviction has room, so that
+    what was learnt of its size is forgotten. A tier that reports no evictions is given every chunk.
+    Nothing here grows with the tier.
 
     Args:
         stats: the tier's counters.
+        log: the tier's; it has a line when refusing begins or ends.
         enabled: false to count only.
     """
 
-    def __init__(self, stats: TierStats, *, enabled: bool) -> None:
-        self.is_selective = False
+    def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:
         self._stats = stats
+        self._log = log
         self._enabled = enabled
         # A key is followed if its hash is below this.
         self._limit = _HASHES
         # Followed chunks that the tier has; true once read.
         self._was_read: dict[OffloadKey, bool] = {}
-        # How many of them there were when the tier last evicted; 0 until then.
+        # How many followed chunks the tier has room for: those that it had after it last evicted,
+        # and the room that other removals left. 0 if that is not known.
         self._capacity = 0
-        self._all = _Cache()
-        self._reused = _Cache()
-        self._seen_once = _Cache()
-        self._period = 0
+        # Chunks refused since the last that were sent on trial.
+        self._refused = 0
+        self._forget()
         # Hashes of the keys seen lately, in two generations: the elder is dropped as a whole, so
         # that the chunks of a prefix are forgotten together.
         self._seen: set[int] = set()
         self._seen_earlier: set[int] = set()
+
+    @property
+    def is_selective(self) -> bool:
+        """True while the tier gets only chunks that were seen before."""
+        return bool(self._stats.is_selective)
 
     def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
         """Take computed chunks, and choose those that the tier gets.
@@ -70,7 +85,13 @@ class Admission:
         if not self._capacity:
             return slots
         chosen = [slot for slot in slots if self._note(slot.key) or not self.is_selective]
-        self._stats.not_admitted_chunks += len(slots) - len(chosen)
+        refused = len(slots) - len(chosen)
+        # All of a call or none: a prefix with a hole is no hit.
+        if refused and refused * _TRIAL <= self._refused:
+            self._refused = 0
+            return slots
+        self._refused += refused
+        self._stats.not_admitted_chunks += refused
         return chosen
 
     def sent(self, keys: Iterable[OffloadKey]) -> None:
@@ -80,6 +101,14 @@ class Admission:
                 self._was_read.setdefault(key, False)
         while len(self._was_read) > _MOST_FOLLOWED:
             self._follow_fewer()
+
+    def stored(self, under_way: int) -> None:
+        """Take it that a store has ended, while the tier stores ``under_way`` other chunks."""
+        if self._capacity:
+            surplus = len(self._was_read) - self._capacity - under_way * self._limit // _HASHES
+            if surplus > max(_ROOM_CHUNKS, self._capacity // _ROOM_SHARE):
+                self._forget()
+            self._decide()
 
     def failed(self, key: OffloadKey) -> None:
         """Take a chunk whose store failed."""
@@ -101,13 +130,47 @@ class Admission:
             for slot, hit in zip(slots, is_hit, strict=True):
                 self._note(slot.key, is_hit=hit)
 
-    def removed(self, keys: Iterable[OffloadKey]) -> None:
-        """Take chunks that the tier no longer has."""
+    def removed(self, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
+        """Take chunks that the tier no longer has, and whether it ``evicted`` them to make room."""
         followed = len(self._was_read)
         unread = [self._was_read.pop(key, None) for key in keys].count(False)
-        self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
-        if self._enabled and len(self._was_read) < followed:
-            self._capacity = followed
+        gone = followed - len(self._was_read)
+        if evicted:
+            self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
+            if self._enabled and (gone or self._capacity):
+                capacity = len(self._was_read)
+                # What was shown at another size is not shown at this one.
+                if not self._capacity / 2 <= capacity <= self._capacity * 2:
+                    self._forget()
+                self._capacity = capacity
+        elif self._capacity:
+            # What other processes had stored leaves room too.
+            self._capacity += sum(crc32(key) < self._limit for key in keys) - gone
+        self._decide()
+
+    def _forget(self) -> None:
+        """Forget the tier's size, and what was shown at that size."""
+        self._capacity = 0
+        self._all = _Cache()
+        self._reused = _Cache()
+        self._seen_once = _Cache()
+        # Hits of either model alone, and by how many the second has more of them.
+        self._single_hits = self._lead = 0.0
+        self._has_gain = False
+        self._period = 0
+
+    def _decide(self) -> None:
+        is_selective = self._has_gain and len(self._was_read) >= self._capacity
+        if is_selective != self._stats.is_selective:
+            self._stats.is_selective = int(is_selective)
+            name = self._stats.name
+            message = f"{name}: takes every chunk again"
+            if is_selective:
+                message = (
+                    f"{name}: is full, and takes only chunks that were seen before, since that "
+                    "brings more hits; 'admission=off' gives it every chunk"
+                )
+            self._log.often(logging.INFO, "admission", message)
 
     def _note(self, key: OffloadKey, *, is_hit: bool = True) -> bool:
         """Note a use; returns true if the key was seen before."""
@@ -123,9 +186,13 @@ class Admission:
 
     def _compete(self, key: OffloadKey, is_hit: bool) -> None:
         capacity = self._capacity
-        if not self._all.use(key, is_hit):
+        in_all, in_reused = self._all.use(key), self._reused.use(key)
+        if is_hit and in_all != in_reused:
+            self._single_hits += 1
+            self._lead += 1 if in_reused else -1
+        if not in_all:
             self._all.add(key, capacity)
-        if not self._reused.use(key, is_hit):
+        if not in_reused:
             if self._seen_once.discard(key):
                 self._reused.add(key, capacity)
             else:
@@ -133,9 +200,10 @@ class Admission:
         self._period += 1
         if self._period >= max(_MIN_PERIOD, capacity):
             self._period = 0
-            self.is_selective = self._reused.hits >= self._all.hits
-            self._all.hits /= 2
-            self._reused.hits /= 2
+            self._has_gain = self._lead > _DEVIATIONS * math.sqrt(self._single_hits)
+            self._single_hits /= 2
+            self._lead /= 2
+            self._decide()
 
     def _follow_fewer(self) -> None:
         self._limit //= 2
@@ -146,19 +214,18 @@ class Admission:
 
 
 class _Cache:
-    """A model of a cache: its keys, least recently used first, and its hits."""
+    """A model of a cache: its keys, least recently used first."""
 
-    __slots__ = ("hits", "keys")
+    __slots__ = ("keys",)
 
     def __init__(self) -> None:
         self.keys: OrderedDict[OffloadKey, None] = OrderedDict()
-        self.hits = 0.0
 
-    def use(self, key: OffloadKey, is_hit: bool) -> bool:
+    def use(self, key: OffloadKey) -> bool:
+        """Note a use; returns true if the key is there."""
         if key not in self.keys:
             return False
         self.keys.move_to_end(key)
-        self.hits += is_hit
         return True
 
     def add(self, key: OffloadKey, capacity: int) -> None:

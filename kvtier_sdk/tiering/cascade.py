@@ -192,9 +192,11 @@ class Cascade:
             verdicts: one a chunk; one that failed counts as never sent, and is offered again when
                 its moment returns, or at the next hit where its moment was the store.
         """
+        tier = self._tier_of(bit)
+        admission = tier.admission
+        admission.stored(tier.client.store_bytes // self._primary.chunk_bytes)
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
-        admission = self._tier_of(bit).admission
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
             if verdict is not _OK:
                 admission.failed(key)
@@ -207,14 +209,15 @@ class Cascade:
             if slot.offers is not None:
                 slot.offers.owed &= ~bit
 
-    def removed(self, bit: int, keys: Sequence[OffloadKey]) -> None:
+    def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
         """Take chunks that a tier no longer has: it may be sent them again.
 
         Args:
             bit: the tier's.
             keys: the chunks.
+            evicted: true if they made room for others.
         """
-        self._tier_of(bit).admission.removed(keys)
+        self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:
                 slot = self._primary.by_key.get(key)

@@ -137,7 +137,9 @@ class TieringManager:
         whole_requests = spec.runner.offload_policy == "request"
         # The other kinds of tiers have said which chunks they want.
         is_open = store_policy.moment is not StoreMoment.HIT and not whole_requests
-        admission = Admission(client.stats, enabled=is_open and spec.runner.admission == "auto")
+        admission = Admission(
+            client.stats, client.log, enabled=is_open and spec.runner.admission == "auto"
+        )
         tier = ManagedTier(client, index, store_policy, whole_requests, admission)
         self._tiers.append(tier)
         self._cascade.add(tier)

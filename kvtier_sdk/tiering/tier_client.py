@@ -98,6 +98,7 @@ class TierClient:
         jobs: jobs that were handed over and are not yet released.
         load_bytes: payload of loads that are collected or under way.
         store_bytes: payload of stores that are collected or under way.
+        log: the tier's log.
         is_drained: true while the tier is taken out: :attr:`takes_reads` and :attr:`takes_stores`
             are false, and what is under way ends. May be set from any thread.
 
@@ -146,7 +147,7 @@ class TierClient:
         self._runner = runner
         self._listener = listener
         self._clock = clock
-        self._log = TierLog(spec.name, clock)
+        self.log: TierLog = TierLog(spec.name, clock)
         self._chunk_bytes = chunk_bytes
         self._max_load_bytes = spec.runner.max_queue_bytes
         self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
@@ -212,7 +213,7 @@ class TierClient:
             self._conclude(
                 uniform_result(job, Verdict.CANCELLED, released=False), self._clock.now_s()
             )
-        self._log.catch_up()
+        self.log.catch_up()
         self.stats.is_open = 0
 
     def drain(self, timeout_s: float) -> bool:
@@ -613,8 +614,9 @@ class TierClient:
         elif isinstance(report, Progressed):
             self._heard_s = self._progress_s[report.operation] = now_s
         elif isinstance(report, ChunksRemoved):
-            self.stats.evicted_chunks += len(report.keys)
-            self._listener.removed(self, report.keys)
+            if report.evicted:
+                self.stats.evicted_chunks += len(report.keys)
+            self._listener.removed(self, report.keys, evicted=report.evicted)
             self._known.discard(report.keys)
             self._removals.note(report.keys)
             if self._events is not None:
@@ -746,7 +748,7 @@ class TierClient:
         text = "no longer slow"
         if is_slow:
             text = f"slow: no load or store has made progress for {_SLOW_S:g} s; it gets no stores"
-        self._log.often(logging.WARNING, text, f"{self.spec.name}: {text}", ends_outage=not is_slow)
+        self.log.often(logging.WARNING, text, f"{self.spec.name}: {text}", ends_outage=not is_slow)
         self._note_suspended(before)
 
     def _release(self, job_id: int) -> None:
@@ -788,7 +790,7 @@ class TierClient:
         if count:
             message = f"{self.spec.name}: meanwhile {count:,} {what}"
             topic = f"missed {direction.value}s"
-            self._log.often(logging.WARNING, topic, message, ends_outage=True)
+            self.log.often(logging.WARNING, topic, message, ends_outage=True)
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
         """Conclude the jobs that have no result, and release what can be released."""
@@ -809,7 +811,7 @@ class TierClient:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value
                 error = f"{name} {operation}: no answer; the tier blocks its loop"
-                self._log.often(logging.ERROR, f"{operation} without an answer", error)
+                self.log.often(logging.ERROR, f"{operation} without an answer", error)
                 result = uniform_result(job, Verdict.TIMEOUT, error=error, released=False)
                 self._conclude(result, now_s)
                 self._runner.suspect()

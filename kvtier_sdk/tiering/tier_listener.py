@@ -58,12 +58,13 @@ class TierListener:
             verdicts: one a key.
         """
 
-    def removed(self, tier: TierClient, keys: Sequence[OffloadKey]) -> None:
-        """Chunks left the tier: it evicted or deleted them, and reported it.
+    def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
+        """Chunks left the tier, and it reported it.
 
         Args:
             tier: the client.
             keys: the chunks.
+            evicted: true if they made room for others, false if they expired, were deleted or lost.
         """
 
     def released(self, tier: TierClient, job: Job) -> None:

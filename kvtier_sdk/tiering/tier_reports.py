@@ -51,9 +51,9 @@ class TierReports(TierListener):
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._cascade.settled(self._bit, job, verdicts)
 
-    def removed(self, tier: TierClient, keys: Sequence[OffloadKey]) -> None:
+    def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
         self._promotions.removed(self._bit.bit_length() - 1, keys)
-        self._cascade.removed(self._bit, keys)
+        self._cascade.removed(self._bit, keys, evicted=evicted)
 
     def released(self, tier: TierClient, job: Job) -> None:
         if job.operation is Operation.STORE:

@@ -136,7 +136,7 @@ class MemoryTier(SecondaryTierManager):
                     break
                 victims.append(key)
                 surplus -= len(old)
-            self._remove(victims)
+            self._remove(victims, evicted=True)
 
     def _get(self, transfer: Transfer) -> TierError | None:
         stored = self._objects.get(transfer.key)
@@ -164,9 +164,9 @@ class MemoryTier(SecondaryTierManager):
         old = itertools.takewhile(lambda key: self._used_s[key] <= last_s, self._objects)
         self._remove(list(old))
 
-    def _remove(self, keys: Sequence[OffloadKey]) -> None:
+    def _remove(self, keys: Sequence[OffloadKey], *, evicted: bool = False) -> None:
         for key in keys:
             self._used_bytes -= len(self._objects.pop(key))
             self._used_s.pop(key, None)
         if keys:
-            self.context.report_removed(keys)
+            self.context.report_removed(keys, evicted=evicted)

@@ -52,6 +52,7 @@ TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
         {"dropped_chunks_total{tier='far',operation='store',reason='queue_full'}": "0+20x60"},
     ),
     "KVTierEvictedUnread": (150, {"evicted_unread_chunks_total{tier='far'}": "0+90x180"}),
+    "KVTierSelective": (150, {"tier_selective{tier='far'}": "1x180"}),
     "KVTierProcessRestarts": (30, {"process_restarts_total{tier='far'}": "0x20 5x40"}),
     "KVTierNotOpen": (
         10,
@@ -60,6 +61,7 @@ TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
 }
 HEALTHY = {
     "tier_open{tier='far'}": "1x1500",
+    "tier_selective{tier='far'}": "0x1500",
     "read_breaker_open{tier='far'}": "0x1500",
     "store_breaker_open{tier='far'}": "0x1500",
     "tier_slow{tier='far'}": "0x1500",

@@ -24,7 +24,7 @@ async def main():
     context = TierContext(
         name=spec.name, namespace=Namespace({"model": "m"}), chunk_bytes=256, header_bytes=64,
         payload_bytes=256, clock=SystemClock(), logger=logging.getLogger(),
-        report_removed=lambda keys: None,
+        report_removed=lambda keys, *, evicted=False: None,
     )
     tier = spec.tier_class(spec.config, context)
     await tier.open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvtier_sdk import (
     Clock,
@@ -30,6 +30,7 @@ class Workbench:
     Attributes:
         facts: facts of the namespace.
         removed: the keys that tiers reported as removed.
+        evicted: those of them that made room for others.
         opened: the tiers that are open.
     """
 
@@ -42,6 +43,7 @@ class Workbench:
         self.clock: Clock = SystemClock()
         self.facts: dict[str, object] = {"model": "m", "dtype": "bf16"}
         self.removed: list[bytes] = []
+        self.evicted: list[bytes] = []
         self.opened: list[SecondaryTierManager] = []
 
     @property
@@ -70,9 +72,14 @@ class Workbench:
             payload_bytes=self.payload_bytes,
             clock=self.clock,
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
-            report_removed=self.removed.extend,
+            report_removed=self._note_removed,
         )
         return spec.tier_class(spec.config, context)
+
+    def _note_removed(self, keys: Iterable[bytes], *, evicted: bool = False) -> None:
+        self.removed.extend(keys)
+        if evicted:
+            self.evicted.extend(keys)
 
     async def open(self, *url: str, **options: object) -> SecondaryTierManager:
         """Make and open a tier, with the arguments of :meth:`make`."""

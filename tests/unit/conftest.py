@@ -23,7 +23,7 @@ def removed() -> list[OffloadKey]:
 def make_context(removed: list[OffloadKey]) -> Callable[..., TierContext]:
     """Make a tier's context; ``removed`` collects the keys that it reports."""
 
-    def report_removed(keys: Iterable[OffloadKey]) -> None:
+    def report_removed(keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
         removed.extend(keys)
 
     def make(clock: Clock | None = None) -> TierContext:

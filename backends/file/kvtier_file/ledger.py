@@ -17,9 +17,9 @@ from kvtier_sdk import OffloadKey
 
 _READ_BYTES = 2**20
 _PART_RECORDS = 2**12
-# Fingerprint, length of the chunk's file or -1 for a removal, time of use, length of the key.
+# Fingerprint, length of the chunk's file or what became of it, time of use, length of the key.
 _RECORD = struct.Struct("<16sqqB")
-_REMOVED = -1
+_REMOVED, _EVICTED = -1, -2
 
 
 class LedgerDamagedError(Exception):
@@ -32,10 +32,12 @@ class Change(NamedTuple):
     Attributes:
         chunk_id: the chunk.
         stored: its new state; ``None`` after a removal.
+        evicted: true after a removal that made room for others.
     """
 
     chunk_id: ChunkId
     stored: StoredChunk | None
+    evicted: bool = False
 
 
 class Ledger:
@@ -102,15 +104,17 @@ class Ledger:
 
 def _change(fingerprint: str, key: OffloadKey, size_bytes: int, used_ns: int) -> Change:
     chunk_id = ChunkId(fingerprint, key)
-    if size_bytes == _REMOVED:
-        return Change(chunk_id, None)
+    if size_bytes in (_REMOVED, _EVICTED):
+        return Change(chunk_id, None, size_bytes == _EVICTED)
     if not key or size_bytes < 0 or not 0 <= used_ns < MAX_USED_NS:
         raise LedgerDamagedError
     return Change(chunk_id, StoredChunk(chunk_id, size_bytes, used_ns))
 
 
 def _record(change: Change) -> bytes:
-    chunk_id, stored = change
-    size_bytes, used_ns = (stored.size_bytes, stored.used_ns) if stored else (_REMOVED, 0)
+    chunk_id, stored, evicted = change
+    size_bytes, used_ns = _EVICTED if evicted else _REMOVED, 0
+    if stored:
+        size_bytes, used_ns = stored.size_bytes, stored.used_ns
     fingerprint = bytes.fromhex(chunk_id.fingerprint)
     return _RECORD.pack(fingerprint, size_bytes, used_ns, len(chunk_id.key)) + chunk_id.key

@@ -102,7 +102,7 @@ class SharedUsage:
         Raises:
             OSError: the files cannot be locked, read or written.
         """
-        removed: list[OffloadKey] = []
+        removed: dict[OffloadKey, bool] = {}
         try:
             with self._thread_lock:
                 self._reserved_bytes -= releasing_bytes
@@ -121,8 +121,9 @@ class SharedUsage:
                 finally:
                     removed = self._replica.take_removed()
         finally:
-            if removed:
-                self._report_removed(removed)
+            for evicted in (False, True):
+                if keys := [key for key, was_evicted in removed.items() if was_evicted is evicted]:
+                    self._report_removed(keys, evicted=evicted)
 
     # With the lock held.
 
@@ -146,9 +147,9 @@ class SharedUsage:
         """Count a chunk, which has its name now."""
         self._record(Change(stored.chunk_id, stored))
 
-    def discard(self, chunk_id: ChunkId) -> None:
-        """Stop counting a chunk, which is gone."""
-        self._record(Change(chunk_id, None))
+    def discard(self, chunk_id: ChunkId, *, evicted: bool = False) -> None:
+        """Stop counting a chunk, which is gone, or was ``evicted`` to make room for others."""
+        self._record(Change(chunk_id, None, evicted))
 
     def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
         """Evict a counted chunk later, where this process has the choice."""

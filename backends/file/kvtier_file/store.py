@@ -417,7 +417,7 @@ class ChunkStore:
                 expired_ns, pinned=self._pins.pinned, last_used_ns=self._root.last_used_ns
             )
             with suppress(OSError):  # a miss all the same; the next store tries again
-                self._evict(expired)
+                self._remove(expired)
 
     def _make_room(
         self,
@@ -436,10 +436,16 @@ class ChunkStore:
         )
         if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:
             self._evicted_age_s.set(max(0.0, self._wall_s() - used_ns / 1e9))
-        self._evict(victims[:spares], into)
-        self._evict(victims[spares:])
+        self._remove(victims[:spares], into, evicted=True)
+        self._remove(victims[spares:], evicted=True)
 
-    def _evict(self, chunk_ids: Iterable[ChunkId], into: Temporaries | None = None) -> None:
+    def _remove(
+        self,
+        chunk_ids: Iterable[ChunkId],
+        into: Temporaries | None = None,
+        *,
+        evicted: bool = False,
+    ) -> None:
         usage = self._usage
         for chunk_id in chunk_ids:
             usage.mark_dirty()
@@ -449,7 +455,7 @@ class ChunkStore:
                 # The next store tries others first.
                 usage.touch(chunk_id, self._clock.take(1)[0])
                 raise
-            usage.discard(chunk_id)
+            usage.discard(chunk_id, evicted=evicted)
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
         """Count chunks as they are on disk, and remove files that can never be loaded."""

@@ -31,7 +31,8 @@ class UsageReplica:
     def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
         self.budget = Budget(capacity_bytes)
         self._fingerprint = fingerprint
-        self._removed: dict[OffloadKey, None] = {}
+        # True for those that were evicted.
+        self._removed: dict[OffloadKey, bool] = {}
         # The part of the ledger that the budget includes.
         self._generation: int | None = None
         self._end = 0
@@ -67,10 +68,10 @@ class UsageReplica:
 
     def apply(self, change: Change) -> None:
         """Apply one change."""
-        chunk_id, stored = change
+        chunk_id, stored, evicted = change
         if stored is None:
             self.budget.discard(chunk_id)
-            self._note_removed(chunk_id)
+            self._note_removed(chunk_id, evicted)
         else:
             self._add(stored)
 
@@ -93,14 +94,14 @@ class UsageReplica:
         """Stop following the current ledger."""
         self._generation = None
 
-    def take_removed(self) -> list[OffloadKey]:
-        """Return the chunks of the own namespace removed since the last call."""
+    def take_removed(self) -> dict[OffloadKey, bool]:
+        """Return the chunks of the own namespace removed since the last call; true if evicted."""
         removed, self._removed = self._removed, {}
-        return list(removed)
+        return removed
 
     def _clear(self) -> None:
         for stored in self.budget:
-            self._note_removed(stored.chunk_id)
+            self._note_removed(stored.chunk_id, evicted=False)
         self.budget.clear()
 
     def _add(self, stored: StoredChunk) -> None:
@@ -108,6 +109,6 @@ class UsageReplica:
         if self._removed and stored.chunk_id.fingerprint == self._fingerprint:
             self._removed.pop(stored.chunk_id.key, None)
 
-    def _note_removed(self, chunk_id: ChunkId) -> None:
+    def _note_removed(self, chunk_id: ChunkId, evicted: bool) -> None:
         if chunk_id.fingerprint == self._fingerprint:
-            self._removed[chunk_id.key] = None
+            self._removed[chunk_id.key] = evicted

@@ -167,7 +167,7 @@ async def test_files_removed_by_hand_make_room(bench):
     await bench.put(tier, *KEYS[:2])
     bench.file(KEYS[1]).unlink()
     assert await bench.has(tier, *KEYS[:2]) == [True, False]
-    assert bench.removed == [KEYS[1]]
+    assert (bench.removed, bench.evicted) == ([KEYS[1]], [])
     assert await bench.put(tier, KEYS[2]) == [None]
     assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
 

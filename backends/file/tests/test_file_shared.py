@@ -141,6 +141,20 @@ async def test_a_use_by_a_slow_clock_makes_no_chunk_older(pair, use):
     assert other.removed == [KEYS[0]]
 
 
+async def test_each_knows_which_chunks_another_evicted_and_which_it_deleted(pair):
+    one, other = pair
+    capacity = 4 * one.object_bytes
+    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    await other.put(second, *KEYS[:4])
+    await other.put(second, KEYS[4])
+    await second.delete([KEYS[3]])
+    # Learnt with the next look at the shared files.
+    await one.put(first, KEYS[5])
+    for bench in pair:
+        assert sorted(bench.removed) == [KEYS[0], KEYS[3]]
+        assert bench.evicted == [KEYS[0]]
+
+
 async def test_each_reports_all_removals_once(pair):
     one, other = pair
     capacity = 2 * one.object_bytes

@@ -114,18 +114,23 @@ class Sweeper:
                 if len(oldest) >= 2 * _MOST_VICTIMS:
                     oldest = heapq.nsmallest(_MOST_VICTIMS, oldest)
         victims = self._victims(heapq.nsmallest(_MOST_VICTIMS, oldest), total_bytes, now_s)
-        await self._bucket.delete(victims)
-        keys = [self._names.key_in(name) for name in victims]
-        self._context.report_removed([key for key in keys if key is not None])
-        return len(victims) == _MOST_VICTIMS
+        for evicted, names in victims.items():
+            await self._bucket.delete(names)
+            keys = [self._names.key_in(name) for name in names]
+            self._context.report_removed([key for key in keys if key is not None], evicted=evicted)
+        return sum(map(len, victims.values())) == _MOST_VICTIMS
 
-    def _victims(self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float) -> list[str]:
+    def _victims(
+        self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float
+    ) -> dict[bool, list[str]]:
+        """Names of expired objects, under false, and of those that make room, under true."""
         capacity_bytes, ttl_s = self._config.capacity_bytes, self._config.ttl_s
-        victims = []
+        victims: dict[bool, list[str]] = {False: [], True: []}
         for found in oldest:
             is_over = capacity_bytes is not None and total_bytes > capacity_bytes
-            if not is_over and (ttl_s is None or found.modified_s > now_s - ttl_s):
+            has_expired = ttl_s is not None and found.modified_s <= now_s - ttl_s
+            if not (is_over or has_expired):
                 break
-            victims.append(found.name)
+            victims[not has_expired].append(found.name)
             total_bytes -= found.size_bytes
         return victims

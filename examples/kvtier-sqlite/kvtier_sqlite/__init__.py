@@ -49,7 +49,8 @@ class SQLiteTier(kv.ChunkTierManager):
         await self._run(row, self._space, transfer.key, *transfer.buffers)
         oldest = "DELETE FROM chunks WHERE rowid <= (SELECT max(rowid) FROM chunks) - ?"
         gone = await self._run(f"{oldest} RETURNING space, key", self.config.max_chunks)
-        self.context.report_removed([key for space, key in gone if space == self._space])
+        mine = [key for space, key in gone if space == self._space]
+        self.context.report_removed(mine, evicted=True)
 
     async def load_chunk(self, transfer: kv.Transfer) -> None:
         rows = await self._run(f"SELECT header, payload {_MINE}", self._space, transfer.key)

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.chunk_header import header_bytes, round_up
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.contract import SecondaryTierManager, TierContext
+from kvtier_sdk.contract import ReportRemoved, SecondaryTierManager, TierContext
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.registry import load_codec
@@ -154,7 +154,7 @@ class TierSubject:
         *,
         namespace: Namespace | None = None,
         chunk_bytes: int | None = None,
-        report_removed: Callable[[Iterable[OffloadKey]], None] | None = None,
+        report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
         """Make the context of a tier.
@@ -181,7 +181,7 @@ class TierSubject:
             payload_bytes=round_up(chunk_bytes, alignment),
             clock=self.clock,
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
-            report_removed=report_removed or (lambda keys: None),
+            report_removed=report_removed or (lambda keys, *, evicted=False: None),
             regions=(self.memory.region,),
             maintenance=maintenance,
         )
