@@ -6,6 +6,7 @@ requested by name is imported.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -70,6 +71,22 @@ _OPTIONAL = {
 }
 
 
+# Coroutine functions, where a class has them.
+_METHODS = [
+    "open",
+    "lookup",
+    "store",
+    "load",
+    "close",
+    "delete",
+    "touch",
+    "usage",
+    "contains_chunk",
+    "store_chunk",
+    "load_chunk",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
     """An installed backend, as its package's metadata describes it.
@@ -123,17 +140,31 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
             names both.
         BackendLoadError: it cannot be imported, is not a :class:`SecondaryTierManager`, was
             written for another version of the contract, or lacks a method that the contract
-            requires; the message names package and version.
+            requires, or has one that is no coroutine function; the message names package and
+            version.
     """
     found = _find_backend(name)
     if not found:
         raise unknown_backend(name)
     backend = _load(found, "backend")
-    info = _describe(found[0])
+    check_backend(backend, _describe(found[0]))
+    return cast(type[SecondaryTierManager], backend)
+
+
+def check_backend(backend: object, info: BackendInfo) -> None:
+    """Check what a class shows without being called.
+
+    Args:
+        backend: what the backend's package provides.
+        info: the backend.
+
+    Raises:
+        BackendLoadError: it is not a tier class of this contract; the message names the method or
+            attribute at fault.
+    """
     fault = _fault_of(backend, info)
     if fault is not None:
         raise BackendLoadError(f"{_title('backend', info)}: {fault}")
-    return cast(type[SecondaryTierManager], backend)
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
@@ -334,6 +365,14 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
             SecondaryTierManager, method
         ):
             return f"{info.target} declares {capability.name} but does not implement {method}"
+    for method in _METHODS:
+        function = inspect.unwrap(getattr(backend, method, None))  # type: ignore[arg-type]
+        # A compiled coroutine function cannot be recognized, so only Python functions are judged.
+        if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
+            return f"{info.target}.{method} is no coroutine function; write 'async def {method}'"
+    for method in ("scan", "namespaces"):
+        if inspect.iscoroutinefunction(inspect.unwrap(getattr(backend, method))):
+            return f"{info.target}.{method} yields nothing; it should be an asynchronous generator"
     model = backend.config_model
     if not (isinstance(model, type) and issubclass(model, TierConfig)):
         return f"{info.target}.config_model is not a subclass of kvtier_sdk.TierConfig"

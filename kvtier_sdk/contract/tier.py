@@ -122,7 +122,7 @@ class TierContext:
 class SecondaryTierManager(ABC):
     """A tier behind the primary one: a store in which chunks are kept and found again.
 
-    The SDK makes one instance and calls :meth:`open` first and :meth:`close` last. In between it
+    The SDK makes an instance and calls :meth:`open` first and :meth:`close` last. In between it
     calls the other coroutines, several at once, all on one event loop. A tier never blocks that
     loop: use :func:`kvtier_sdk.run_blocking`. The SDK does batching, deadlines, retries,
     integrity and accounting.
@@ -146,6 +146,11 @@ class SecondaryTierManager(ABC):
     - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
       nowhere else.
     - *A tier is built from its options alone*, in this process or in one of its own.
+    - *Several instances may be open at once* on one place, in one process or in several; each works
+      whether or not others close. On a medium other than :attr:`Medium.CPU` each finds the chunks
+      of all.
+    - *A wrong setting is a* :class:`ConfigError` *of* :meth:`open`, and wrong credentials are a
+      :class:`TierAuthError`; neither is tried again. An outage is, until it ends.
     - *A closed tier leaves nothing behind*: no task, thread, file descriptor or buffer.
 
     A whole tier, which keeps its chunks in a dictionary::

@@ -34,6 +34,7 @@ from kvtier_sdk.testing.conformance.lifecycle import (
     check_close_ends,
     check_close_ends_what_runs,
     check_closing_twice_is_harmless,
+    check_instances_are_independent,
 )
 from kvtier_sdk.testing.conformance.liveness import check_the_loop_is_never_blocked
 from kvtier_sdk.testing.conformance.maintenance import (
@@ -43,6 +44,8 @@ from kvtier_sdk.testing.conformance.maintenance import (
 )
 from kvtier_sdk.testing.conformance.optional import (
     check_a_full_tier_refuses_or_makes_room,
+    check_a_reported_removal_is_true,
+    check_an_expired_chunk_is_absent,
     check_delete_forgets,
     check_scan_lists_what_is_stored,
     check_touch_changes_nothing,
@@ -84,6 +87,7 @@ from kvtier_sdk.testing.conformance.rules import (
 from kvtier_sdk.testing.conformance.runners import (
     check_it_runs_in_a_process,
     check_it_runs_in_a_thread,
+    check_processes_share_a_place,
 )
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
 from kvtier_sdk.testing.conformance.unresponsive import (
@@ -121,11 +125,13 @@ __all__ = [
     "check_a_full_tier_refuses_or_makes_room",
     "check_a_hang_is_no_miss",
     "check_a_lost_part_is_a_miss",
+    "check_a_reported_removal_is_true",
     "check_a_store_replaces_on_demand",
     "check_a_tier_comes_back_after_a_hang",
     "check_a_tier_comes_back_after_an_outage",
     "check_absent_is_not_found",
     "check_an_empty_batch_is_no_results",
+    "check_an_expired_chunk_is_absent",
     "check_an_outage_in_mid_transfer_damages_nothing",
     "check_an_outage_is_no_miss",
     "check_another_length_is_corrupt",
@@ -140,6 +146,7 @@ __all__ = [
     "check_concurrent_stores_leave_one_whole_object",
     "check_delete_forgets",
     "check_groups_are_apart",
+    "check_instances_are_independent",
     "check_it_runs_in_a_process",
     "check_it_runs_in_a_thread",
     "check_keys_of_any_bytes",
@@ -155,6 +162,7 @@ __all__ = [
     "check_no_thread_is_left",
     "check_one_failure_fails_alone",
     "check_only_tier_errors_are_raised",
+    "check_processes_share_a_place",
     "check_results_have_the_length_of_the_batch",
     "check_results_have_the_order_of_the_batch",
     "check_scan_lists_what_is_stored",

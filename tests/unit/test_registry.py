@@ -49,6 +49,11 @@ class Tier(ChunkTierManager):
 ANNOUNCING = (
     f"{GOOD}\n    from kvtier_sdk import Capability\n    capabilities = Capability.DELETE\n"
 )
+WRAPPED = f"""{GOOD}
+    import functools
+    @functools.wraps(load_chunk)
+    def load_chunk(self, *args, _inner=load_chunk): return _inner(self, *args)
+"""
 
 Install = Callable[..., str]
 
@@ -217,6 +222,15 @@ def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
         (INCOMPLETE, "Tier does not implement contains_chunk, load_chunk"),
         ("from kvtier_sdk import ChunkTierManager as Tier", "declares no contract_version"),
         (ANNOUNCING, "Tier declares DELETE but does not implement delete"),
+        (
+            GOOD.replace("async def load", "def load"),
+            "Tier.load_chunk is no coroutine function; write 'async def load_chunk'",
+        ),
+        (GOOD + "    def close(self): pass", "Tier.close is no coroutine function"),
+        (
+            GOOD + "    async def scan(self): return []",
+            "Tier.scan yields nothing; it should be an asynchronous generator",
+        ),
         (GOOD + "    config_model = dict", "Tier.config_model is not a subclass of"),
         (GOOD + "    max_batch_keys = 0", "Tier.max_batch_keys is 0 but should be None, or 1 or"),
         (GOOD + "    max_batch_keys = True", "Tier.max_batch_keys is True but should be"),
@@ -238,6 +252,11 @@ def test_a_backend_that_cannot_be_used_is_named_with_its_version(
         load_backend("mine")
     assert str(caught.value).startswith("backend 'mine' of kvtier-mine 0.0.7")
     assert message in str(caught.value)
+
+
+def test_a_wrapped_coroutine_function_is_one(install: Install) -> None:
+    install("kvtier-mine", "0.0.7", WRAPPED)
+    load_backend("mine")
 
 
 @pytest.mark.parametrize(

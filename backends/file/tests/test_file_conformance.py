@@ -31,6 +31,9 @@ class TestFileTier(TierConformance):
     def small_tier(self, object_bytes):
         return self._entry(root=f"{self.root}-small", capacity=10 * object_bytes)
 
+    def short_lived_tier(self):
+        return self._entry(root=f"{self.root}-short-lived", ttl="1s")
+
     def _entry(self, **options):
         return {"type": "file", "root": str(self.root), "min_free": 0, **options}
 

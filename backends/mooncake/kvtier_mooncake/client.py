@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from kvtier_mooncake.config import MooncakeTierConfig
@@ -12,6 +13,8 @@ from kvtier_sdk import ConfigError, Region, TierError, TierUnavailableError
 
 # Of the client's own; only objects that the store has moved to a disk pass through it.
 _BUFFER_BYTES = 16 * 2**20
+#: Linux lists RDMA devices here.
+_DEVICES = Path("/sys/class/infiniband")
 
 
 def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
@@ -77,8 +80,18 @@ def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) 
         regions: the memory that objects are sent from and received into.
 
     Raises:
+        ConfigError: an RDMA device is not on this machine.
         TierError: the master cannot be reached, or the client refuses a setting.
     """
+    if config.protocol == "rdma":
+        # The client has one status for this and for an outage.
+        here = {device.name for device in _DEVICES.glob("*")}
+        wanted = set((config.devices or "").split(",")) - {""}
+        if not here or wanted - here:
+            raise ConfigError(
+                f"option 'devices': {config.devices or 'any RDMA device'} is not on this machine, "
+                f"which has {', '.join(sorted(here)) or 'none'} ('ls {_DEVICES}')"
+            )
     own_address = reach_master(config)
     status = client.setup(
         config.address or own_address,

@@ -42,7 +42,6 @@ class TestMooncakeTier(TierConformance):
 
     def bad_settings(self):
         return {
-            "a port at which nothing listens": "mooncake://127.0.0.1:1",
             "a device that is not there": f"{self.store.url}?protocol=rdma&devices=mlx5_9",
         }
 

@@ -33,11 +33,9 @@ class TestRedisTier(TierConformance):
         self.server.resume()
 
     def bad_settings(self):
-        stopped = self.make_server()
         guarded = self.make_server("--requirepass", "secret")
         guarded.client_options["password"] = "secret"
         return {
-            "nobody listens": stopped.url,
             "no password": guarded.start().url,
             "no such database": f"{self.server.url}/4711",
         }
@@ -51,6 +49,9 @@ class TestRedisTier(TierConformance):
     def small_tier(self, object_bytes):
         full = self.make_server("--maxmemory", str(2**20 + 40 * object_bytes))
         return full.start().url
+
+    def short_lived_tier(self):
+        return f"{self.server.url}?ttl=1s"
 
     def _name(self, key):
         return f"kvtier{{}}{self.namespace.fingerprint}:".encode() + key

@@ -91,7 +91,7 @@ async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
     # A thread or callback that has just reported its outcome may hold them a moment longer.
     held = await wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
-        raise Breach(f"something still holds the buffers of {what} that has returned")
+        raise Breach(f"{lent.holder()} still holds the buffers of {what} that has returned")
 
 
 def _descriptors() -> dict[str, str]:

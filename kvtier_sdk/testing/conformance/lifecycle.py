@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kvtier_sdk.errors import ConfigError, TierError
+from kvtier_sdk.runner.opening import may_pass
 from kvtier_sdk.testing.conformance.exercise import use
 from kvtier_sdk.testing.conformance.probe import Probe, describe
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
@@ -51,20 +52,35 @@ async def check_close_ends_what_runs(subject: TierSubject) -> None:
                 call.exception()
 
 
-@check(Hook.BAD_SETTINGS, says="a setting cannot work.")
+@check(Hook.BAD_SETTINGS, says="neither is tried again. An outage is, until it ends.")
 async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
-    """Open fails on a setting that cannot work, and close still works after it."""
+    """Open fails on a setting that cannot work, for good, and close still works after it."""
     for what, tier in (subject.bad_settings or {}).items():
         spec = tier_spec(tier)
         probe = Probe(subject, subject.make(spec))
         try:
             await probe.open()
-        except (ConfigError, TierError):
+        except (ConfigError, TierError) as error:
+            if may_pass(error):
+                raise Breach(
+                    f"a bad setting ({what}) gave {describe(error)}; that is an outage, and open "
+                    "is tried again for ever"
+                ) from error
             await probe.close()
             continue
         finally:
             await probe.clean_up()
         raise Breach(f"open succeeded with a bad setting: {what}")
+
+
+@check(says="each works whether or not others close.")
+async def check_instances_are_independent(subject: TierSubject) -> None:
+    """An instance goes on working when another one on the same place is closed."""
+    async with subject.opened() as first, subject.opened() as second:
+        await first.put_one()
+        await first.close()
+        if (key := await second.put_one()) is not None:
+            await second.expect(key, 0)
 
 
 @check(Medium.STORAGE, says="None once a later load will find the chunk.")

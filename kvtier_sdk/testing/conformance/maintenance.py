@@ -5,11 +5,12 @@ from __future__ import annotations
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.testing.conformance.rules import Breach, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
-from kvtier_sdk.types import Capability
+from kvtier_sdk.types import Capability, Medium
 
 
 @check(
     Capability.NAMESPACES,
+    Medium.STORAGE,
     says="this tier's own, if it is there, and all others in its place.",
 )
 async def check_namespaces_are_listed(subject: TierSubject) -> None:
@@ -33,7 +34,7 @@ async def check_namespaces_are_listed(subject: TierSubject) -> None:
             raise Breach(f"the fact {name!r} of a namespace is {ours!r}, listed as {listed_as!r}")
 
 
-@check(Capability.NAMESPACES, says="``open`` makes no namespace and evicts nothing")
+@check(Capability.NAMESPACES, Medium.STORAGE, says="``open`` makes no namespace and evicts nothing")
 async def check_maintenance_makes_no_namespace(subject: TierSubject) -> None:
     """A tier that is opened for maintenance leaves no trace of a namespace without chunks."""
     unused = _unused(subject)
@@ -52,6 +53,7 @@ async def check_maintenance_makes_no_namespace(subject: TierSubject) -> None:
 @check(
     Capability.NAMESPACES,
     Capability.SCAN,
+    Medium.STORAGE,
     says="``lookup`` and ``load`` record no use and remove nothing.",
 )
 async def check_maintenance_records_no_use(subject: TierSubject) -> None:

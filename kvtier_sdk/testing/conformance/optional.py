@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError, TierError
-from kvtier_sdk.testing.conformance.probe import describe, is_miss
+from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
-from kvtier_sdk.types import Capability
+from kvtier_sdk.types import Capability, Medium, OffloadKey
 
 _MORE_THAN_FIT = 100
-# A runner tries again what may succeed in a moment.
-_TRIES = 3
 
 
 @check(Capability.DELETE, says="Delete chunks; missing ones are ignored.")
@@ -67,17 +65,24 @@ async def check_scan_lists_what_is_stored(subject: TierSubject) -> None:
 
 @check(Capability.USAGE, says="Return how full the tier is.")
 async def check_usage_counts_what_is_stored(subject: TierSubject) -> None:
-    """Usage counts at least the chunks that were stored."""
+    """Usage counts at least the chunks that were stored, by this instance or another."""
     async with subject.opened() as probe:
         stored = await probe.put(subject.new_keys(4))
-        usage = await probe.bounded(probe.tier.usage(), "usage")
-        least = len(stored) * probe.object_bytes
-        chunks = len(stored) if usage.chunks is None else usage.chunks
-        if chunks < len(stored) or usage.used_bytes < least:
-            raise Breach(
-                f"{len(stored)} chunks of {least} bytes together are stored; usage returned "
-                f"{usage.chunks} chunks of {usage.used_bytes} bytes"
-            )
+        await _check_usage(probe, len(stored), "")
+        if subject.tier_class.medium is Medium.STORAGE:
+            async with subject.opened() as other:
+                await _check_usage(other, len(stored), " of a second instance")
+
+
+async def _check_usage(probe: Probe, stored: int, whose: str) -> None:
+    usage = await probe.bounded(probe.tier.usage(), "usage")
+    least = stored * probe.object_bytes
+    chunks = stored if usage.chunks is None else usage.chunks
+    if chunks < stored or usage.used_bytes < least:
+        raise Breach(
+            f"{stored} chunks of {least} bytes together are stored; usage{whose} returned "
+            f"{usage.chunks} chunks of {usage.used_bytes} bytes"
+        )
 
 
 @check(Hook.SMALL_TIER, says="The tier is full and could not make room.")
@@ -88,10 +93,7 @@ async def check_a_full_tier_refuses_or_makes_room(subject: TierSubject) -> None:
     async with subject.opened(small) as probe:
         kept = []
         for key in subject.new_keys(_MORE_THAN_FIT):
-            for _ in range(_TRIES):
-                (verdict,) = await probe.store([probe.full(key)])
-                if verdict is None or not verdict.retryable:
-                    break
+            (verdict,) = await probe.store([probe.full(key)])
             if verdict is None:
                 kept.append(key)
             elif not isinstance(verdict, TierCapacityError):
@@ -108,3 +110,42 @@ async def check_a_full_tier_refuses_or_makes_room(subject: TierSubject) -> None:
             raise Breach(
                 f"small_tier made a tier with room for {_MORE_THAN_FIT} chunks; it must be smaller"
             )
+
+
+@check(Hook.SMALL_TIER, says="tells the SDK that chunks are gone from the tier")
+async def check_a_reported_removal_is_true(subject: TierSubject) -> None:
+    """A chunk that a full tier reports as removed is gone, and was there."""
+    assert subject.small_tier is not None
+    small = tier_spec(subject.small_tier(subject.context().object_bytes))
+    removed: list[OffloadKey] = []
+    async with subject.opened(small, report_removed=removed.extend) as probe:
+        keys = subject.new_keys(_MORE_THAN_FIT)
+        for key in keys:
+            await probe.store([probe.full(key)])
+        if set(removed) - set(keys):
+            raise Breach("a chunk that was never stored is reported as removed")
+        gone = sorted(set(removed))
+        if any(await probe.lookup(gone)):
+            raise Breach("a chunk that is reported as removed is still found")
+
+
+@check(Hook.SHORT_LIVED_TIER, says="A missing object is a ChunkNotFoundError.")
+async def check_an_expired_chunk_is_absent(subject: TierSubject) -> None:
+    """An expired chunk is absent for lookup and load alike, and can be stored again."""
+    assert subject.short_lived_tier is not None
+    clock = subject.clock
+    async with subject.opened(tier_spec(subject.short_lived_tier())) as probe:
+        key = await probe.put_one()
+        if key is None:
+            return
+        end_s = clock.now_s() + subject.timeout_s
+        while await probe.lookup([key]) == [True]:
+            if clock.now_s() > end_s:
+                raise Breach(f"lookup still finds a chunk {subject.timeout_s:g} s after its store")
+            await clock.sleep(subject.settle_s)
+        found = await probe.get(key)
+        if not isinstance(found, ChunkNotFoundError):
+            what = describe(found) if isinstance(found, TierError) else "success"
+            raise Breach(f"lookup returned False for an expired chunk, and a load gave {what}")
+        if await probe.put([key], version=1):
+            await probe.expect(key, 1)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvtier_sdk.aio.clock import wait_out
@@ -54,7 +54,8 @@ def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
 class Probe:
     """One tier instance, called with timeouts, whose malformed answers are breaches.
 
-    An error raised for a whole batch becomes the verdict on each chunk, as in the SDK.
+    An error raised for a whole batch becomes the verdict on each chunk, and a retryable error is
+    tried again, as in the SDK.
 
     Args:
         subject: the tier under test.
@@ -98,7 +99,7 @@ class Probe:
         found: dict[int, bool] = {}
         for part in self._calls(keys):
             asked = [keys[index] for index in part]
-            answers = await self.bounded(self.tier.lookup(asked, REQUEST), "lookup")
+            answers = await self._ask(asked)
             found |= zip(part, self._read(found_in, answers, len(part), "lookup"), strict=True)
         return [found[index] for index in range(len(keys))]
 
@@ -363,9 +364,31 @@ class Probe:
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
         verdicts: dict[int, TierError | None] = {}
         for part in self._calls([lent.key for lent in batch]):
-            moved = await self._move_some(operation, [batch[index] for index in part])
-            verdicts |= zip(part, moved, strict=True)
+            tried = list(part)
+            for pause_s in self._pauses_s():
+                moved = await self._move_some(operation, [batch[index] for index in tried])
+                verdicts |= zip(tried, moved, strict=True)
+                tried = [at for at in tried if (error := verdicts[at]) and error.retryable]
+                if not tried or pause_s is None:
+                    break
+                await self.subject.clock.sleep(pause_s)
         return [verdicts[index] for index in range(len(batch))]
+
+    def _pauses_s(self) -> Iterator[float | None]:
+        """Yield the pause after each try, as the SDK makes it; ``None`` after the last."""
+        options = self.subject.spec.runner
+        yield from (options.retry_delay_s * 2**attempt for attempt in range(options.retries))
+        yield None
+
+    async def _ask(self, keys: Sequence[OffloadKey]) -> Any:
+        for pause_s in self._pauses_s():
+            try:
+                return await self.bounded(self.tier.lookup(keys, REQUEST), "lookup")
+            except TierError as error:
+                if pause_s is None or not error.retryable:
+                    raise
+                await self.subject.clock.sleep(pause_s)
+        raise AssertionError  # the last pause is None
 
     async def _move_some(
         self, operation: str, batch: Sequence[LentBuffers]

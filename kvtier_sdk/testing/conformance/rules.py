@@ -55,6 +55,7 @@ class Hook(Enum):
     LOSE_PART = "lose_part"
     BAD_SETTINGS = "bad_settings"
     SMALL_TIER = "small_tier"
+    SHORT_LIVED_TIER = "short_lived_tier"
 
 
 #: A requirement of a check.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from kvtier_sdk.aio.blocking import run_blocking
@@ -14,10 +15,12 @@ from kvtier_sdk.testing.conformance.rules import Breach, CheckSkipped, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.types import Medium, OffloadKey
 
 _CHUNKS = 3
 _SLOTS = 2 * _CHUNKS
 _DEADLINES = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
+_Use = Callable[[TierSubject, HostPool, TierClient], Awaitable[None]]
 _BUILT = "A tier is built from its options alone, in this process or in one of its own."
 
 
@@ -26,16 +29,32 @@ async def check_it_runs_in_a_thread(subject: TierSubject) -> None:
     """Chunks travel from a pool's slots to the tier and back, with the tier in a thread."""
     if subject.tier_class.needs_process:
         raise CheckSkipped("the tier needs a process of its own")
-    await _check_runner(subject, "thread")
+    await _with_runner(subject, "thread", _move_chunks)
 
 
 @check(says=_BUILT)
 async def check_it_runs_in_a_process(subject: TierSubject) -> None:
     """Chunks travel from a pool's slots to the tier and back, with the tier in a child process."""
-    await _check_runner(subject, "process")
+    await _with_runner(subject, "process", _move_chunks)
 
 
-async def _check_runner(subject: TierSubject, kind: str) -> None:
+@check(Medium.STORAGE, says="On a medium other than Medium.CPU each finds the chunks of all.")
+async def check_processes_share_a_place(subject: TierSubject) -> None:
+    """An instance finds what another process stores beside it, and the reverse."""
+    await _with_runner(subject, "process", _share_chunks)
+
+
+async def _share_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) -> None:
+    namespace = subject.spec.namespace_of(subject.namespace, subject.chunk_bytes)
+    async with subject.opened(namespace=namespace) as probe:
+        if not all(await probe.lookup(await _store_chunks(subject, pool, tier))):
+            raise Breach("lookup does not find a chunk that another process has just stored")
+        ours = await probe.put(subject.new_keys(_CHUNKS))
+        if ours and set(await _end_of(subject, tier, tier.lookup(ours, REQUEST))) != {Verdict.OK}:
+            raise Breach("another process does not find a chunk that was stored in this one")
+
+
+async def _with_runner(subject: TierSubject, kind: str, use: _Use) -> None:
     options = dict.fromkeys(_DEADLINES, subject.timeout_s)
     spec = replace(
         subject.spec, runner=subject.spec.runner.model_copy(update={"runner": kind, **options})
@@ -50,7 +69,7 @@ async def _check_runner(subject: TierSubject, kind: str) -> None:
         )
         await run_blocking(tier.open)
         try:
-            await _move_chunks(subject, pool, tier)
+            await use(subject, pool, tier)
         finally:
             await run_blocking(tier.close, subject.timeout_s)
     except KVTierError as error:
@@ -74,16 +93,24 @@ async def _end_of(subject: TierSubject, tier: TierClient, job: Job | None) -> li
     raise Breach(f"a {job.operation.value} job of the runner never ended")
 
 
-async def _move_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) -> None:
+async def _store_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) -> list[OffloadKey]:
+    """Store the chunks of the first slots, and return their keys; none if there is no room."""
     keys = subject.new_keys(_CHUNKS)
-    contents = [content_of(key, 0, subject.chunk_bytes) for key in keys]
-    for slot, content in enumerate(contents):
-        pool.view(slot)[:] = content
+    for slot, key in enumerate(keys):
+        pool.view(slot)[:] = content_of(key, 0, subject.chunk_bytes)
     stored = await _end_of(subject, tier, tier.store(keys, range(_CHUNKS), REQUEST, whole=True))
     if not subject.keeps_chunks and set(stored) == {Verdict.CAPACITY}:
-        return
+        return []
     if set(stored) != {Verdict.OK}:
         raise Breach(f"storing {_CHUNKS} chunks gave {[verdict.value for verdict in stored]}")
+    return keys
+
+
+async def _move_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) -> None:
+    keys = await _store_chunks(subject, pool, tier)
+    if not keys:
+        return
+    contents = [content_of(key, 0, subject.chunk_bytes) for key in keys]
     found = await _end_of(subject, tier, tier.lookup(keys, REQUEST))
     if set(found) != {Verdict.OK}:
         raise Breach(f"looking up the same chunks gave {[verdict.value for verdict in found]}")

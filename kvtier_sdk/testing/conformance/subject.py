@@ -18,7 +18,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import ReportRemoved, SecondaryTierManager, TierContext
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import RunnerOptions
-from kvtier_sdk.registry import load_codec
+from kvtier_sdk.registry import BackendInfo, check_backend, load_codec
 from kvtier_sdk.testing.conformance.buffers import LentMemory
 from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Hook
@@ -80,6 +80,7 @@ class TierSubject:
             description of what is wrong.
         small_tier: makes a tier with room for few chunks; its argument is the length of an object
             in bytes.
+        short_lived_tier: makes a tier whose chunks expire a second after their store.
         keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
         chunk_bytes: length of a payload.
         timeout_s: after this long, a call counts as one that never ends.
@@ -100,6 +101,7 @@ class TierSubject:
     lose_part: Callable[[OffloadKey], Awaitable[None] | None] | None = None
     bad_settings: Mapping[str, TierLike] | None = None
     small_tier: Callable[[int], TierLike] | None = None
+    short_lived_tier: Callable[[], TierLike] | None = None
     keeps_chunks: bool = True
     chunk_bytes: int = 4096
     timeout_s: float = 30.0
@@ -111,6 +113,10 @@ class TierSubject:
 
     def __post_init__(self) -> None:
         self.spec: TierSpec = tier_spec(self.tier)
+        place = f"{self.tier_class.__module__}:{self.tier_class.__qualname__}"
+        check_backend(
+            self.tier_class, BackendInfo(self.spec.name, "this test", "(not loaded)", place)
+        )
         self._salt = uuid.uuid4().bytes
         self._numbers = itertools.count()
         self.memory: LentMemory = LentMemory(

@@ -144,6 +144,10 @@ class TierConformance:
         """
         raise NotImplementedError
 
+    def short_lived_tier(self) -> TierLike:
+        """Return a tier whose chunks expire a second after their store."""
+        raise NotImplementedError
+
     @pytest.fixture
     def subject(self, tier: TierLike) -> TierSubject:
         """Return the tier with every hook that is overridden."""

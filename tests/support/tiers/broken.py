@@ -480,6 +480,46 @@ class AcceptsNonsense(BrokenTier):
             self.context.logger.debug("%s", error)
 
 
+class TakesNonsenseForAnOutage(BrokenTier):
+    """Reports every failure of open as an outage, a wrong setting too."""
+
+    fails = "check_bad_settings_fail_in_open"
+
+    async def open(self) -> None:
+        try:
+            await super().open()
+        except ConfigError as error:
+            raise TierUnavailableError(str(error)) from error
+
+
+class ClosesForAll(BrokenTier):
+    """Keeps one connection for all instances of a place, and closes it with any of them."""
+
+    fails = "check_instances_are_independent"
+
+    async def open(self) -> None:
+        self.shelf.marks.discard("closed")
+        await super().open()
+
+    async def reach(self) -> None:
+        if "closed" in self.shelf.marks:
+            raise TierUnavailableError("the connection is closed")
+        await super().reach()
+
+    async def close(self) -> None:
+        self.shelf.marks.add("closed")
+
+
+class KeepsToItsProcess(BrokenTier):
+    """Keeps its index in memory, and does not look at what other processes store."""
+
+    fails = "check_processes_share_a_place"
+
+    @property
+    def shelf(self) -> Shelf:
+        return Shelf.named(os.path.basename(self.config.shelf))
+
+
 class ForgetsInClose(BrokenTier):
     """Deletes its chunks when it closes, so the next instance starts empty."""
 
@@ -564,6 +604,7 @@ class LooksAtTheFirstPart(BrokenTier):
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         await self.reach()
+        self.expire(self.name_of(key))
         return self.name_of(key) in self.shelf.objects
 
 
@@ -744,6 +785,49 @@ class CountsNothing(BrokenTier):
 
     async def usage(self) -> Usage:
         return Usage(0, 0, None)
+
+
+class CountsItsOwn(BrokenTier):
+    """Counts the chunks that this instance has stored."""
+
+    fails = "check_usage_counts_what_is_stored"
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._lengths: list[int] = []
+
+    def put(self, key: OffloadKey, stored: bytes) -> None:
+        super().put(key, stored)
+        self._lengths.append(len(stored))
+
+    async def usage(self) -> Usage:
+        return Usage(len(self._lengths), sum(self._lengths), None)
+
+
+class ReportsWhatItKeeps(BrokenTier):
+    """Reports the oldest chunk as evicted before it knows whether it can be."""
+
+    fails = "check_a_reported_removal_is_true"
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        try:
+            await super().store_chunk(transfer)
+        except TierCapacityError:
+            _, oldest = next(iter(self.shelf.objects))
+            self.context.report_removed([oldest])
+            raise
+
+
+class LoadsWhatHasExpired(BrokenTier):
+    """Looks at a chunk's age only in a lookup, and leaves its removal to a sweep."""
+
+    fails = "check_an_expired_chunk_is_absent"
+
+    async def contains_chunk(self, key: OffloadKey) -> bool:
+        return await super().contains_chunk(key) and not self.is_expired(self.name_of(key))
+
+    def expire(self, name: ShelfName) -> None:
+        pass
 
 
 class FullIsAnyError(BrokenTier):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,10 +16,11 @@ from kvtier_sdk.errors import (
     TierTimeoutError,
     TierUnavailableError,
 )
+from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
-from kvtier_sdk.types import Capability, OffloadKey, RequestContext, Transfer, Usage
+from kvtier_sdk.types import Capability, Medium, OffloadKey, RequestContext, Transfer, Usage
 from support.promises import fault_of_batch, fault_of_keys
-from support.tiers.shelf import ShelfTier, fill
+from support.tiers.shelf import ShelfName, ShelfTier, fill
 
 
 class OddTier(ShelfTier):
@@ -93,7 +94,13 @@ class Caching(OddTier):
         super().__init__(config, context)
         self._seen: dict[OffloadKey, bytes] = {}
 
+    def expire(self, name: ShelfName) -> None:
+        super().expire(name)
+        if self.is_expired(name):
+            self._seen.pop(name[1], None)
+
     async def contains_chunk(self, key: OffloadKey) -> bool:
+        self.expire(self.name_of(key))
         return key in self._seen or await super().contains_chunk(key)
 
     async def store_chunk(self, transfer: Transfer) -> None:
@@ -143,6 +150,7 @@ class Mending(OddTier):
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         await self.reach()
+        self.expire(self.name_of(key))
         return self.name_of(key) in self.shelf.objects
 
 
@@ -165,6 +173,7 @@ class Forgetful(OddTier):
         own = [name for name in self.shelf.objects if name[0] == self.name_of(key)[0]]
         for name in own[:-8]:
             del self.shelf.objects[name]
+            self.context.report_removed([name[1]])
 
 
 class FirstComeFirstKept(OddTier):
@@ -202,6 +211,42 @@ class KeepsItsLastError(OddTier):
             await super().load_chunk(transfer)
         except ChunkNotFoundError:
             raise LookupError(transfer.key.hex()) from None
+
+
+class Shaky(OddTier):
+    """Fails every fifth call, and would do the same call a moment later."""
+
+    def __init__(self, config: TierConfig, context: TierContext) -> None:
+        super().__init__(config, context)
+        self._calls = 0
+
+    def _shake(self) -> None:
+        self._calls += 1
+        if self._calls % 5 == 0:
+            raise TierUnavailableError("busy")
+
+    async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
+        self._shake()
+        return await super().lookup(keys, request)
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._shake()
+        return await super().store(batch)
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        self._shake()
+        return await super().load(batch)
+
+
+class OfThisProcess(OddTier):
+    """Keeps chunks in memory, and knows only the namespace of its own chunks."""
+
+    medium = Medium.CPU
+
+    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
+        async for namespace in super().namespaces():
+            if namespace == self.context.namespace:
+                yield namespace
 
 
 class Aligned(OddTier):

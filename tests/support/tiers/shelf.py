@@ -7,8 +7,9 @@ instance, several instances share it, and it can be unreachable.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -33,6 +34,36 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Transfer, Usage
 ShelfName = tuple[str, OffloadKey]
 
 
+class Files(MutableMapping[ShelfName, bytes]):
+    """Objects in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __getitem__(self, name: ShelfName) -> bytes:
+        try:
+            return self._file(name).read_bytes()
+        except FileNotFoundError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: ShelfName, stored: bytes) -> None:
+        self._file(name).write_bytes(stored)
+
+    def __delitem__(self, name: ShelfName) -> None:
+        self._file(name).unlink()
+
+    def __iter__(self) -> Iterator[ShelfName]:
+        for file in self._directory.iterdir():
+            fingerprint, _, key = file.name.partition("-")
+            yield fingerprint, bytes.fromhex(key)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _file(self, name: ShelfName) -> Path:
+        return self._directory / f"{name[0]}-{name[1].hex()}"
+
+
 @dataclass
 class Shelf:
     """A store in this process that several instances of a tier can share.
@@ -48,7 +79,7 @@ class Shelf:
         used_s: the time of each object's last use.
     """
 
-    objects: dict[ShelfName, bytes] = field(default_factory=dict)
+    objects: MutableMapping[ShelfName, bytes] = field(default_factory=dict)
     keys: dict[ShelfName, OffloadKey] = field(default_factory=dict)
     connected: bool = True
     hangs: bool = False
@@ -62,12 +93,14 @@ class Shelf:
         """Return the shelf of a name, and make it if it does not exist.
 
         Args:
-            name: name of the shelf.
+            name: name of the shelf; a directory, for one that several processes share.
 
         Returns:
             The same shelf for the same name.
         """
-        return _shelves.setdefault(name, cls())
+        if name not in _shelves:
+            _shelves[name] = cls(Files(Path(name)) if "/" in name else {})
+        return _shelves[name]
 
     @classmethod
     def exists(cls, name: str) -> bool:
@@ -90,12 +123,14 @@ class ShelfTierConfig(TierConfig):
         shelf: name of the shelf.
         chunks: how many chunks it holds before it refuses more; unlimited by default.
         latency_s: how long every call takes.
+        ttl_s: how long a chunk is kept after its last use; for ever by default.
         nonsense: a setting that cannot work.
     """
 
     shelf: str = "shelf"
     chunks: int | None = None
     latency_s: Seconds = 0.001
+    ttl_s: Seconds | None = None
     nonsense: bool = False
 
 
@@ -123,6 +158,7 @@ class ShelfTier(ChunkTierManager):
     async def contains_chunk(self, key: OffloadKey) -> bool:
         await self.reach()
         name = self.name_of(key)
+        self.expire(name)
         return name in self.shelf.objects and name not in self.shelf.torn
 
     async def store_chunk(self, transfer: Transfer) -> None:
@@ -217,12 +253,33 @@ class ShelfTier(ChunkTierManager):
         Raises:
             ChunkNotFoundError: there is none.
         """
+        self.expire(self.name_of(key))
         stored = self.shelf.objects.get(self.name_of(key))
         if stored is None:
             raise ChunkNotFoundError("no such chunk")
         if self.name_of(key) in self.shelf.torn:
             return self.mend(stored)
         return stored
+
+    def expire(self, name: ShelfName) -> None:
+        """Remove an object whose time is up.
+
+        Args:
+            name: the object.
+        """
+        if self.is_expired(name):
+            self.shelf.objects.pop(name, None)
+
+    def is_expired(self, name: ShelfName) -> bool:
+        """Return whether an object's time is up.
+
+        Args:
+            name: the object.
+        """
+        ttl_s, used_s = self.config.ttl_s, self.shelf.used_s.get(name)
+        if ttl_s is None or used_s is None:
+            return False
+        return self.context.clock.wall_s() >= used_s + ttl_s
 
     def mend(self, stored: bytes) -> bytes:
         """Return an object of which the second half is lost.
@@ -264,17 +321,20 @@ def fill(transfer: Transfer, stored: bytes) -> None:
     transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
 
 
-def shelf_subject(tier_class: type[ShelfTier], **settings: Any) -> TierSubject:
+def shelf_subject(
+    tier_class: type[ShelfTier], directory: Path | None = None, **settings: Any
+) -> TierSubject:
     """Make a subject with all hooks from a shelf tier, on a new shelf.
 
     Args:
         tier_class: the tier.
+        directory: the place of a shelf that several processes share.
         settings: settings of the :class:`TierSubject`, other than its hooks.
 
     Returns:
         The subject.
     """
-    name = uuid.uuid4().hex
+    name = str(directory or uuid.uuid4().hex)
     shelf = Shelf.named(name)
     namespace = TierSubject.new_namespace()
 
@@ -305,6 +365,7 @@ def shelf_subject(tier_class: type[ShelfTier], **settings: Any) -> TierSubject:
         lose_part=lambda key: shelf.torn.add(name_of(key)),
         bad_settings={"a setting that cannot work": spec(nonsense=True)},
         small_tier=lambda object_bytes: spec(chunks=10),
+        short_lived_tier=lambda: spec(ttl_s=1.0),
         namespace=namespace,
         **settings,
     )
