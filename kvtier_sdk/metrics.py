@@ -10,12 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from enum import Enum
 from itertools import product
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from kvtier_sdk.events import PRIMARY
+from kvtier_sdk.types import Usage
 
 
 class MetricKind(Enum):
@@ -383,6 +384,13 @@ class TierStats:
         "tier",
         default=None,
     )
+    free_bytes: int | None = _gauge(
+        "tier_free_bytes",
+        "bytes",
+        "Free bytes of the disk under the tier; absent if it has none or is down.",
+        "tier",
+        default=None,
+    )
     backend_counters: dict[str, float] = _figures(
         "backend_counter_total", MetricKind.COUNTER, "Counters of the backend's own.", "counter"
     )
@@ -407,7 +415,13 @@ class TierStats:
         self.is_open = int(is_open)
         self.reads_open = self.stores_open = int(not is_open)
         if not is_open:
-            self.used_chunks = self.used_bytes = self.capacity_bytes = None
+            self.note_usage(None)
+
+    def note_usage(self, usage: Usage | None) -> None:
+        """Note how full the tier is; ``None`` while it cannot say."""
+        self.used_chunks, self.used_bytes, self.capacity_bytes, self.free_bytes = (
+            (None,) * 4 if usage is None else astuple(usage)
+        )
 
     def note_backend(self, counters: Mapping[str, float], gauges: Mapping[str, float]) -> None:
         """Take what the backend's own counters have gained, and new values of its gauges."""

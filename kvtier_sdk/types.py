@@ -216,8 +216,11 @@ class Usage:
         chunks: number of stored chunks; ``None`` if the store does not count them.
         used_bytes: bytes that they take, headers included.
         capacity_bytes: the tier's limit; ``None`` if it has none.
+        free_bytes: what the disk under the tier has free, which other programs may take too;
+            ``None``, the default, if there is no disk or the tier does not know.
     """
 
     chunks: int | None
     used_bytes: int
     capacity_bytes: int | None
+    free_bytes: int | None = None

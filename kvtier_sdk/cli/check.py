@@ -17,6 +17,7 @@ from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.integrations.vllm.transfer_config import in_vllms_names
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.units import format_bytes, parse_bytes, parse_seconds
+from kvtier_sdk.runner.survey import contents_in_words
 from kvtier_sdk.tiering.assembly import check_pool
 
 _CHUNK_BYTES = 64 * 1024
@@ -169,6 +170,8 @@ def _option_lines(options: Mapping[str, Any]) -> Iterator[str]:
 def _trial_lines(trial: TierCheck) -> Iterator[str]:
     steps = ", ".join(f"{name} {1e3 * taken_s:.1f} ms" for name, taken_s in trial.steps_s.items())
     yield f"tier {trial.name!r}: {'FAILED' if trial.fault else 'ok'}{steps and f' ({steps})'}"
+    if trial.usage:
+        yield f"  {contents_in_words(trial.usage)}"
     if trial.fault:
         yield f"  {trial.fault}"
     if trial.advice:

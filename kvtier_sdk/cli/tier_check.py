@@ -27,7 +27,7 @@ from kvtier_sdk.runner.jobs import Job, Operation, Verdict, verdict_of
 from kvtier_sdk.tiering import TieringConfig, open_pool
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
-from kvtier_sdk.types import Capability, RequestContext, make_offload_key
+from kvtier_sdk.types import Capability, RequestContext, Usage, make_offload_key
 
 _SLOTS = 2
 _WRITTEN, _READ = range(_SLOTS)
@@ -82,6 +82,7 @@ class TierCheck:
         backend: its backend's.
         steps_s: seconds that each successful step took, in order: ``open``, ``store``, ``lookup``,
             ``load``, ``remove``.
+        usage: how full it was when it was opened, and the disk's room; ``None`` if it cannot say.
         fault: why the next step failed; secrets are masked.
         advice: what to do about it, where the fault does not say so itself.
         remarks: what else is worth knowing, such as the tier's warnings.
@@ -90,6 +91,7 @@ class TierCheck:
     name: str
     backend: str
     steps_s: dict[str, float] = field(default_factory=dict)
+    usage: Usage | None = None
     fault: str | None = None
     advice: str | None = None
     remarks: list[str] = field(default_factory=list)
@@ -202,6 +204,8 @@ class _Check:
         keys = [self._key]
         with self._step("open", options.open_deadline_s):
             self._open()
+        if Capability.USAGE in self._spec.tier_class.capabilities:
+            self._outcome.usage = self._usage()
         pool.view(_WRITTEN)[:] = os.urandom(pool.chunk_bytes)
         with self._step("store", options.store_deadline_s):
             self._expect(tier.store(keys, [_WRITTEN], _REQUEST, whole=True))
@@ -219,6 +223,18 @@ class _Check:
         with self._step("remove"):
             self._expect(tier.delete(keys, _REQUEST))
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
+
+    def _usage(self) -> Usage | None:
+        """Wait for the tier's first word on how full it is."""
+        stats, until_s = self._tier.stats, self._clock.now_s() + self._timeout_s
+        while stats.used_bytes is None and self._clock.now_s() < until_s:
+            self._reported.clear()
+            self._tier.poll()
+            if stats.used_bytes is None:
+                self._reported.wait(_GRACE_S)
+        if stats.used_bytes is None:
+            return None
+        return Usage(stats.used_chunks, stats.used_bytes, stats.capacity_bytes, stats.free_bytes)
 
     @contextmanager
     def _step(self, name: str, deadline_s: float | None = None) -> Iterator[None]:

@@ -18,6 +18,8 @@ from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.text import one_line
 from kvtier_sdk.options.units import format_bytes, parse_seconds
+from kvtier_sdk.runner.survey import contents_in_words
+from kvtier_sdk.types import Usage
 
 _Status = Mapping[str, Any]
 
@@ -96,7 +98,7 @@ def _frame(before: _Status, now: _Status) -> Group:
     for old, tier in rows:
         cells = (*_row(old, tier, hits, duration_s), _used(tier, now["pool"]))
         table.add_row(*(Text(one_line(cell)) for cell in cells))
-    return Group(Text(one_line(_title(now))), table, *_errors(now))
+    return Group(Text(one_line(_title(now))), table, *_disks(now), *_errors(now))
 
 
 def _title(now: _Status) -> str:
@@ -175,6 +177,15 @@ def _errors(now: _Status) -> list[Text]:
         if tier["errors"]
     ]
     return [Text(one_line(line)) for line in said]
+
+
+def _disks(now: _Status) -> Iterator[Text]:
+    """What tiers on a disk hold, and the disk's room."""
+    for tier in now["tiers"]:
+        if tier.get("free_bytes") is not None:
+            names = ("used_chunks", "used_bytes", "capacity_bytes", "free_bytes")
+            holds = contents_in_words(Usage(*map(tier.get, names)))
+            yield Text(one_line(f"{tier['name']}: {holds}"))
 
 
 def _duration(duration_s: float) -> str:

@@ -156,12 +156,11 @@ def _error(one: Any) -> TierError:
 def _usage(answer: Any) -> Usage:
     if type(answer) is not Usage:
         raise TypeError
-    chunks, capacity = answer.chunks, answer.capacity_bytes
-    return Usage(
-        None if chunks is None else operator.index(chunks),
-        operator.index(answer.used_bytes),
-        None if capacity is None else operator.index(capacity),
+    chunks, capacity, free = (
+        None if number is None else operator.index(number)
+        for number in (answer.chunks, answer.capacity_bytes, answer.free_bytes)
     )
+    return Usage(chunks, operator.index(answer.used_bytes), capacity, free)
 
 
 def _key(entry: Any) -> OffloadKey:

@@ -25,7 +25,7 @@ from kvtier_sdk.errors import (
     TierUnavailableError,
 )
 from kvtier_sdk.runner.breaker import BreakerState, Direction
-from kvtier_sdk.types import OffloadKey, RequestContext
+from kvtier_sdk.types import OffloadKey, RequestContext, Usage
 
 
 class Operation(Enum):
@@ -206,14 +206,10 @@ class UsageChanged:
     """The tier has said how full it is.
 
     Attributes:
-        chunks: number of stored chunks; ``None`` if it does not count them or cannot be asked.
-        used_bytes: bytes that they take; ``None`` if it cannot be asked.
-        capacity_bytes: the tier's limit; ``None`` if it has none or cannot be asked.
+        usage: its answer; ``None`` if it cannot be asked.
     """
 
-    chunks: int | None = None
-    used_bytes: int | None = None
-    capacity_bytes: int | None = None
+    usage: Usage | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -35,7 +35,7 @@ class StoreWatch:
         call: the tier.
         clock: time.
         log: the tier's.
-        report: takes each change; all fields are ``None`` while the store cannot say.
+        report: takes each change.
         may_ask: tells whether reads are admitted.
     """
 
@@ -74,9 +74,7 @@ class StoreWatch:
         return None
 
     def _tell(self, usage: Usage | None) -> None:
-        told = UsageChanged()
-        if usage is not None:
-            told = UsageChanged(usage.chunks, usage.used_bytes, usage.capacity_bytes)
+        told = UsageChanged(usage)
         if told != self._told:
             self._told = told
             self._report(told)
@@ -99,13 +97,15 @@ class StoreWatch:
 
 
 def contents_in_words(usage: Usage) -> str:
-    """Write a tier's usage for people: ``"51,200 chunks, 100 GiB of 200 GiB"``."""
+    """Write usage for people: ``"40 chunks, 3.1 GiB of 64 GiB, disk has 12 GiB free"``."""
+    free = usage.free_bytes
+    disk = "" if free is None else f", disk has {format_bytes(free)} free"
     if not (usage.chunks or usage.used_bytes):
-        return "empty"
+        return f"empty{disk}"
     chunks = "" if usage.chunks is None else f"{usage.chunks:,} chunk{'s'[: usage.chunks != 1]}, "
     capacity = usage.capacity_bytes
     of = "" if capacity is None else f" of {format_bytes(capacity)}"
-    return f"{chunks}{format_bytes(usage.used_bytes)}{of}"
+    return f"{chunks}{format_bytes(usage.used_bytes)}{of}{disk}"
 
 
 async def _nearest_namespace(call: TierCaller) -> StoredNamespace | None:

@@ -837,9 +837,7 @@ def _note(stats: TierStats, report: Report, now_s: float) -> None:
     elif isinstance(report, MetricsChanged):
         stats.note_backend(report.counters, report.gauges)
     elif isinstance(report, UsageChanged):
-        stats.used_chunks = report.chunks
-        stats.used_bytes = report.used_bytes
-        stats.capacity_bytes = report.capacity_bytes
+        stats.note_usage(report.usage)
     elif isinstance(report, RunnerStopped):
         if report.reason is not None:
             stats.note_open(False)

@@ -90,6 +90,9 @@ def test_ls_is_a_table_for_people(folder: Store) -> None:
 def test_du_shows_which_models_take_the_room(store: Store) -> None:
     (found,) = tier("du", store.url)["tiers"]
     assert found["chunks"] == 37
+    is_on_disk = store.url.startswith("file:")
+    assert (found["free_bytes"] is not None) is is_on_disk
+    assert ("disk has" in kvtier("tier", "du", store.url).stdout) is is_on_disk
     models = {one["model"]: (one["namespaces"], one["chunks"]) for one in found["models"]}
     assert models == {"meta-llama/Llama-3.1-8B": (2, 27), "Qwen/Qwen3-8B": (1, 10)}
 

@@ -89,7 +89,13 @@ def test_every_series_exists_from_the_start() -> None:
             labels = ("far", operation.value, verdict.value)
             is_answer = labels[1:] == ("lookup", "not_found")
             assert (("kvtier_failed_chunks_total", *labels) in series) is not is_answer
-    unknown = {"tier_used_chunks", "tier_used_bytes", "tier_capacity_bytes", "recompute_seconds"}
+    unknown = {
+        "tier_used_chunks",
+        "tier_used_bytes",
+        "tier_capacity_bytes",
+        "tier_free_bytes",
+        "recompute_seconds",
+    }
     of_backends = {"backend_counter_total", "backend_gauge"}
     missing = {metric.name for metric in METRICS} - {name for name, *_ in series}
     assert {name.removeprefix("kvtier_") for name in missing if "pool" not in name} == (

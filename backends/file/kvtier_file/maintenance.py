@@ -100,7 +100,8 @@ class Maintenance(ChunkStore):
                 for shard in SHARDS
                 for stored in directory.list_shard(shard)
             ]
-        return Usage(len(lengths), sum(lengths), self._config.capacity_bytes)
+            free_bytes = self._root.free_bytes()
+        return Usage(len(lengths), sum(lengths), self._config.capacity_bytes, free_bytes)
 
     @contextmanager
     def _existing(self, ability: str) -> Iterator[NamespaceDirectory | None]:

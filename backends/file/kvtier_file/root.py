@@ -139,13 +139,10 @@ class Root:
         The bytes of a write under way count twice, as used space and as a reservation, until it
         is placed. So more may stay free than ``min_free``: at most the bytes under way.
         """
-        min_free = self._config.min_free
-        if not min_free:
+        if not self._config.min_free:
             return None
-        status = os.fstatvfs(self.fd)
-        if isinstance(min_free, float):
-            min_free = int(min_free * status.f_blocks * status.f_frsize)
-        free_bytes = status.f_bavail * status.f_frsize
+        size_bytes, free_bytes = self._room()
+        min_free = self._min_free_bytes(size_bytes)
         if free_bytes < min_free and not self._is_short:
             self._is_short = True
             self._context.logger.warning(
@@ -157,7 +154,20 @@ class Root:
             )
         elif free_bytes > 2 * min_free:
             self._is_short = False
-        return int(free_bytes - min_free)
+        return free_bytes - min_free
+
+    def free_bytes(self) -> int:
+        """Return what the file system has free."""
+        return self._room()[1]
+
+    def _room(self) -> tuple[int, int]:
+        """The size of the file system, and what is free of it."""
+        status = os.fstatvfs(self.fd)
+        return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+    def _min_free_bytes(self, size_bytes: int) -> int:
+        min_free = self._config.min_free
+        return int(min_free * size_bytes) if isinstance(min_free, float) else min_free
 
     def check_capacity(self) -> None:
         """Check that the file system can be as full as option ``capacity`` allows.
@@ -166,13 +176,14 @@ class Root:
             ConfigError: it is smaller than that.
         """
         capacity_bytes = self._config.capacity_bytes
-        status = os.fstatvfs(self.fd)
-        size_bytes = status.f_blocks * status.f_frsize
+        size_bytes, _ = self._room()
         if capacity_bytes is not None and 0 < size_bytes < capacity_bytes:
             raise ConfigError(
                 f"capacity {format_bytes(capacity_bytes)} is more than the whole file system of "
                 f"tier root '{self._config.root}', {format_bytes(size_bytes)}; write at most "
-                f"capacity: '{format_bytes(size_bytes)}', or choose another root"
+                # Whole MiB: a rounded size may be more than there is.
+                f"capacity: '{max(0, size_bytes - self._min_free_bytes(size_bytes)) >> 20}MiB', "
+                "which leaves what min_free keeps, or choose another root"
             )
 
     def sweep(self, is_held: Callable[[str], bool]) -> None:

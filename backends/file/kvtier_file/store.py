@@ -268,7 +268,12 @@ class ChunkStore:
             TierError: the shared files cannot be used.
         """
         with self._translating("readable"), self._call(), self._usage.locked():
-            return Usage(self._usage.chunks, self._usage.used_bytes, self._config.capacity_bytes)
+            return Usage(
+                self._usage.chunks,
+                self._usage.used_bytes,
+                self._config.capacity_bytes,
+                self._root.free_bytes(),
+            )
 
     # The steps of a store.
 

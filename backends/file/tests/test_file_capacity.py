@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import threading
+from unittest.mock import ANY
 
 import pytest
 
@@ -27,7 +28,7 @@ async def test_the_least_recently_used_chunk_is_evicted(bench):
     assert await bench.put(tier, KEYS[5], KEYS[6]) == [None, None]
     assert bench.removed == [KEYS[3], KEYS[0], KEYS[1]]
     assert await bench.has(tier, *KEYS[:7]) == [False, False, True, False, True, True, True]
-    assert await tier.usage() == Usage(4, 4 * bench.object_bytes, 4 * bench.object_bytes)
+    assert await tier.usage() == Usage(4, 4 * bench.object_bytes, 4 * bench.object_bytes, ANY)
     assert bench.stored_bytes() == 4 * bench.object_bytes
 
 
@@ -208,7 +209,7 @@ async def test_replacing_a_damaged_chunk_keeps_the_count(bench):
     await bench.put(tier, *KEYS[:2])
     os.truncate(bench.file(KEYS[0]), 5)
     assert await bench.put(tier, KEYS[0]) == [None]
-    assert await tier.usage() == Usage(2, 2 * bench.object_bytes, 3 * bench.object_bytes)
+    assert await tier.usage() == Usage(2, 2 * bench.object_bytes, 3 * bench.object_bytes, ANY)
     assert await bench.loads(tier, *KEYS[:2])
 
 
@@ -381,8 +382,12 @@ async def test_a_chunk_that_another_process_uses_does_not_expire(bench):
 
 
 async def test_a_capacity_that_no_file_system_has_is_refused(small):
-    with pytest.raises(ConfigError, match=r"200 GiB is more than .* 2 MiB; write at most capacity"):
-        await small.open(capacity="200GiB")
+    with pytest.raises(ConfigError, match=r"200 GiB is more than .* 2 MiB; write at") as refused:
+        await small.open(capacity="200GiB", min_free="50%")
+    suggested = str(refused.value).split("'")[-2]
+    tier = await small.open(capacity=suggested, min_free="50%")
+    usage = await tier.usage()
+    assert usage == Usage(0, 0, 2**20, shutil.disk_usage(small.root).free)
 
 
 async def test_a_file_system_that_runs_short_is_said_once(small, caplog):

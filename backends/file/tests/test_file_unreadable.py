@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from support.runners import RUNNERS
@@ -98,7 +99,7 @@ async def test_a_file_that_cannot_be_touched_is_written_over(bench, spoil):
     batch = [bench.empty(key) for key in KEYS[:2]]
     assert await tier.load(batch) == [None, None]
     assert [bench.holds(batch[0], 1), bench.holds(batch[1], 0)] == [True, True]
-    assert await tier.usage() == Usage(3, 3 * bench.object_bytes, None)
+    assert await tier.usage() == Usage(3, 3 * bench.object_bytes, None, ANY)
 
 
 async def test_a_file_that_cannot_be_replaced_fails_alone_and_leaves_nothing(bench, spoil):
@@ -110,7 +111,7 @@ async def test_a_file_that_cannot_be_replaced_fails_alone_and_leaves_nothing(ben
     assert type(bad) is ChunkError
     assert good is None
     assert bench.temporaries() == []
-    assert await tier.usage() == Usage(2, 2 * bench.object_bytes, None)
+    assert await tier.usage() == Usage(2, 2 * bench.object_bytes, None, ANY)
     assert await bench.loads(tier, KEYS[0])
 
 
@@ -123,4 +124,4 @@ async def test_a_chunk_is_replaced_on_demand_only(bench):
         target = bench.empty(KEYS[0])
         assert await tier.load([target]) == [None]
         assert bench.holds(target, held)
-    assert await tier.usage() == Usage(1, bench.object_bytes, None)
+    assert await tier.usage() == Usage(1, bench.object_bytes, None, ANY)

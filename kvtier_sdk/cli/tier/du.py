@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from kvtier_sdk.cli.tier.view import print_columns, share
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.runner.survey import contents_in_words
 from kvtier_sdk.tiering.maintenance import open_for_maintenance
 from kvtier_sdk.types import Capability, Usage
 
@@ -91,6 +93,7 @@ class _Use:
             "chunks": self._chunks,
             "bytes": self._bytes,
             "capacity_bytes": self._capacity_bytes(spec),
+            "free_bytes": None if self._usage is None else self._usage.free_bytes,
             "store_bytes": None if self._usage is None else self._usage.used_bytes,
             "models": [
                 {
@@ -105,13 +108,13 @@ class _Use:
         }
 
     def show(self, spec: TierSpec) -> None:
-        used = f"{self._chunks:,} chunks, {format_bytes(self._bytes)}"
-        capacity_bytes = self._capacity_bytes(spec)
-        if self._usage is not None and self._usage.used_bytes != self._bytes:
-            used += f"; the store holds {format_bytes(self._usage.used_bytes)} in all"
-        if capacity_bytes is not None:
-            full = self._usage.used_bytes if self._usage is not None else self._bytes
-            used += f", {share(full, capacity_bytes)} of {format_bytes(capacity_bytes)}"
+        found = Usage(self._chunks, self._bytes, None)
+        if self._usage is None:
+            used = contents_in_words(replace(found, capacity_bytes=self._capacity_bytes(spec)))
+        elif self._usage.used_bytes == self._bytes:
+            used = contents_in_words(replace(self._usage, chunks=self._chunks))
+        else:
+            used = f"{contents_in_words(found)}; the store holds {contents_in_words(self._usage)}"
         say(f"tier {spec.name!r}: {used}")
         rows = [
             (

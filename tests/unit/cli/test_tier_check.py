@@ -21,6 +21,7 @@ from kvtier_sdk import (
     TieringConfig,
     TierSpec,
     Transfer,
+    Usage,
 )
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 
@@ -50,6 +51,11 @@ def test_a_tier_that_works_passes_every_step(runner: str, tmp_path: Path) -> Non
     found = trials(f"memory:?runner={runner}", f"file://{tmp_path}?runner={runner}&capacity=16KiB")
     for trial in found:
         assert (list(trial.steps_s), trial.fault, trial.remarks) == (STEPS, None, [])
+    in_memory, on_disk = (trial.usage for trial in found)
+    assert in_memory == Usage(0, 0, None)
+    assert on_disk is not None
+    assert on_disk.capacity_bytes == 16 * 1024
+    assert on_disk.free_bytes
     assert list(tmp_path.rglob("*.kv")) == []
 
 
