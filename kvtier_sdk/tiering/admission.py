@@ -23,6 +23,8 @@ _MIN_PERIOD = 64
 _MOST_SEEN = 2**17
 # The gain is shown when the two models differ by more than so many standard deviations of chance.
 _DEVIATIONS = 2
+# With more single hits than this, older ones count less.
+_MUCH_EVIDENCE = 64
 # A tier that takes so many chunks without an eviction, or this share of itself, has room.
 _ROOM_CHUNKS, _ROOM_SHARE = 8, 16
 # Of the chunks that would be refused, one in so many is sent all the same: it may find room.
@@ -201,8 +203,9 @@ class Admission:
         if self._period >= max(_MIN_PERIOD, capacity):
             self._period = 0
             self._has_gain = self._lead > _DEVIATIONS * math.sqrt(self._single_hits)
-            self._single_hits /= 2
-            self._lead /= 2
+            if self._single_hits > _MUCH_EVIDENCE:
+                self._single_hits /= 2
+                self._lead /= 2
             self._decide()
 
     def _follow_fewer(self) -> None:
