@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError, TierError
 from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
@@ -118,7 +120,11 @@ async def check_a_reported_removal_is_true(subject: TierSubject) -> None:
     assert subject.small_tier is not None
     small = tier_spec(subject.small_tier(subject.context().object_bytes))
     removed: list[OffloadKey] = []
-    async with subject.opened(small, report_removed=removed.extend) as probe:
+
+    def report(keys: Iterable[OffloadKey], /, *, evicted: bool = False) -> None:
+        removed.extend(keys)
+
+    async with subject.opened(small, report_removed=report) as probe:
         keys = subject.new_keys(_MORE_THAN_FIT)
         for key in keys:
             await probe.store([probe.full(key)])

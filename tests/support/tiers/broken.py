@@ -814,7 +814,7 @@ class ReportsWhatItKeeps(BrokenTier):
             await super().store_chunk(transfer)
         except TierCapacityError:
             _, oldest = next(iter(self.shelf.objects))
-            self.context.report_removed([oldest])
+            self.context.report_removed([oldest], evicted=True)
             raise
 
 

@@ -173,7 +173,7 @@ class Forgetful(OddTier):
         own = [name for name in self.shelf.objects if name[0] == self.name_of(key)[0]]
         for name in own[:-8]:
             del self.shelf.objects[name]
-            self.context.report_removed([name[1]])
+            self.context.report_removed([name[1]], evicted=True)
 
 
 class FirstComeFirstKept(OddTier):
