@@ -126,6 +126,19 @@ def test_a_warning_that_says_what_the_fault_says_is_no_remark() -> None:
     assert (trial.fault, trial.remarks) == ("t store: no room", [])
 
 
+def test_a_tier_that_cannot_tell_its_usage_is_tried_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent(MemoryTier):
+        async def usage(self) -> Usage:
+            raise TierError("not today")
+
+    monkeypatch.setattr("kvtier_sdk.cli.tier_check._GRACE_S", 0.01)
+    trial = trial_of(Silent)
+    assert (list(trial.steps_s), trial.usage, trial.fault) == (STEPS, None, None)
+    assert trial.remarks == ["it has not told in time how full it is"]
+
+
 def test_a_slow_step_is_remarked() -> None:
     trial = trial_of(MemoryTier, latency=0.02, runner={"lookup_deadline": 0.01})
     assert trial.fault is None
