@@ -137,6 +137,11 @@ class SharedUsage:
         """Bytes of stored chunks."""
         return self._budget.used_bytes
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that all processes have reserved."""
+        return self._header.reserved_bytes
+
     def mark_dirty(self) -> None:
         """Announce that chunks will be renamed or unlinked; must come before that."""
         if self._header.clean:

@@ -340,7 +340,7 @@ class ChunkStore:
             for key, chunk in chunks.items():
                 if key not in written:
                     with self._verdict(key, verdicts, "writable"):
-                        temporary = directory.write(key, missing[key].buffers, chunk.used_ns)
+                        temporary = self._write_one(directory, missing[key], chunk.used_ns)
                         written[key] = (temporary, chunk)
         finally:
             # Also after an error that ends the batch: it leaves no reservation and no file.
@@ -353,6 +353,20 @@ class ChunkStore:
             # Again, in case it was removed or had no room. The chunks matter more.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
+
+    def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
+        """Write a chunk's file; evict for it if the file system refuses room that it announced."""
+        # Inodes and quotas run out without a sign. A shard may need an inode, and then the file.
+        for _ in range(2):
+            try:
+                return directory.write(transfer.key, transfer.buffers, used_ns)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+            with suppress(TierCapacityError), self._usage.locked():
+                # The room for this chunk is reserved, so as much is missing.
+                self._make_room(0, self._usage.reserved_bytes - self._object_bytes)
+        return directory.write(transfer.key, transfer.buffers, used_ns)
 
     def _reserve(
         self,

@@ -13,7 +13,7 @@ from kvtier_sdk import OffloadKey
 
 # A ledger is compacted once it is longer than this and than so many times its length after the last
 # time. Every process reads the whole of a compacted one, with the lock held, so it must be rare.
-_MIN_COMPACTION_BYTES = 2**22
+_MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
 
 

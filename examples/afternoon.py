@@ -1,0 +1,342 @@
+"""An operator's afternoon: what befalls a cache in daily use, and what kvtier says about it.
+
+    python examples/afternoon.py
+
+Two small engines, one a model, share a directory and a Redis server, with default options. Then a
+model is deleted, the disk and the server fail, the directory is made anew, and the engines restart.
+Between these stand the commands that an operator would type, with what they print. Every chunk that
+an engine gets back is compared. The exit status is 1 if a scene did not end as it should.
+
+It needs redis-server. The scene of the full disk mounts a small file system, which takes root.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from kvtier_sdk import (
+    LookupResult,
+    Namespace,
+    OffloadKey,
+    RequestContext,
+    TieringConfig,
+    TierStats,
+    make_offload_key,
+    open_manager,
+    open_pool,
+)
+
+CHUNK_BYTES = 64 * 1024
+PROMPT_CHUNKS = 20
+DISK = "64m"
+CONFIG = """\
+slots = 60
+chunk_bytes = "64KiB"
+admin_socket = "{folder}/{name}.sock"
+tiers = ["file://{folder}/disk/kv?capacity=48MiB", "redis://127.0.0.1:{port}/0"]
+"""
+_STEP_S = 0.01
+_PATIENCE_S = 60.0
+
+
+class Engine:
+    """The thread of an engine that computes prompts, offloads them, and gets them back."""
+
+    def __init__(self, name: str, model: str) -> None:
+        self.name, self.model = name, model
+        self.unequal_chunks = 0
+        self._requests = 0
+
+    @contextmanager
+    def running(self, folder: Path) -> Iterator[None]:
+        config = TieringConfig.from_file(folder / f"{self.name}.toml")
+        namespace = Namespace({"model": self.model})
+        with open_pool(config) as pool, open_manager(pool, config, namespace) as manager:
+            self.pool, self.manager = pool, manager
+            yield
+
+    def serve(self, prompt: int) -> bool:
+        """Serve a prompt; returns true if no chunk of it had to be computed."""
+        keys = [
+            make_offload_key(f"{self.model} {prompt} {place}".encode().ljust(32, b"."))
+            for place in range(PROMPT_CHUNKS)
+        ]
+        self._requests += 1
+        request = RequestContext(f"{self.name}-{self._requests}")
+        self.manager.on_new_request(request)
+        found = keys[: self._look_up(keys, request)]
+        slots = self.manager.prepare_load(found, request).slots
+        for key, slot in zip(found, slots, strict=True):
+            self.unequal_chunks += self.pool.view(slot) != content(key)
+        self.manager.complete_load(found, request)
+        # A chunk a step: kvtier learns how long computing takes, and loads what comes sooner.
+        for key in keys[len(found) :]:
+            output = self.manager.prepare_store([key], request)
+            for slot in output.slots:
+                self.pool.view(slot)[:] = content(key)
+            self.step()
+            self.manager.complete_store(output.keys_to_store, request)
+        self.manager.on_request_finished(request)
+        self.step()
+        return len(found) == len(keys)
+
+    def step(self) -> None:
+        """End a step; the model runs meanwhile."""
+        self.manager.on_schedule_end()
+        rest()
+
+    def _look_up(self, keys: Sequence[OffloadKey], request: RequestContext) -> int:
+        """Return how many chunks of a prompt are there."""
+        for count, key in enumerate(keys):
+            while (result := self.manager.lookup(key, request)) is not LookupResult.HIT:
+                if result is LookupResult.MISS:
+                    return count
+                self.step()
+        return len(keys)
+
+
+class Afternoon:
+    """The scenes: what happens, what an operator asks, and what should be true then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.failed = 0
+        self._folder = folder
+        self._disk = folder / "disk"
+        self._root = self._disk / "kv"
+        self._redis = RedisServer(folder)
+        self._llama = Engine("llama", "llama-3.1-8b")
+        self._qwen = Engine("qwen", "qwen3-8b")
+        self._engines = (self._llama, self._qwen)
+
+    def play(self) -> None:
+        """Play all scenes."""
+        for engine in self._engines:
+            text = CONFIG.format(folder=self._folder, name=engine.name, port=self._redis.port)
+            (self._folder / f"{engine.name}.toml").write_text(text)
+        with self._redis.running(), small_disk(self._disk) as is_small:
+            with self._running():
+                self._fill()
+                self._delete_a_model()
+                if is_small:
+                    self._full_disk()
+                self._frozen_redis()
+                self._root_made_anew()
+            with self._running():
+                self._restart()
+        self._check(
+            "No chunk that came back differed from the one that was stored",
+            not sum(engine.unequal_chunks for engine in self._engines),
+        )
+
+    def _fill(self) -> None:
+        title("Two models fill the tiers")
+        self._type("check llama.toml")
+        self._serve(self._llama, range(8))
+        self._serve(self._qwen, range(4))
+        self._type("tier du llama.toml")
+        self._type("top llama.sock --once")
+        self._check("A prompt that has left the pool comes back", self._llama.serve(0))
+
+    def _delete_a_model(self) -> None:
+        title("A model is deleted everywhere, and stored again")
+        self._type("tier rm qwen.toml --model qwen --yes")
+        self._check("Its prompts are computed again", not self._qwen.serve(3))
+        self._check("The other model's prompts come back", self._llama.serve(1))
+        self._serve(self._qwen, range(4, 12))
+        self._type("tier du llama.toml")
+        self._check("What was computed since comes back", self._qwen.serve(4))
+
+    def _full_disk(self) -> None:
+        title("Another program fills the disk, and gives it back")
+        hog = self._disk / "hog"
+        fill(hog)
+        self._serve(self._llama, range(8, 16))
+        self._type("top llama.sock --once")
+        hog.unlink()
+        self._serve(self._llama, range(16, 24))
+        self._type("top llama.sock --once")
+        self._check("What was computed since comes back", self._llama.serve(16))
+
+    def _frozen_redis(self) -> None:
+        title("Redis hangs: it accepts connections, and does not answer")
+        with self._redis.frozen():
+            self._serve(self._llama, range(24, 30), settle=False)
+            self._wait_until("redis", lambda tier: bool(tier.is_slow))
+            self._type("top llama.sock --once")
+            self._check("Prompts on the disk come back", self._llama.serve(24))
+        self._wait_until("redis", is_ok)
+        self._type("top llama.sock --once")
+
+    def _root_made_anew(self) -> None:
+        title("The directory is made anew, with write access for all")
+        shutil.rmtree(self._root)
+        self._root.mkdir()
+        self._root.chmod(0o777)
+        self._serve(self._llama, range(30, 32))
+        self._type("top llama.sock --once")
+        self._check("Nothing was stored into it", not any(self._root.iterdir()))
+        self._root.chmod(0o700)
+        self._wait_until("file", is_ok)
+        self._serve(self._llama, range(32, 34))
+        self._check("With its mode repaired it is used again", any(self._root.iterdir()))
+
+    def _restart(self) -> None:
+        title("The engines restart")
+        self._check("A prompt of before comes back", self._llama.serve(33))
+        self._type("tier verify llama.toml")
+
+    # What the scenes are made of.
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for engine in self._engines:
+                stack.enter_context(engine.running(self._folder))
+            yield
+
+    def _serve(self, engine: Engine, prompts: range, *, settle: bool = True) -> None:
+        for prompt in prompts:
+            engine.serve(prompt)
+            if settle:
+                until(lambda: not engine.manager.has_pending_work(), engine.step)
+
+    def _type(self, line: str) -> None:
+        """Run a command while the engines step."""
+        print(f"\n$ kvtier {line}", flush=True)
+        kvtier = str(Path(sys.executable).with_name("kvtier"))
+        with subprocess.Popen([kvtier, *shlex.split(line)], cwd=self._folder) as command:
+            until(lambda: command.poll() is not None, self._step)
+
+    def _wait_until(self, tier: str, is_so: Callable[[TierStats], bool]) -> None:
+        (stats,) = (one for one in self._llama.manager.stats if one.name == tier)
+        until(lambda: is_so(stats), self._step)
+
+    def _step(self) -> None:
+        for engine in self._engines:
+            engine.step()
+
+    def _check(self, claim: str, is_true: bool) -> None:
+        self.failed += not is_true
+        print(f"\n{claim}." if is_true else f"\nNOT SO: {claim}.", flush=True)
+
+
+class RedisServer:
+    """A redis-server on a free port of the loopback, without a password."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._folder = folder
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        options = f"--port {self.port} --bind 127.0.0.1 --maxmemory 48mb"
+        command = ["redis-server", *options.split(), "--maxmemory-policy", "allkeys-lru"]
+        log = subprocess.DEVNULL
+        with subprocess.Popen([*command, "--save", ""], cwd=self._folder, stdout=log) as process:
+            self._process = process
+            try:
+                until(self._answers)
+                yield
+            finally:
+                process.kill()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Mount a small file system where that is allowed; yields true if it is one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    is_small = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    if not is_small:
+        print("The scene of the full disk is left out: to mount a small file system takes root.")
+    try:
+        yield is_small
+    finally:
+        if is_small:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def is_ok(tier: TierStats) -> bool:
+    """Return true if a tier takes what it is given, and moves it."""
+    return not (tier.is_slow or tier.reads_open or tier.stores_open)
+
+
+def fill(file: Path) -> None:
+    """Write a file until its file system is full."""
+    with file.open("wb", buffering=0) as output:
+        try:
+            while output.write(bytes(2**16)):
+                pass
+        except OSError:
+            pass
+
+
+def content(key: OffloadKey) -> bytes:
+    """Make the content of a chunk from its key."""
+    return (key * CHUNK_BYTES)[:CHUNK_BYTES]
+
+
+def rest() -> None:
+    """Let a step's time pass."""
+    time.sleep(_STEP_S)
+
+
+def until(
+    is_so: Callable[[], bool], wait: Callable[[], None] = lambda: time.sleep(_STEP_S)
+) -> None:
+    """Wait for something that happens soon."""
+    end_s = time.monotonic() + _PATIENCE_S
+    while not is_so():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"waited {_PATIENCE_S:g} s in vain")
+        wait()
+
+
+def title(text: str) -> None:
+    """Print a scene's title."""
+    print(f"\n## {text}", flush=True)
+
+
+def main() -> int:
+    """Play the afternoon in a directory of its own."""
+    logging.basicConfig(
+        format="%(levelname)s %(message)s", level=logging.WARNING, stream=sys.stdout
+    )
+    with tempfile.TemporaryDirectory(prefix="kvtier-afternoon-") as name:
+        os.chmod(name, 0o755)
+        afternoon = Afternoon(Path(name))
+        afternoon.play()
+    return 1 if afternoon.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
