@@ -142,7 +142,6 @@ class Afternoon:
 
     def _fill(self) -> None:
         title("Two models fill the tiers")
-        self._type("check llama.toml")
         self._serve(self._llama, range(8))
         self._serve(self._qwen, range(4))
         self._type("tier du llama.toml")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,12 +44,15 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
     return answer
 
 
-def purge_pools(config: TieringConfig, namespaces: Collection[str]) -> list[dict[str, Any]]:
+def purge_pools(
+    config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """Have the engines of a configuration empty their host pools, and wait for them.
 
     Args:
         config: names the engines' admin sockets.
         namespaces: fingerprints; an engine with none of them keeps its pool.
+        before: the outcome of an earlier purge, whose forgotten chunks are counted too.
 
     Returns:
         What became of it, one item a socket: ``forgotten_chunks`` and ``chunks_in_use``, which is
@@ -59,7 +62,12 @@ def purge_pools(config: TieringConfig, namespaces: Collection[str]) -> list[dict
         return []
     path = Path(config.admin_socket)
     sockets = sorted(path.glob("kvtier-*.sock")) if path.is_dir() else [path]
-    return [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets]
+    forgotten = {one["socket"]: one.get("forgotten_chunks", 0) for one in before}
+    purged = [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets]
+    for one in purged:
+        if "forgotten_chunks" in one:
+            one["forgotten_chunks"] += forgotten.get(one["socket"], 0)
+    return purged
 
 
 def _purge_pool(socket: Path, namespaces: Collection[str]) -> dict[str, Any]:

@@ -223,11 +223,12 @@ def test_the_commands_at_an_engine_that_sleeps(
 ) -> None:
     done = kvtier("top", idle, "--once", "--interval", "100ms")
     assert (done.returncode, done.stderr) == (0, "")
-    title, _, head, *rows = done.stdout.splitlines()
+    title, _, head, *rows, room = done.stdout.splitlines()
     assert "host pool of 60 slots" in title
     assert head.split()[:4] == ["tier", "state", "hits/s", "share"]
     assert {len(line) for line in (head, *rows)} <= set(range(81)), "a terminal's width"
     assert [row.split()[:2] for row in rows] == [["host", "ok"], ["file", "ok"], ["redis", "ok"]]
+    assert room.startswith("file: ")
 
     done = kvtier("drain", idle, "redis")
     assert done.stdout.startswith("redis is out; nothing of it is under way after 0.")
@@ -288,7 +289,7 @@ def test_rm_reaches_the_pools_of_running_engines(tmp_path: Path) -> None:
                 threading.Event().wait(0.01)
             said = removing.result()
         assert "3 chunks deleted" in said
-        assert "engine.sock: 0 chunks forgotten" in said
+        assert "engine.sock: 3 chunks forgotten" in said
         assert said.endswith("may still serve them: reset its prefix cache, or restart it\n")
         assert manager.lookup(keys[0], request) is not LookupResult.HIT
         store(manager, keys, request)

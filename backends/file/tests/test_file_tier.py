@@ -250,7 +250,9 @@ async def test_short_writes_and_reads_are_continued(bench, monkeypatch, direct_i
 )
 async def test_a_failed_write_fails_alone_and_leaves_nothing(bench, monkeypatch, code, expected):
     tier = await bench.open(direct_io="off")
-    monkeypatch.setattr(os, "pwritev", failing(os.pwritev, code, times=1))
+    # Where room is refused, the store evicts and tries again, twice.
+    times = 3 if expected is TierCapacityError else 1
+    monkeypatch.setattr(os, "pwritev", failing(os.pwritev, code, times=times))
     first, second = await bench.put(tier, *KEYS[:2])
     assert type(first) is expected
     assert first.retryable == (expected is TierUnavailableError)
@@ -306,9 +308,16 @@ async def test_a_new_namespace_on_a_full_file_system_makes_room_first(crowded):
     assert await crowded.loads(tier, *KEYS[5:7])
 
 
-@pytest.mark.parametrize("options", [{"min_free": 0}, {"min_free": "1MiB"}, {"direct_io": "on"}])
-async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded, options):
+@pytest.mark.parametrize("crowded_at", ["mounted"], indirect=True)
+@pytest.mark.parametrize("options", [{"min_free": 0}, {"direct_io": "on"}])
+async def test_a_store_that_is_refused_room_makes_it(crowded, options):
     tier = await crowded.open(**options)
+    assert await crowded.put(tier, KEYS[5]) == [None]
+    assert await crowded.loads(tier, KEYS[5])
+
+
+async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded):
+    tier = await crowded.open(min_free="1MiB")
     with suppress(TierCapacityError):  # if there is no room for its directories either
         (verdict,) = await crowded.put(tier, KEYS[5])
         assert type(verdict) is TierCapacityError
