@@ -418,7 +418,7 @@ class TierStats:
             self.note_usage(None)
 
     def note_usage(self, usage: Usage | None) -> None:
-        """Note how full the tier is; ``None`` while it cannot say."""
+        """Note how full the tier is: its ``usage``, or ``None`` while it cannot say."""
         self.used_chunks, self.used_bytes, self.capacity_bytes, self.free_bytes = (
             (None,) * 4 if usage is None else astuple(usage)
         )

@@ -397,5 +397,6 @@ def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
     text = re.sub(r"(?<=installed: ).*", "...", text)
     # The memory of the server and of the machine.
     text = re.sub(r"(?<=redis: open: ).*", "...", text)
+    text = re.sub(r"(?<=disk has ).*(?= free)", "...", text)
     free = re.compile(r"[0-9.]+ .iB are free in [^:]*(: make the pool smaller, or).*")
     return free.sub(r"... are free in ...\1 ...", text)

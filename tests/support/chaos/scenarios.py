@@ -113,8 +113,8 @@ FAULTS = (
         "full file system",
         "the rest of a tmpfs is filled with a file",
         ("file",),
-        _WRITE,
-        r"failures\.store\.capacity",
+        _NONE,
+        r"evicted",
     ),
     Fault(
         "writes_frozen",
