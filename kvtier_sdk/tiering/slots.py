@@ -140,7 +140,7 @@ class Purge:
 
     def __init__(self) -> None:
         self.left: list[OffloadKey] | None = None
-        self.forgotten = 0
+        self.forgotten: int = 0
 
 
 class PrimaryTier:
