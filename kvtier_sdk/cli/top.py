@@ -180,7 +180,7 @@ def _errors(now: _Status) -> list[Text]:
 
 
 def _disks(now: _Status) -> Iterator[Text]:
-    """What tiers on a disk hold, and the disk's room."""
+    """A line for each tier on a disk: its contents, and the disk's room."""
     for tier in now["tiers"]:
         if tier.get("free_bytes") is not None:
             names = ("used_chunks", "used_bytes", "capacity_bytes", "free_bytes")

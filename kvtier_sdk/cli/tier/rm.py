@@ -89,10 +89,8 @@ def rm_command(
     in_pools = unused_s is None and bool(meant)
     if found and not yes:
         typer.confirm("Delete them?", abort=True, err=as_json)
-    before = []
-    if in_pools:
-        # What a pool is still storing into a tier would come back behind the deletion.
-        before = purge_pools(target.config, meant)
+    # What a pool is still storing into a tier would come back behind the deletion.
+    before = purge_pools(target.config, meant) if in_pools else []
     deleted = [_delete(victims, faults, timeout_s) for victims in found]
     # What was loaded from the tier meanwhile is in the pool again.
     purged = purge_pools(target.config, meant, before) if in_pools else []
