@@ -38,7 +38,7 @@ import results
 from results import Series
 
 from kvtier_file.budget import Budget
-from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.chunks import ChunkId
 from kvtier_file.namespace import shard_of
 from kvtier_sdk import (
     Namespace,
@@ -223,7 +223,7 @@ def _measure_budget(chunks: int) -> Row:
 
     def add(keys: Sequence[bytes]) -> None:
         for key in keys:
-            budget.add(StoredChunk(ChunkId(fingerprint, key), _CHUNK_BYTES, next(times_ns)))
+            budget.add(fingerprint, key, _CHUNK_BYTES, next(times_ns))
 
     def evict(count: int) -> None:
         victims = budget.victims(
@@ -234,7 +234,7 @@ def _measure_budget(chunks: int) -> Row:
             last_used_ns=lambda chunk_id: None,
         )
         for chunk_id in victims:
-            budget.discard(chunk_id)
+            budget.discard(*chunk_id)
 
     before_bytes = _resident_bytes()
     for _ in range(chunks // _REQUEST_CHUNKS):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 
-from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.chunks import ChunkId
 from kvtier_file.recency import RecencyIndex, Use
-from kvtier_sdk import TierCapacityError, format_bytes
+from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
@@ -36,22 +36,22 @@ class Budget:
         index = self._indices.get(chunk_id.fingerprint)
         return index is not None and chunk_id.key in index
 
-    def __iter__(self) -> Iterator[StoredChunk]:
+    def __iter__(self) -> Iterator[tuple[str, OffloadKey, int, int]]:
+        """Iterate over the chunks; for each the arguments of :meth:`add`."""
         for fingerprint, index in self._indices.items():
             for used_ns, key, size_bytes in index:
-                yield StoredChunk(ChunkId(fingerprint, key), size_bytes, used_ns)
+                yield fingerprint, key, size_bytes, used_ns
 
-    def add(self, stored: StoredChunk) -> None:
+    def add(self, fingerprint: str, key: OffloadKey, size_bytes: int, used_ns: int) -> None:
         """Count a stored chunk, in place of what was known of it."""
-        (fingerprint, key), size_bytes, used_ns = stored
-        index = self._indices[fingerprint]
-        self.used_bytes += size_bytes - index.size_bytes(key)
-        self.latest_ns = max(self.latest_ns, used_ns)
-        index.put((used_ns, key, size_bytes))
+        known_bytes = self._indices[fingerprint].put((used_ns, key, size_bytes))
+        self.used_bytes += size_bytes - known_bytes
+        if used_ns > self.latest_ns:
+            self.latest_ns = used_ns
 
-    def discard(self, chunk_id: ChunkId) -> None:
+    def discard(self, fingerprint: str, key: OffloadKey) -> None:
         """Stop counting a chunk. An unknown one is ignored."""
-        self.used_bytes -= self._indices[chunk_id.fingerprint].discard(chunk_id.key)
+        self.used_bytes -= self._indices[fingerprint].discard(key)
 
     def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
         """Set the last use of a known chunk, in nanoseconds since the epoch."""

@@ -10,34 +10,25 @@ import itertools
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import TypeAlias
 
-from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk
+from kvtier_file.chunks import MAX_USED_NS
 from kvtier_sdk import OffloadKey
+
+#: A change: fingerprint and key of the chunk, the length of its file or what became of it, and the
+#: time of its last use. A plain tuple, because each process reads the changes of all others.
+Change: TypeAlias = tuple[str, OffloadKey, int, int]
+#: In place of the length: the chunk was deleted, or made room for others.
+DELETED, EVICTED = -1, -2
 
 _READ_BYTES = 2**20
 _PART_RECORDS = 2**12
-# Fingerprint, length of the chunk's file or what became of it, time of use, length of the key.
+# As a change, but the length of the key, and then the key.
 _RECORD = struct.Struct("<16sqqB")
-_REMOVED, _EVICTED = -1, -2
 
 
 class LedgerDamagedError(Exception):
     """The file is shorter than the header says, or its records make no sense."""
-
-
-class Change(NamedTuple):
-    """A record of the ledger.
-
-    Attributes:
-        chunk_id: the chunk.
-        stored: its new state; ``None`` after a removal.
-        evicted: true after a removal that made room for others.
-    """
-
-    chunk_id: ChunkId
-    stored: StoredChunk | None
-    evicted: bool = False
 
 
 class Ledger:
@@ -65,13 +56,14 @@ class Ledger:
             start += len(part)
             content += part
             at = 0
-            while at + _RECORD.size <= len(content):
+            while (key_at := at + _RECORD.size) <= len(content):
                 fingerprint, size_bytes, used_ns, key_bytes = _RECORD.unpack_from(content, at)
-                key_at = at + _RECORD.size
-                if key_at + key_bytes > len(content):
+                if (end_at := key_at + key_bytes) > len(content):
                     break
-                at = key_at + key_bytes
-                yield _change(fingerprint.hex(), content[key_at:at], size_bytes, used_ns)
+                if not key_bytes or size_bytes < EVICTED or not 0 <= used_ns < MAX_USED_NS:
+                    raise LedgerDamagedError
+                yield fingerprint.hex(), content[key_at:end_at], size_bytes, used_ns
+                at = end_at
             content = content[at:]
         if content:
             raise LedgerDamagedError
@@ -90,31 +82,18 @@ class Ledger:
                 rest = rest[written_bytes:]
         return at
 
-    def compact(self, chunks: Iterable[StoredChunk]) -> int:
+    def compact(self, chunks: Iterable[Change]) -> int:
         """Replace the content with the chunks that are stored now.
 
         Returns:
             The new end.
         """
         # Overwrite first and truncate later: the old content's room is already ours.
-        end = self.append((Change(stored.chunk_id, stored) for stored in chunks), 0)
+        end = self.append(chunks, 0)
         os.ftruncate(self._fd, end)
         return end
 
 
-def _change(fingerprint: str, key: OffloadKey, size_bytes: int, used_ns: int) -> Change:
-    chunk_id = ChunkId(fingerprint, key)
-    if size_bytes in (_REMOVED, _EVICTED):
-        return Change(chunk_id, None, size_bytes == _EVICTED)
-    if not key or size_bytes < 0 or not 0 <= used_ns < MAX_USED_NS:
-        raise LedgerDamagedError
-    return Change(chunk_id, StoredChunk(chunk_id, size_bytes, used_ns))
-
-
 def _record(change: Change) -> bytes:
-    chunk_id, stored, evicted = change
-    size_bytes, used_ns = _EVICTED if evicted else _REMOVED, 0
-    if stored:
-        size_bytes, used_ns = stored.size_bytes, stored.used_ns
-    fingerprint = bytes.fromhex(chunk_id.fingerprint)
-    return _RECORD.pack(fingerprint, size_bytes, used_ns, len(chunk_id.key)) + chunk_id.key
+    fingerprint, key, size_bytes, used_ns = change
+    return _RECORD.pack(bytes.fromhex(fingerprint), size_bytes, used_ns, len(key)) + key

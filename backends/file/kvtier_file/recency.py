@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from kvtier_file.chunks import MOST_EARLIER_USES, earlier_uses
+from kvtier_file.chunks import USE_NS, earlier_uses
 from kvtier_sdk import OffloadKey
 
 #: Time of the last use, key, and size in bytes. The time is in nanoseconds since the epoch and
@@ -16,9 +16,9 @@ Use: TypeAlias = tuple[int, OffloadKey, int]
 # A chunk that was used twice as often stays longer by this share of the time for which one stays
 # that was used once.
 _WEIGHT = 0.5
-# Of each number of earlier uses, the class: chunks of one class are compared by time alone.
-_CLASS_OF = tuple((earlier + 1).bit_length() - 1 for earlier in range(MOST_EARLIER_USES + 1))
-_STAY = tuple(1 + _WEIGHT * of for of in range(_CLASS_OF[-1] + 1))
+# The class by the last digits of a time of use. Chunks of one class are compared by time alone.
+_CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
+_STAY = tuple(1 + _WEIGHT * of for of in range(max(_CLASS_OF) + 1))
 
 # An outdated entry stays in its heap until it reaches the top. With this many of them, and more
 # than there are current ones, the heaps are rebuilt.
@@ -32,7 +32,7 @@ def staleness_ns(used_ns: int, now_ns: int) -> float:
         used_ns: the chunk's last use, with its count.
         now_ns: the time, in nanoseconds since the epoch.
     """
-    return (now_ns - used_ns) / _STAY[_class_of(used_ns)]
+    return (now_ns - used_ns) / _STAY[_CLASS_OF[used_ns % USE_NS]]
 
 
 class RecencyIndex:
@@ -42,6 +42,7 @@ class RecencyIndex:
         self._uses: dict[OffloadKey, Use] = {}
         # By class. Made when a chunk to evict is first asked for: without a limit it never is.
         self._heaps: list[list[Use]] | None = None
+        self._outdated = 0
 
     def __len__(self) -> int:
         return len(self._uses)
@@ -57,18 +58,23 @@ class RecencyIndex:
         use = self._uses.get(key)
         return 0 if use is None else use[2]
 
-    def put(self, use: Use) -> None:
-        """Set the last use and the size of a chunk, in place of what was known of it."""
+    def put(self, use: Use) -> int:
+        """Set the last use and the size of a chunk; return the size it had, 0 for a new one."""
+        size_bytes = self.discard(use[1])
         self._uses[use[1]] = use
         if self._heaps is not None:
-            heapq.heappush(self._heaps[_class_of(use[0])], use)
-            if sum(map(len, self._heaps)) > 2 * len(self._uses) + _MAX_OUTDATED:
+            heapq.heappush(self._heaps[_CLASS_OF[use[0] % USE_NS]], use)
+            if self._outdated > len(self._uses) + _MAX_OUTDATED:
                 self._heaps = None
+        return size_bytes
 
     def discard(self, key: OffloadKey) -> int:
         """Forget a chunk, and return its size; 0 for an unknown one."""
         use = self._uses.pop(key, None)
-        return 0 if use is None else use[2]
+        if use is None:
+            return 0
+        self._outdated += 1
+        return use[2]
 
     def oldest(self) -> Use | None:
         """Return the least recently used chunk, or ``None`` if there is no chunk."""
@@ -95,15 +101,13 @@ class RecencyIndex:
         """The least recently used chunk of each class."""
         if self._heaps is None:
             self._heaps = [[] for _ in _STAY]
+            self._outdated = 0
             for use in self._uses.values():
-                self._heaps[_class_of(use[0])].append(use)
+                self._heaps[_CLASS_OF[use[0] % USE_NS]].append(use)
             for heap in self._heaps:
                 heapq.heapify(heap)
         for heap in self._heaps:
             while heap and self._uses.get(heap[0][1]) is not heap[0]:
                 heapq.heappop(heap)
+                self._outdated -= 1
         return [heap[0] for heap in self._heaps if heap]
-
-
-def _class_of(used_ns: int) -> int:
-    return _CLASS_OF[earlier_uses(used_ns)]

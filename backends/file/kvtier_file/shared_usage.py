@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
 from kvtier_file.errors import FULL
-from kvtier_file.ledger import Change
+from kvtier_file.ledger import DELETED, EVICTED, Change
 from kvtier_file.root import Root
 from kvtier_file.shared_files import SharedFiles
 from kvtier_file.shared_header import Reservation, SharedHeader
@@ -150,11 +150,12 @@ class SharedUsage:
 
     def add(self, stored: StoredChunk) -> None:
         """Count a chunk, which has its name now."""
-        self._record(Change(stored.chunk_id, stored))
+        (fingerprint, key), size_bytes, used_ns = stored
+        self._record((fingerprint, key, size_bytes, used_ns))
 
     def discard(self, chunk_id: ChunkId, *, evicted: bool = False) -> None:
         """Stop counting a chunk, which is gone, or was ``evicted`` to make room for others."""
-        self._record(Change(chunk_id, None, evicted))
+        self._record((*chunk_id, EVICTED if evicted else DELETED, 0))
 
     def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
         """Evict a counted chunk later, where this process has the choice."""
@@ -232,7 +233,7 @@ class SharedUsage:
     def _record(self, change: Change) -> None:
         self.mark_dirty()
         self._changes.append(change)
-        self._replica.apply(change)
+        self._replica.apply([change])
 
     def _enter_reservation(self) -> None:
         # From this process's memory, so that a lost header is complete again in time.
@@ -305,7 +306,8 @@ class SharedUsage:
         self._enter_reservation()
         if not self._replica.catch_up(self._header, self._files.ledger):
             self.mark_dirty()
-            self._replica.replace(self._root.scan())
+            found = self._root.scan()
+            self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
         self.is_counted = True
 
     def _end(self, succeeded: bool) -> None:

@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from kvtier_file.budget import Budget
-from kvtier_file.chunks import ChunkId, StoredChunk
-from kvtier_file.ledger import Change, Ledger, LedgerDamagedError
+from kvtier_file.ledger import DELETED, EVICTED, Change, Ledger, LedgerDamagedError
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
@@ -52,28 +51,30 @@ class UsageReplica:
             return False
         if not known:
             self._clear()
-        for change in changes:
-            self.apply(change)
+        self.apply(changes)
         self._generation, self._end = header.generation, header.ledger_bytes
         # The counters disagree if a stranger wrote to the files.
         return (len(self.budget), self.budget.used_bytes) == (header.chunks, header.used_bytes)
 
-    def replace(self, chunks: Iterable[StoredChunk]) -> None:
+    def replace(self, chunks: Iterable[Change]) -> None:
         """Replace the content with the chunks found on disk."""
         self._clear()
-        for stored in chunks:
-            self._add(stored)
+        self.apply(chunks)
         # The next publication starts a generation that no other process takes for one it follows.
         self.detach()
 
-    def apply(self, change: Change) -> None:
-        """Apply one change."""
-        chunk_id, stored, evicted = change
-        if stored is None:
-            self.budget.discard(chunk_id)
-            self._note_removed(chunk_id, evicted)
-        else:
-            self._add(stored)
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Apply changes."""
+        add, discard, removed = self.budget.add, self.budget.discard, self._removed
+        for fingerprint, key, size_bytes, used_ns in changes:
+            if size_bytes >= 0:
+                add(fingerprint, key, size_bytes, used_ns)
+                if fingerprint == self._fingerprint:
+                    removed.pop(key, None)
+            else:
+                discard(fingerprint, key)
+                if fingerprint == self._fingerprint:
+                    removed[key] = size_bytes == EVICTED
 
     def publish(self, header: SharedHeader, ledger: Ledger, changes: Sequence[Change]) -> None:
         """Append applied changes to the ledger, or compact it, and declare the header clean.
@@ -100,15 +101,5 @@ class UsageReplica:
         return removed
 
     def _clear(self) -> None:
-        for stored in self.budget:
-            self._note_removed(stored.chunk_id, evicted=False)
+        self.apply([(fingerprint, key, DELETED, 0) for fingerprint, key, *_ in self.budget])
         self.budget.clear()
-
-    def _add(self, stored: StoredChunk) -> None:
-        self.budget.add(stored)
-        if self._removed and stored.chunk_id.fingerprint == self._fingerprint:
-            self._removed.pop(stored.chunk_id.key, None)
-
-    def _note_removed(self, chunk_id: ChunkId, evicted: bool) -> None:
-        if chunk_id.fingerprint == self._fingerprint:
-            self._removed[chunk_id.key] = evicted

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvtier_file.budget import Budget
-from kvtier_file.chunks import SAME_USE_NS, USE_NS, ChunkId, StoredChunk, next_use_ns
+from kvtier_file.chunks import SAME_USE_NS, USE_NS, ChunkId, next_use_ns
 from kvtier_file.recency import staleness_ns
 from kvtier_sdk import TierCapacityError
 
@@ -36,7 +36,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @rule(chunk=CHUNKS, size=SIZES, used_ns=TIMES)
     def add(self, chunk: ChunkId, size: int, used_ns: int) -> None:
-        self.budget.add(StoredChunk(chunk, size, used_ns))
+        self.budget.add(*chunk, size, used_ns)
         self.stored[chunk] = Stored(size, used_ns, used_ns)
 
     @rule(chunk=CHUNKS, later_ns=TIMES, told=st.booleans())
@@ -49,7 +49,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @rule(chunk=CHUNKS)
     def forget(self, chunk: ChunkId) -> None:
-        self.budget.discard(chunk)
+        self.budget.discard(*chunk)
         self.stored.pop(chunk, None)
 
     @rule()
@@ -129,10 +129,10 @@ class BudgetMachine(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         assert self.budget.used_bytes == sum(one.size_bytes for one in self.stored.values())
         assert len(self.budget) == len(self.stored)
-        assert all(counted.used_ns <= self.budget.latest_ns for counted in self.budget)
+        assert all(used_ns <= self.budget.latest_ns for *_, used_ns in self.budget)
         assert all(chunk in self.budget for chunk in self.stored)
-        for chunk, size_bytes, used_ns in self.budget:
-            stored = self.stored[chunk]
+        for fingerprint, key, size_bytes, used_ns in self.budget:
+            stored = self.stored[ChunkId(fingerprint, key)]
             assert stored.size_bytes == size_bytes
             assert stored.counted_ns <= used_ns <= stored.used_ns
 
@@ -152,8 +152,8 @@ def test_a_chunk_that_was_used_often_outlasts_one_that_was_used_once() -> None:
     used_ns = USE_NS
     for _ in range(3):
         used_ns = next_use_ns(used_ns, used_ns + SAME_USE_NS)
-    budget.add(StoredChunk(often, 1, used_ns))
-    budget.add(StoredChunk(once, 1, (used_ns + SAME_USE_NS) // USE_NS * USE_NS))
+    budget.add(*often, 1, used_ns)
+    budget.add(*once, 1, (used_ns + SAME_USE_NS) // USE_NS * USE_NS)
     # After four uses a chunk stays for twice as long as after one.
     budget.latest_ns = used_ns + SAME_USE_NS * 3 // 2
     assert victims(budget, 1) == [often]
@@ -163,7 +163,7 @@ def test_a_chunk_that_was_used_often_outlasts_one_that_was_used_once() -> None:
 
 def test_an_unlimited_budget_never_evicts() -> None:
     budget = Budget(None)
-    budget.add(StoredChunk(ChunkId("a", b"1"), 10**15, 1))
+    budget.add("a", b"1", 10**15, 1)
     assert victims(budget, 10**15) == []
 
 
@@ -178,7 +178,7 @@ def test_a_refusal_names_the_limit() -> None:
 def test_repeated_uses_leave_no_outdated_entries() -> None:
     budget = Budget(None)
     chunk = ChunkId("a", b"1")
-    budget.add(StoredChunk(chunk, 1, 0))
+    budget.add(*chunk, 1, 0)
     index = budget._indices["a"]
     for used_ns in range(1000):
         budget.touch(chunk, used_ns)
@@ -190,7 +190,7 @@ def test_repeated_uses_leave_no_outdated_entries() -> None:
 def test_a_chunk_whose_use_is_unknown_stays_counted() -> None:
     budget = Budget(1)
     for name in (b"1", b"2"):
-        budget.add(StoredChunk(ChunkId("a", name), 1, 1))
+        budget.add("a", name, 1, 1)
 
     def broken(chunk: ChunkId) -> int:
         if chunk.key == b"2":
