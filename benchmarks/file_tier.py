@@ -1,4 +1,4 @@
-"""Throughput of one, two and four processes that use the file tier below one root.
+"""Throughput of several processes that use the file tier below one root.
 
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
@@ -74,8 +74,12 @@ def main() -> None:
                 figures.setdefault((way, processes), []).append(rates)
                 print(f"{way} {processes}: {rates[0]:.0f} MiB/s stored", file=sys.stderr)
                 shutil.rmtree(place)
+    object_bytes = arguments.chunk + FileSubject.header_bytes
     for which, title in enumerate(("store", "load")):
-        print(f"\n{title:8}{'processes':>10}{'MiB/s':>10}{'least':>10}{'most':>10}{'ratio':>8}")
+        print(
+            f"\n{title:8}{'processes':>10}{'MiB/s':>10}{'least':>10}{'most':>10}{'ratio':>8}"
+            f"{'chunks/s':>10}"
+        )
         for way, processes in itertools.product(WAYS, arguments.processes):
             if (way, title) == ("evict", "load"):
                 continue  # half of it is gone by design
@@ -84,7 +88,7 @@ def main() -> None:
             middle = statistics.median(rates)
             print(
                 f"{way:8}{processes:10}{middle:10.0f}{min(rates):10.0f}{max(rates):10.0f}"
-                f"{middle / alone:8.2f}"
+                f"{middle / alone:8.2f}{middle * 2**20 / object_bytes:10.0f}"
             )
 
 
