@@ -212,6 +212,21 @@ def test_explain_finds_the_nearest_namespace_and_its_seed(store: Store) -> None:
     assert "give them one PYTHONHASHSEED" in text
 
 
+def test_a_check_changes_nothing_that_is_counted_or_chosen(store: Store) -> None:
+    def seen() -> list[Any]:
+        (du,) = tier("du", store.url)["tiers"]
+        # Without a name it explains the only namespace with chunks.
+        (explained,) = tier("explain", store.url)["tiers"]
+        lines = kvtier("tier", "ls", store.url).stdout.splitlines()
+        return [du["chunks"], du["models"], explained["contents"]["chunks"], lines[1].split()[0]]
+
+    tier("rm", store.url, "--model", "meta-llama/Llama-3.1-8B", "--yes")
+    before = seen()
+    done = kvtier("check", store.url)
+    assert done.returncode == 0, done.stderr
+    assert seen() == before
+
+
 def test_explain_follows_a_difference_to_its_value(folder: Store, tmp_path: Path) -> None:
     groups = [{"tokens_per_block": 32, "layers": ["a"]}]
     facts = tmp_path / "facts.json"

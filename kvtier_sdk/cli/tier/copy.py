@@ -87,7 +87,7 @@ def copy_command(
         namespaces = [asdict(copied) for copied in found]
         print(json.dumps({"ok": not is_short, "namespaces": namespaces}))
     elif not found:
-        say("no namespace is meant")
+        say("nothing to copy: no namespace with chunks matches")
     if is_short:
         raise typer.Exit(1)
 

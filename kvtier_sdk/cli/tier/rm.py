@@ -155,7 +155,7 @@ def _lines(found: list[_Victims]) -> Iterator[str]:
             f"{contents.chunks:,} chunks, {format_bytes(contents.used_bytes)}{kept}"
         )
     if not found:
-        yield "no chunk is meant"
+        yield "nothing matches: no chunk is deleted"
 
 
 def _delete(victims: _Victims, faults: Faults, timeout_s: float) -> int:
