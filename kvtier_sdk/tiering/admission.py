@@ -10,7 +10,7 @@ from zlib import crc32
 
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.tiering.slots import Slot
+from kvtier_sdk.tiering.records import Slot
 from kvtier_sdk.types import OffloadKey
 
 _HASHES = 2**32

@@ -8,7 +8,8 @@ from typing import Final
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.managed_tier import ManagedTier
-from kvtier_sdk.tiering.slots import Offers, PrimaryTier, Slot, SlotState
+from kvtier_sdk.tiering.records import Offers, Slot, SlotState
+from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import NO_REQUEST
 from kvtier_sdk.types import OffloadKey, RequestContext
 
@@ -150,7 +151,7 @@ class Cascade:
             self._send(tier, [slot for slot in unsent if slot.state is _READY], request)
             for slot in unsent:
                 if slot.state is not _READY:
-                    self._offers(slot).followers[tier] = request
+                    self._offers(slot).followers[tier.index] = request
 
     def note_missing(self, slot_count: int) -> None:
         """Note that so many slots were wanted and not there."""
@@ -291,7 +292,8 @@ class Cascade:
         for slot in slots:
             offers = self._offers(slot)
             followers, offers.followers = offers.followers, {}
-            for tier, request in followers.items():
+            for index, request in followers.items():
+                tier = self._tiers[index]
                 self._send(tier, self._unsent(tier, [slot]), request)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from math import inf
 from typing import Final
 
 from kvtier_sdk.aio.clock import Clock
@@ -20,16 +19,15 @@ from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.compute_rate import ComputeRate
-from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
-from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
+from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.requests import RequestState
-from kvtier_sdk.tiering.slots import PrimaryTier, Purge, Slot, SlotState
+from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait
+from kvtier_sdk.tiering.search import TierSearch
+from kvtier_sdk.tiering.slots import PrimaryTier, Purge
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_reports import TierReports
-from kvtier_sdk.tiering.waits import Wait
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
@@ -38,7 +36,6 @@ _HIT: Final = LookupResult.HIT
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
-_ABSENT: Final = MissReason.ABSENT.value
 _READY: Final = SlotState.READY
 _WRITING: Final = SlotState.WRITING
 _LOADING: Final = SlotState.LOADING
@@ -90,17 +87,16 @@ class TieringManager:
         self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
         # Looked up once: this is the engine's thread.
         self._by_key = self._primary.by_key
-        self._misses = self._primary.stats.misses
         self._primary.stats.recompute_s = recompute_s
         self._compute_rate = ComputeRate()
         # Requests that have not finished.
         self._alive = 0
         self._tiers: list[ManagedTier] = []
-        self._lookups = LookupTable()
         reserve = round(pool.slots * store_reserve)
         self._promotions = Promotions(self._primary, limit=pool.slots - reserve)
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
         self._requests: dict[str, RequestState] = {}
+        self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
         self._touched: dict[OffloadKey, None] = {}
         # Slots that copies from before a reset may still touch.
         self._stale_copies: list[Slot] = []
@@ -122,11 +118,11 @@ class TieringManager:
         if any(tier.client.spec.name == spec.name for tier in self._tiers):
             raise ConfigError(f"two tiers are named {spec.name!r}; give one of them another name")
         store_policy = load_store_policy(spec.runner.store_policy)
-        index = len(self._tiers)
+        index, lookups = len(self._tiers), self._search.lookups
         client = TierClient(
             spec,
             runner,
-            TierReports(1 << index, self._primary, self._lookups, self._promotions, self._cascade),
+            TierReports(1 << index, self._primary, lookups, self._promotions, self._cascade),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
             # What waits for a tier is pinned: a slow one leaves half of a small pool to the others.
@@ -268,29 +264,7 @@ class TieringManager:
             state.prefix_order.note(key)
         if slot is not None:
             return self._find(slot, state)
-        pending = state.asked.get(key)
-        if pending is None:
-            if state.turn != self._primary.step and not self._begin_turn(key, state):
-                return _RETRY
-            pending = self._ask(key, state)
-            if pending is None:
-                return _MISS
-        having = pending.hits.get(key)
-        # A load that it joined may rest on answers of tiers that it may not ask.
-        if having and having & state.tiers:
-            return self._promote(key, pending, state) if pending.sealed else _RETRY
-        if pending.waiting:
-            if self._now_s <= pending.deadline_s:
-                wait = state.wait_in(self._primary.step)
-                if pending is not wait.latest:
-                    wait.note_lookup(pending)
-                return _RETRY
-            self._lookups.give_up(pending)
-        if having is None:
-            self._count_miss(key, state, pending.doubt or _ABSENT)
-        else:
-            self._count_miss(key, state, MissReason.LOAD_FAILED.value)
-        return _MISS
+        return self._search.find(key, state)
 
     def is_waiting(self, request: RequestContext) -> bool:
         """Return true if what a request's earlier lookups found pending has not changed since.
@@ -587,7 +561,7 @@ class TieringManager:
             self._primary.stats.recompute_s = self._compute_rate.chunk_s
         self._cascade.keep_headroom()
         self._flush()
-        self._lookups.step_ended()
+        self._search.lookups.step_ended()
         self._primary.step += 1
         self._collected = False
 
@@ -622,7 +596,7 @@ class TieringManager:
         Args:
             scope: how far the reset goes.
         """
-        self._lookups.forget()
+        self._search.lookups.forget()
         removed = []
         for slot in self._primary.slots:
             if slot.state in (_READY, _WRITING, _LOADING):
@@ -700,18 +674,10 @@ class TieringManager:
         if wait is None:
             return None
         key = wait.put_off
-        has_turn = key is not None and (key in self._by_key or not self._lookups.is_full)
+        has_turn = key is not None and (key in self._by_key or not self._search.lookups.is_full)
         if has_turn or wait.is_over(self._now_s):
             state.wait = None
         return state.wait
-
-    def _begin_turn(self, key: OffloadKey, state: RequestState) -> bool:
-        """Let the lookups of a request begin in this step; false where it is put off."""
-        if self._lookups.is_full:
-            state.wait_in(self._primary.step).put_off = key
-            return False
-        state.turn = self._primary.step
-        return True
 
     def _find(self, slot: Slot, state: RequestState) -> LookupResult:
         """Answer for a chunk that is in the primary tier or on its way there."""
@@ -725,152 +691,6 @@ class TieringManager:
         state.wait_in(self._primary.step).note_slot(slot)
         return _HIT_PENDING
 
-    def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
-        """Ask the tiers for a chunk, or join a lookup that is open; ``None`` is a miss."""
-        if not self._tiers:
-            self._count_miss(key, state, _ABSENT)
-            return None
-        # A request that may not ask all tiers has its answers for itself.
-        pending = self._lookups.join(key) if state.tiers == -1 else None
-        if pending is None:
-            pending = state.asking
-            if pending is None or pending.sealed:
-                # Behind a chunk that tiers are asked for, a load may be in vain.
-                known = 0 if state.asks_first else self._known_tiers(key, state)
-                if known:
-                    return self._take_known(key, known, state)
-                pending = self._begin_lookup(state)
-                if pending is None:
-                    may_ask = self._tiers_of(state)
-                    reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
-                    if self._count_miss(key, state, reason.value):
-                        self._drop_lookups(may_ask, 1)
-                    return None
-            self._lookups.add(pending, key)
-        state.asked[key] = pending
-        return pending
-
-    def _tiers_of(self, state: RequestState) -> int:
-        """Mask of the tiers that may have chunks of a request; a drained one counts as absent."""
-        tiers = 0
-        for tier in self._tiers:
-            if not tier.client.is_drained:
-                tiers |= tier.bit
-        return tiers & state.tiers
-
-    def _begin_lookup(self, state: RequestState) -> PendingLookup | None:
-        """Begin a lookup in the tiers that can be asked; ``None`` where none can."""
-        may_ask = self._tiers_of(state)
-        tiers = 0
-        for tier in self._tiers:
-            if tier.client.takes_reads:
-                tiers |= tier.bit & may_ask
-        if not tiers:
-            return None
-        pending = self._lookups.begin(state.context, tiers, shared=state.tiers == -1)
-        if tiers != may_ask:
-            pending.doubt = MissReason.UNAVAILABLE.value
-            pending.skipped = may_ask & ~tiers
-        state.asking = pending
-        return pending
-
-    def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
-        """Mask of the tiers that are known to have a chunk, if the first to be asked is."""
-        known = 0
-        for tier in self._tiers:
-            if tier.bit & state.tiers and tier.client.takes_reads:
-                if tier.client.knows(key):
-                    known |= tier.bit
-                elif not known:
-                    break
-        return known
-
-    def _take_known(self, key: OffloadKey, known: int, state: RequestState) -> PendingLookup:
-        """Have a chunk loaded at the end of the step, with the others that are known."""
-        pending = state.known
-        if pending is None or pending.sealed:
-            pending = self._lookups.begin(state.context, 0, shared=state.tiers == -1)
-            pending.is_known = True
-            state.known = pending
-        self._lookups.add(pending, key)
-        pending.hits[key] = known
-        state.asked[key] = pending
-        return pending
-
-    def _load_known(self, pending: PendingLookup) -> None:
-        state = self._requests.get(pending.request.request_id)
-        if state is None or state.finished:
-            return
-        for key in pending.keys:
-            if state.asked.get(key) is not pending:
-                continue
-            if key not in self._by_key and not state.asks_first:
-                # Where it cannot begin, the tiers are asked, and the miss is counted then.
-                state.asks_first = self._begin_load(key, pending, state) is not None
-            if key not in state.claims:
-                del state.asked[key]
-
-    def _promote(
-        self, key: OffloadKey, pending: PendingLookup, state: RequestState
-    ) -> LookupResult:
-        reason = self._begin_load(key, pending, state)
-        if reason is None:
-            return _HIT_PENDING
-        self._count_miss(key, state, reason.value)
-        return _MISS
-
-    def _begin_load(
-        self, key: OffloadKey, pending: PendingLookup, state: RequestState
-    ) -> MissReason | None:
-        """Load a chunk from the first tier that has it, and those behind it; say why not."""
-        tier = self._tiers[pending.first_hit(key, state.tiers)]
-        while not tier.client.takes_reads:
-            # It had the chunk when it answered, and would refuse now.
-            pending.strike(key, tier.index)
-            if not pending.hits[key] & state.tiers:
-                return MissReason.UNAVAILABLE
-            tier = self._tiers[pending.first_hit(key, state.tiers)]
-        room = tier.client.load_room
-        if not room:
-            tier.client.stats.dropped["load.queue_full"] += 1
-            return MissReason.QUEUE_FULL
-        if not self._is_worth_loading(pending, tier.client):
-            return MissReason.SLOWER_THAN_RECOMPUTE
-        keys = [key]
-        if pending.request is state.context:
-            # The scan will come to the chunks found behind this one too: load them in one go.
-            keys = pending.run_from(key, tier.index, room)
-            by_key = self._primary.by_key
-            if len(keys) > 1:
-                keys = [k for k in keys if k not in by_key]
-        if self._promotions.start(keys, pending, tier, state):
-            return None
-        tier.client.stats.dropped["load.primary_full"] += 1
-        return MissReason.PRIMARY_FULL
-
-    def _is_worth_loading(self, pending: PendingLookup, tier: TierClient) -> bool:
-        """Weigh, once a lookup, loading all that was found against recomputing it."""
-        recompute_s = self._primary.stats.recompute_s
-        if recompute_s is None:
-            return True
-        if pending.worth_loading is None:
-            found = len(pending.hits)
-            pending.worth_loading = tier.expected_load_s(found) <= found * recompute_s
-        return pending.worth_loading
-
-    def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
-        """Count a miss; return false if it was counted before."""
-        if key in state.missed:
-            return False
-        state.missed.add(key)
-        self._misses[reason] += 1
-        return True
-
-    def _drop_lookups(self, tiers: int, chunks: int) -> None:
-        for tier in self._tiers:
-            if tiers & tier.bit:
-                tier.client.drop_lookups(chunks)
-
     def _collect(self) -> None:
         """Apply what the tiers have reported since the last time."""
         self._collected = True
@@ -881,22 +701,7 @@ class TieringManager:
 
     def _flush(self) -> None:
         """Hand over what was collected, to each tier in one hop."""
-        for pending in self._lookups.take_new():
-            if not pending.waiting:
-                self._load_known(pending)
-                continue
-            recompute_s = self._primary.stats.recompute_s
-            # As long as nothing is known, waiting in vain costs less than recomputing in vain.
-            worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
-            pending.deadline_s = 0.0
-            for tier in self._tiers:
-                if pending.waiting & tier.bit:
-                    job = tier.client.lookup(
-                        pending.keys, pending.request, tag=pending, worth_s=worth_s
-                    )
-                    pending.deadline_s = max(pending.deadline_s, job.deadline_s)
-            if pending.skipped:
-                self._drop_lookups(pending.skipped, len(pending.keys))
+        self._search.hand_over()
         for tier in self._tiers:
             tier.client.flush()
 

@@ -8,8 +8,8 @@ from typing import Final
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.lookups import PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
-from kvtier_sdk.tiering.requests import RequestState
-from kvtier_sdk.tiering.slots import PrimaryTier, Promotion, Slot, SlotState
+from kvtier_sdk.tiering.records import Promotion, RequestState, Slot, SlotState
+from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
 _OK: Final = Verdict.OK

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.registry import build_facts
+from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
-
-if TYPE_CHECKING:
-    from kvtier_sdk.tiering.lookups import PendingLookup
-    from kvtier_sdk.tiering.managed_tier import ManagedTier
-    from kvtier_sdk.tiering.requests import RequestState
-
-
-class SlotState(Enum):
-    """The state of a slot."""
-
-    FREE = "free"
-    #: The device is writing it (a store that is not complete).
-    WRITING = "writing"
-    #: A tier is writing it (a promotion).
-    LOADING = "loading"
-    #: Holds a readable chunk; evictable unless pinned.
-    READY = "ready"
-    #: Holds no chunk, but the holder of a pin may still read or write it.
-    QUARANTINED = "quarantined"
-
 
 # Looked up once: this is the engine's thread.
 _FREE: Final = SlotState.FREE
@@ -38,93 +18,6 @@ _WRITING: Final = SlotState.WRITING
 _LOADING: Final = SlotState.LOADING
 _READY: Final = SlotState.READY
 _QUARANTINED: Final = SlotState.QUARANTINED
-
-
-class Promotion:
-    """One chunk's way up.
-
-    Attributes:
-        pending: the answers that the load rests on.
-        tier: index of the tier that brings it.
-        waiters: while it is loading, the requests that want it.
-        claims: number of requests that hold a pin on it and have not used it yet.
-    """
-
-    __slots__ = ("claims", "pending", "tier", "waiters")
-
-    def __init__(self, pending: PendingLookup, tier: int, state: RequestState) -> None:
-        self.pending = pending
-        self.tier = tier
-        self.waiters = [state]
-        self.claims = 1
-
-
-class Offers:
-    """The tiers that were given one chunk. Tiers are bits of a mask.
-
-    Attributes:
-        hits: copies of it to the device since it came into the primary tier.
-        sent: tiers that are known to have it or to have been handed it.
-        owed: tiers that get it before it may be evicted.
-        failed: tiers that were to get it when it was stored, and did not.
-        followers: by tier, the request for which the tier gets it once it is readable.
-    """
-
-    __slots__ = ("failed", "followers", "hits", "owed", "sent")
-
-    def __init__(self) -> None:
-        self.hits = 0
-        self.sent = 0
-        self.owed = 0
-        self.failed = 0
-        self.followers: dict[ManagedTier, RequestContext] = {}
-
-
-class Slot:
-    """One slot. A plain record: the table and the manager keep it consistent.
-
-    Attributes:
-        index: its place in the pool.
-        key: the chunk in it, meaningless when free or quarantined.
-        state: what it is doing.
-        pins: references that forbid eviction and reuse: one for its writer, one for each copy to
-            the device and each store into a tier, one for each claim.
-        hit_step: the step in which a lookup last answered ``HIT`` for it; until that step ends
-            it is not evicted, so that ``prepare_load`` finds it.
-        used_s: time of the chunk's last store or use.
-        copies: copies to the device that are under way.
-        promotion: the chunk's promotion, as long as it counts as one.
-        offers: the tiers that the chunk was and will be offered to, where that is tracked.
-        parent: the chunk before it in its prefix, where the policy wants to know it.
-        position: its index in the prefix, likewise.
-    """
-
-    __slots__ = (
-        "copies",
-        "hit_step",
-        "index",
-        "key",
-        "offers",
-        "parent",
-        "pins",
-        "position",
-        "promotion",
-        "state",
-        "used_s",
-    )
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.key: OffloadKey = b""
-        self.state: SlotState = _FREE
-        self.pins = 0
-        self.hit_step = -1
-        self.used_s = 0.0
-        self.copies = 0
-        self.promotion: Promotion | None = None
-        self.offers: Offers | None = None
-        self.parent: OffloadKey | None = None
-        self.position = 0
 
 
 class Purge:

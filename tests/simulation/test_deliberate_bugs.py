@@ -24,11 +24,10 @@ from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.promotions import Promotions
+from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait
 from kvtier_sdk.tiering.removals import RecentRemovals
-from kvtier_sdk.tiering.requests import RequestState
-from kvtier_sdk.tiering.slots import PrimaryTier, Slot, SlotState
+from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
-from kvtier_sdk.tiering.waits import Wait
 
 pytestmark = pure_core_only
 

@@ -10,7 +10,8 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.tiering.lookups import PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
-from kvtier_sdk.tiering.slots import PrimaryTier, Slot
+from kvtier_sdk.tiering.records import Slot
+from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 from support.simulation.ledger import Transfer
 
@@ -129,26 +130,26 @@ class Inside:
     @property
     def open_lookups(self) -> dict[OffloadKey, PendingLookup]:
         """Return the pending lookup of each chunk that is being asked for."""
-        return self._manager._lookups.open
+        return self._manager._search.lookups.open
 
     @property
     def new_lookups(self) -> list[PendingLookup]:
         """Return the lookups that no tier has been asked yet."""
-        return self._manager._lookups._new
+        return self._manager._search.lookups._new
 
     @property
     def chunks_looked_up(self) -> int:
         """Return the number of chunks that tiers are asked for, by the table's own count."""
-        return self._manager._lookups.waiting_chunks
+        return self._manager._search.lookups.waiting_chunks
 
     @property
     def lookups_full(self) -> bool:
         """Return true if so many chunks are looked up that a request is put off."""
-        return self._manager._lookups.is_full
+        return self._manager._search.lookups.is_full
 
     def limit_lookups(self, chunks: int) -> None:
         """Let a request be put off while so many chunks are looked up."""
-        self._manager._lookups.limit = chunks
+        self._manager._search.lookups.limit = chunks
 
     def offered(self) -> Iterator[Slot]:
         """Return the slots that will be offered to a tier as soon as they are readable."""

@@ -11,7 +11,7 @@ from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.runner.breaker import Direction
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiering import TieringManager
-from kvtier_sdk.tiering.slots import Slot, SlotState
+from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
 from support.simulation.device import Device

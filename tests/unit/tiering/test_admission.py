@@ -14,7 +14,7 @@ from kvtier_sdk import OffloadKey, TierStats, make_offload_key
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.testing import VirtualClock
 from kvtier_sdk.tiering.admission import Admission
-from kvtier_sdk.tiering.slots import Slot
+from kvtier_sdk.tiering.records import Slot
 
 EngineFactory = Callable[..., Engine]
 

@@ -353,7 +353,7 @@ def test_a_waiting_prefix_costs_no_lookup(
 def limited(make: EngineFactory, limit: int) -> Engine:
     """An engine that looks up so many chunks at once, and whose tier answers no lookup."""
     engine = gated(make)
-    engine.manager._lookups.limit = limit
+    engine.manager._search.lookups.limit = limit
     return engine
 
 

@@ -1,0 +1,248 @@
+"""The search of the tiers for chunks that the host pool does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Final
+
+from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
+from kvtier_sdk.tiering.managed_tier import ManagedTier
+from kvtier_sdk.tiering.outputs import MissReason
+from kvtier_sdk.tiering.promotions import Promotions
+from kvtier_sdk.tiering.records import RequestState
+from kvtier_sdk.tiering.slots import PrimaryTier
+from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.types import LookupResult, OffloadKey
+
+# Looked up once: this is the engine's thread. Compiled code reads a final name without a look-up.
+_MISS: Final = LookupResult.MISS
+_HIT_PENDING: Final = LookupResult.HIT_PENDING
+_RETRY: Final = LookupResult.RETRY
+_ABSENT: Final = MissReason.ABSENT.value
+
+
+class TierSearch:
+    """Asks the tiers for chunks, and begins the loads of those that are worth it.
+
+    Args:
+        tiers: the manager's tiers in the order in which they are asked; more may be added.
+        primary: the slot table.
+        promotions: begins the loads.
+        requests: those that are alive, by id.
+
+    Attributes:
+        lookups: what the tiers are asked for, and their answers.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[ManagedTier],
+        primary: PrimaryTier,
+        promotions: Promotions,
+        requests: Mapping[str, RequestState],
+    ) -> None:
+        self.lookups: LookupTable = LookupTable()
+        self._tiers = tiers
+        self._primary = primary
+        self._promotions = promotions
+        self._requests = requests
+
+    def find(self, key: OffloadKey, state: RequestState) -> LookupResult:
+        """Look up a chunk that is not in the primary tier, as :meth:`TieringManager.lookup`."""
+        pending = state.asked.get(key)
+        if pending is None:
+            if state.turn != self._primary.step and not self._begin_turn(key, state):
+                return _RETRY
+            pending = self._ask(key, state)
+            if pending is None:
+                return _MISS
+        having = pending.hits.get(key)
+        # A load that it joined may rest on answers of tiers that it may not ask.
+        if having and having & state.tiers:
+            return self._promote(key, pending, state) if pending.sealed else _RETRY
+        if pending.waiting:
+            if self._primary.now_s <= pending.deadline_s:
+                wait = state.wait_in(self._primary.step)
+                if pending is not wait.latest:
+                    wait.note_lookup(pending)
+                return _RETRY
+            self.lookups.give_up(pending)
+        if having is None:
+            self._count_miss(key, state, pending.doubt or _ABSENT)
+        else:
+            self._count_miss(key, state, MissReason.LOAD_FAILED.value)
+        return _MISS
+
+    def hand_over(self) -> None:
+        """Ask the tiers for what was collected, and load the chunks that they are known to have."""
+        for pending in self.lookups.take_new():
+            if not pending.waiting:
+                self._load_known(pending)
+                continue
+            recompute_s = self._primary.stats.recompute_s
+            # As long as nothing is known, waiting in vain costs less than recomputing in vain.
+            worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
+            pending.deadline_s = 0.0
+            for tier in self._tiers:
+                if pending.waiting & tier.bit:
+                    job = tier.client.lookup(
+                        pending.keys, pending.request, tag=pending, worth_s=worth_s
+                    )
+                    pending.deadline_s = max(pending.deadline_s, job.deadline_s)
+            if pending.skipped:
+                self._drop_lookups(pending.skipped, len(pending.keys))
+
+    def _begin_turn(self, key: OffloadKey, state: RequestState) -> bool:
+        """Let the lookups of a request begin in this step; false where it is put off."""
+        if self.lookups.is_full:
+            state.wait_in(self._primary.step).put_off = key
+            return False
+        state.turn = self._primary.step
+        return True
+
+    def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
+        """Ask the tiers for a chunk, or join a lookup that is open; ``None`` is a miss."""
+        if not self._tiers:
+            self._count_miss(key, state, _ABSENT)
+            return None
+        # A request that may not ask all tiers has its answers for itself.
+        pending = self.lookups.join(key) if state.tiers == -1 else None
+        if pending is None:
+            pending = state.asking
+            if pending is None or pending.sealed:
+                # Behind a chunk that tiers are asked for, a load may be in vain.
+                known = 0 if state.asks_first else self._known_tiers(key, state)
+                if known:
+                    return self._take_known(key, known, state)
+                pending = self._begin_lookup(state)
+                if pending is None:
+                    may_ask = self._tiers_of(state)
+                    reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
+                    if self._count_miss(key, state, reason.value):
+                        self._drop_lookups(may_ask, 1)
+                    return None
+            self.lookups.add(pending, key)
+        state.asked[key] = pending
+        return pending
+
+    def _tiers_of(self, state: RequestState) -> int:
+        """Mask of the tiers that may have chunks of a request; a drained one counts as absent."""
+        tiers = 0
+        for tier in self._tiers:
+            if not tier.client.is_drained:
+                tiers |= tier.bit
+        return tiers & state.tiers
+
+    def _begin_lookup(self, state: RequestState) -> PendingLookup | None:
+        """Begin a lookup in the tiers that can be asked; ``None`` where none can."""
+        may_ask = self._tiers_of(state)
+        tiers = 0
+        for tier in self._tiers:
+            if tier.client.takes_reads:
+                tiers |= tier.bit & may_ask
+        if not tiers:
+            return None
+        pending = self.lookups.begin(state.context, tiers, shared=state.tiers == -1)
+        if tiers != may_ask:
+            pending.doubt = MissReason.UNAVAILABLE.value
+            pending.skipped = may_ask & ~tiers
+        state.asking = pending
+        return pending
+
+    def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
+        """Mask of the tiers that are known to have a chunk, if the first to be asked is."""
+        known = 0
+        for tier in self._tiers:
+            if tier.bit & state.tiers and tier.client.takes_reads:
+                if tier.client.knows(key):
+                    known |= tier.bit
+                elif not known:
+                    break
+        return known
+
+    def _take_known(self, key: OffloadKey, known: int, state: RequestState) -> PendingLookup:
+        """Have a chunk loaded at the end of the step, with the others that are known."""
+        pending = state.known
+        if pending is None or pending.sealed:
+            pending = self.lookups.begin(state.context, 0, shared=state.tiers == -1)
+            pending.is_known = True
+            state.known = pending
+        self.lookups.add(pending, key)
+        pending.hits[key] = known
+        state.asked[key] = pending
+        return pending
+
+    def _load_known(self, pending: PendingLookup) -> None:
+        state = self._requests.get(pending.request.request_id)
+        if state is None or state.finished:
+            return
+        for key in pending.keys:
+            if state.asked.get(key) is not pending:
+                continue
+            if key not in self._primary.by_key and not state.asks_first:
+                # Where it cannot begin, the tiers are asked, and the miss is counted then.
+                state.asks_first = self._begin_load(key, pending, state) is not None
+            if key not in state.claims:
+                del state.asked[key]
+
+    def _promote(
+        self, key: OffloadKey, pending: PendingLookup, state: RequestState
+    ) -> LookupResult:
+        reason = self._begin_load(key, pending, state)
+        if reason is None:
+            return _HIT_PENDING
+        self._count_miss(key, state, reason.value)
+        return _MISS
+
+    def _begin_load(
+        self, key: OffloadKey, pending: PendingLookup, state: RequestState
+    ) -> MissReason | None:
+        """Load a chunk from the first tier that has it, and those behind it; say why not."""
+        tier = self._tiers[pending.first_hit(key, state.tiers)]
+        while not tier.client.takes_reads:
+            # It had the chunk when it answered, and would refuse now.
+            pending.strike(key, tier.index)
+            if not pending.hits[key] & state.tiers:
+                return MissReason.UNAVAILABLE
+            tier = self._tiers[pending.first_hit(key, state.tiers)]
+        room = tier.client.load_room
+        if not room:
+            tier.client.stats.dropped["load.queue_full"] += 1
+            return MissReason.QUEUE_FULL
+        if not self._is_worth_loading(pending, tier.client):
+            return MissReason.SLOWER_THAN_RECOMPUTE
+        keys = [key]
+        if pending.request is state.context:
+            # The scan will come to the chunks found behind this one too: load them in one go.
+            keys = pending.run_from(key, tier.index, room)
+            by_key = self._primary.by_key
+            if len(keys) > 1:
+                keys = [k for k in keys if k not in by_key]
+        if self._promotions.start(keys, pending, tier, state):
+            return None
+        tier.client.stats.dropped["load.primary_full"] += 1
+        return MissReason.PRIMARY_FULL
+
+    def _is_worth_loading(self, pending: PendingLookup, tier: TierClient) -> bool:
+        """Weigh, once a lookup, loading all that was found against recomputing it."""
+        recompute_s = self._primary.stats.recompute_s
+        if recompute_s is None:
+            return True
+        if pending.worth_loading is None:
+            found = len(pending.hits)
+            pending.worth_loading = tier.expected_load_s(found) <= found * recompute_s
+        return pending.worth_loading
+
+    def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
+        """Count a miss; return false if it was counted before."""
+        if key in state.missed:
+            return False
+        state.missed.add(key)
+        self._primary.stats.misses[reason] += 1
+        return True
+
+    def _drop_lookups(self, tiers: int, chunks: int) -> None:
+        for tier in self._tiers:
+            if tiers & tier.bit:
+                tier.client.drop_lookups(chunks)
