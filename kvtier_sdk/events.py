@@ -27,5 +27,33 @@ class OffloadingEvent:
     removed: bool
 
 
+class EventLog:
+    """The events of one tier that nobody has taken yet.
+
+    Args:
+        tier: the tier's name.
+        medium: the medium on which it keeps chunks.
+        locality: its place.
+        is_enabled: false to collect none.
+    """
+
+    def __init__(self, tier: str, medium: Medium, locality: Locality, *, is_enabled: bool) -> None:
+        self.is_enabled = is_enabled
+        self._tier, self._medium, self._locality = tier, medium, locality
+        self._events: list[OffloadingEvent] = []
+
+    def add(self, keys: Sequence[OffloadKey], *, removed: bool) -> None:
+        """Add an event, where events are collected and there is a chunk to tell."""
+        if keys and self.is_enabled:
+            self._events.append(
+                OffloadingEvent(keys, self._tier, self._medium, self._locality, removed)
+            )
+
+    def take(self) -> list[OffloadingEvent]:
+        """Return the events since the last call, oldest first."""
+        taken, self._events = self._events, []
+        return taken
+
+
 #: The name of the primary tier in events and metrics.
 PRIMARY = "host"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.types import OffloadKey
 
 #: The most chunks that are remembered, of 8 bytes each: 1 MiB a tier.
@@ -20,6 +21,7 @@ class KnownChunks:
 
     def __init__(self) -> None:
         self._hashes: array[int] | None = None
+        self._newest_purged = 0
 
     def __contains__(self, key: OffloadKey) -> bool:
         if self._hashes is None:
@@ -46,3 +48,23 @@ class KnownChunks:
     def clear(self) -> None:
         """Forget all chunks."""
         self._hashes = None
+
+    def purge(self, newest_job: int) -> None:
+        """Forget all chunks, and those too that jobs up to this one have yet to find."""
+        self._newest_purged = newest_job
+        self.clear()
+
+    def found(self, job: Job, keys: Iterable[OffloadKey]) -> None:
+        """Remember chunks that a job has stored or brought, unless they were purged since."""
+        if job.job_id > self._newest_purged:
+            self.add(keys)
+
+    def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
+        """Learn from the verdicts of a load; ``present`` are the chunks not removed meanwhile."""
+        if Verdict.NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
+            # A tier that has lost a chunk in silence has lost others. One that hangs is asked.
+            self.clear()
+        elif verdicts.count(Verdict.OK) == len(verdicts):
+            self.found(job, present)
+        else:
+            self.discard(k for k, v in zip(job.keys, verdicts, strict=True) if v is not Verdict.OK)

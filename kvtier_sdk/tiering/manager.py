@@ -172,27 +172,11 @@ class TieringManager:
 
     def usage(self) -> PoolUsage:
         """Return how the host pool is used. Walks over what is pinned: not for every step."""
-        primary = self._primary
-        count, free, known = len(primary.slots), primary.free_slots, len(primary.by_key)
-        writing, loading = primary.writing, primary.loading
         held = set(itertools.chain.from_iterable(tier.client.held_slots() for tier in self._tiers))
-        # Copies of the tables: a thread that reads metrics walks while the engine's goes on.
+        # A copy: a thread that reads metrics walks while the engine's goes on.
         for state in list(self._requests.values()):
-            if state.claims:
-                held.update([slot.index for slot in list(state.claims.values())])
-            if state.copies:
-                held.update(
-                    [slot.index for copied in list(state.copies.values()) for slot in copied]
-                )
-        return PoolUsage(
-            slots=count,
-            free=free,
-            ready=known - writing - loading,
-            writing=writing,
-            loading=loading,
-            quarantined=count - free - known,
-            pinned=sum(1 for index in held if primary.slots[index].state is _READY),
-        )
+            held.update(state.held_slots())
+        return self._primary.usage(held)
 
     def left_over(self) -> dict[str, int]:
         """Count what is held right now; with no request alive and no work pending, all are 0.
@@ -574,7 +558,7 @@ class TieringManager:
 
     def take_events(self) -> list[OffloadingEvent]:
         """Take the events since the last call: tier by tier, the oldest of each first."""
-        events = self._primary.take_events()
+        events = self._primary.events.take()
         for tier in self._tiers:
             events += tier.client.take_events()
         return events
@@ -606,16 +590,11 @@ class TieringManager:
         for tier in self._tiers:
             self._withdraw(tier.client)
         for state in list(self._requests.values()):
-            self._stale_copies.extend(itertools.chain.from_iterable(state.copies.values()))
-            self._stale_copies.extend(state.writes.values())
-            state.copies.clear()
-            state.writes.clear()
-            state.claims.clear()
-            state.forget_answers()
+            self._stale_copies += state.start_over()
             self._end_if_over(state)
         self._touched.clear()
         self._cascade.forget()
-        self._primary.announce(removed, removed=True)
+        self._primary.events.add(removed, removed=True)
         if scope is ResetScope.ALL:
             for tier in self._tiers:
                 tier.client.purge()

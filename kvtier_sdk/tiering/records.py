@@ -244,6 +244,24 @@ class RequestState:
             self.wait = Wait(step)
         return self.wait
 
+    def held_slots(self) -> list[int]:
+        """Return the slots of chunks that it holds for copies to the device."""
+        # Copies of the tables: another thread may call this while they change.
+        held = [slot.index for slot in list(self.claims.values())] if self.claims else []
+        if self.copies:
+            held += [slot.index for copied in list(self.copies.values()) for slot in copied]
+        return held
+
+    def start_over(self) -> list[Slot]:
+        """Forget everything but the request itself; return the slots that copies still touch."""
+        touched = [slot for copied in self.copies.values() for slot in copied]
+        touched += self.writes.values()
+        self.copies.clear()
+        self.writes.clear()
+        self.claims.clear()
+        self.forget_answers()
+        return touched
+
     def forget_answers(self) -> None:
         """Forget what the tiers have said so far."""
         self.asked.clear()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvtier_sdk.contract import EvictionPolicy
-from kvtier_sdk.events import PRIMARY, OffloadingEvent
-from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.events import PRIMARY, EventLog
+from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.registry import build_facts
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
@@ -50,12 +50,13 @@ class PrimaryTier:
         writing: number of slots that the device is writing.
         loading: number of slots that a tier is writing.
         stats: counters of the primary tier.
+        events: the chunks that became readable here, or are no longer.
 
     Args:
         slot_count: number of slots in the pool.
         chunk_bytes: payload of a slot.
         policy: chooses the victims.
-        events: true to collect events for :meth:`take_events`.
+        events: true to collect events.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class PrimaryTier:
         self.stats.capacity_bytes = slot_count * chunk_bytes
         self._free = self.slots[::-1]
         self._policy = policy
-        self._events: list[OffloadingEvent] | None = [] if events else None
+        self.events = EventLog(PRIMARY, Medium.CPU, Locality.LOCAL, is_enabled=events)
         self._purges: list[Purge] = []
 
     @property
@@ -139,8 +140,8 @@ class PrimaryTier:
             slot.state = _READY
             slot.used_s = now_s
             insert(slot.key, slot.parent, slot.position, request)
-        if self._events is not None:
-            self.announce([slot.key for slot in slots], removed=False)
+        if self.events.is_enabled:
+            self.events.add([slot.key for slot in slots], removed=False)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
         """Give pins back; a slot without a chunk and without pins becomes free."""
@@ -201,7 +202,7 @@ class PrimaryTier:
             slot.offers = None
             free.append(slot)
         self.stats.evicted_chunks += len(keys)
-        self.announce(keys, removed=True)
+        self.events.add(keys, removed=True)
 
     def purge(self) -> Purge:
         """Have all chunks that are here now forgotten; any thread may call it."""
@@ -217,28 +218,25 @@ class PrimaryTier:
             idle = [key for key in there if self._is_idle(key)]
             for key in idle:
                 self.forget(self.by_key[key])
-            self.announce(idle, removed=True)
+            self.events.add(idle, removed=True)
             purge.forgotten += len(idle)
             purge.left = [key for key in there if key in self.by_key]
             if not purge.left:
                 self._purges.remove(purge)
 
-    def take_events(self) -> list[OffloadingEvent]:
-        """Take the events since the last call, oldest first."""
-        if not self._events:
-            return []
-        taken, self._events = self._events, []
-        return taken
-
-    def announce(self, keys: Sequence[OffloadKey], *, removed: bool) -> None:
-        """Add an event, if events are collected.
-
-        Args:
-            keys: the chunks that became readable, or are no longer.
-            removed: true for the latter.
-        """
-        if self._events is not None and keys:
-            self._events.append(OffloadingEvent(keys, PRIMARY, Medium.CPU, Locality.LOCAL, removed))
+    def usage(self, held: Iterable[int]) -> PoolUsage:
+        """Return how the slots are used; ``held`` are those that a request or a tier holds."""
+        count, free, known = len(self.slots), self.free_slots, len(self.by_key)
+        writing, loading = self.writing, self.loading
+        return PoolUsage(
+            slots=count,
+            free=free,
+            ready=known - writing - loading,
+            writing=writing,
+            loading=loading,
+            quarantined=count - free - known,
+            pinned=sum(1 for index in held if self.slots[index].state is _READY),
+        )
 
     def _is_idle(self, key: OffloadKey) -> bool:
         slot = self.by_key[key]

@@ -5,43 +5,37 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.events import OffloadingEvent
+from kvtier_sdk.events import EventLog, OffloadingEvent
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.registry import build_facts
 from kvtier_sdk.runner import TierRunner
-from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import (
     EVERY_CHUNK,
-    BreakerMoved,
     ChunksRemoved,
     IoEnded,
     Job,
     JobResult,
-    MetricsChanged,
-    OpeningEnded,
     Operation,
-    ProcessStarted,
     Progressed,
     Report,
     RunnerStopped,
-    UsageChanged,
     Verdict,
-    failure_counts,
     uniform_result,
 )
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.known_chunks import KnownChunks
-from kvtier_sdk.tiering.load_rate import LoadRate
+from kvtier_sdk.tiering.outages import Outages
+from kvtier_sdk.tiering.pace import SLOW_S, Pace
 from kvtier_sdk.tiering.removals import RecentRemovals
+from kvtier_sdk.tiering.tier_counts import count_result, note_state
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
@@ -50,9 +44,6 @@ NO_REQUEST = RequestContext("kvtier")
 
 #: How long emptying a tier may take in one go; the rest is tried again.
 _PURGE_DEADLINE_S = 600.0
-#: A tier whose loads or stores make no progress for that long is slow. Stores that wait for a tier
-#: are bounded by what it moves in that time.
-_SLOW_S = 2.0
 #: How long after its deadline a job's conclusion may arrive before the client concludes the job
 #: itself, and how often it looks for such jobs and for a slow tier.
 _CONCLUSION_GRACE_S = 1.0
@@ -135,11 +126,6 @@ class TierClient:
             spec.backend,
             build_facts(spec.backend, spec.tier_class.contract_version),
         )
-        # Looked up once: this is the engine's thread.
-        self._lookup_jobs, self._load_jobs, self._store_jobs = (
-            (self.stats.job_s[operation.value], self.stats.job_chunks[operation.value])
-            for operation in (_LOOKUP, _LOAD, _STORE)
-        )
         self.jobs: JobTable = JobTable()
         self.load_bytes: int = 0
         self.store_bytes: int = 0
@@ -151,9 +137,12 @@ class TierClient:
         self._chunk_bytes = chunk_bytes
         self._max_load_bytes = spec.runner.max_queue_bytes
         self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
-        # What the tier moves in _SLOW_S; learnt from stores that took longer.
-        self._quick_store_bytes = self._max_store_bytes
-        self._events: list[OffloadingEvent] | None = [] if events else None
+        self._pace = Pace(self._max_store_bytes, spec.runner.max_batch_bytes)
+        self._outages = Outages(self.stats, self.log)
+        tier_class = spec.tier_class
+        self._events = EventLog(
+            spec.name, tier_class.medium, tier_class.locality, is_enabled=events
+        )
         self._removals = RecentRemovals(self.jobs)
         self._job_ids = itertools.count(1)
         # What is collected, in order; the loads in it that chunks of their request still join.
@@ -162,24 +151,15 @@ class TierClient:
         self._touched: Sequence[OffloadKey] = ()
         # Results of jobs that the runner did not take.
         self._refused: list[JobResult] = []
-        self._load_rate = LoadRate()
-        # Jobs under way that move chunks, and when each kind last made progress or began.
-        self._moving: Counter[Operation] = Counter()
-        self._progress_s = {_LOAD: -math.inf, _STORE: -math.inf}
         # Chunks that the tier has stored or brought, and has not reported removed.
         self._known = KnownChunks()
-        # Time of the tier's last answer, or of the hand-over of loads if none was under way.
-        self._heard_s = 0.0
         self._next_look_s = -math.inf
-        # What each direction had missed when its last outage began.
-        self._missed_before = dict.fromkeys(Direction, 0)
-        capabilities = spec.tier_class.capabilities
+        capabilities = tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
-        # True while the tier may hold chunks that a purge was meant to delete; the newest job of
-        # before; true while a purge is under way; the time of the next attempt.
+        # True while the tier may hold chunks that a purge was meant to delete; true while a purge
+        # is under way; the time of the next attempt.
         self._stale = False
-        self._newest_purged = 0
         self._purging = False
         self._purge_at_s = -math.inf
 
@@ -237,14 +217,15 @@ class TierClient:
         An engine that is idle does not poll: what the tier has reported of its state since then is
         in the copy all the same. Any thread may call it.
         """
+        now_s = self._clock.now_s()
         # In this order: what a poll takes meanwhile is missing once, and never counted twice.
         stats = self.stats.copy()
         reports = self._runner.peek()
         for report in reports:
-            _note(stats, report, self._clock.now_s())
+            note_state(stats, report, now_s)
         # What has ended since the last poll has made progress since.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
-        stats.is_slow = int(is_stuck and self._is_slow(self._clock.now_s()))
+        stats.is_slow = int(is_stuck and self._pace.is_slow(now_s))
         return stats
 
     @property
@@ -281,7 +262,7 @@ class TierClient:
     @property
     def store_room(self) -> int:
         """Number of chunks for which the queue of stores has room."""
-        limit_bytes = min(self._max_store_bytes, self._quick_store_bytes)
+        limit_bytes = min(self._max_store_bytes, self._pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
     def held_slots(self) -> Iterator[int]:
@@ -299,7 +280,7 @@ class TierClient:
             Seconds, by the measured rate; 0.0 where nothing was measured lately.
         """
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
-        return self._load_rate.expected_s(size_bytes, self._clock.now_s())
+        return self._pace.loads.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
         """Return true if a chunk (``key``) can be loaded without a lookup before.
@@ -309,11 +290,8 @@ class TierClient:
         and the tier has answered nothing for longer than ``lookup_deadline``, none is known
         either: a tier that hangs is found out by lookups, which do not wait as long.
         """
-        if key not in self._known:
-            return False
-        if not self._moving[_LOAD]:
-            return True
-        return self._clock.now_s() - self._heard_s <= self.spec.runner.lookup_deadline_s
+        within_s = self.spec.runner.lookup_deadline_s
+        return key in self._known and self._pace.answers(self._clock.now_s(), within_s)
 
     def forget_chunks(self) -> None:
         """Forget which chunks the tier has, as after a restart of the engine."""
@@ -459,33 +437,20 @@ class TierClient:
                 self.spec.name,
             )
         self._stale = True
-        self._newest_purged = next(self._job_ids)
-        self._known.clear()
+        self._known.purge(next(self._job_ids))
 
     def drop_stores(self, count: int) -> None:
-        """Count chunks that are not offered because stores are refused.
-
-        Args:
-            count: number of chunks.
-        """
+        """Count so many chunks that are not offered because stores are refused."""
         if count:
             self.stats.dropped[f"store.{self._refusal}"] += count
 
     def drop_lookups(self, count: int) -> None:
-        """Count chunks that are not looked up because reads are refused.
-
-        Args:
-            count: number of chunks.
-        """
+        """Count so many chunks that are not looked up because reads are refused."""
         self.stats.lookup_chunks += count
         self.stats.dropped["lookup.unavailable"] += count
 
     def withdraw(self) -> list[Job]:
-        """Take back the jobs that are collected and not handed over.
-
-        Returns:
-            The jobs; no listener hears of them.
-        """
+        """Take back the jobs that are not handed over; no listener hears of them."""
         withdrawn = self._collected
         for job in withdrawn:
             self._return_bytes(job)
@@ -497,7 +462,9 @@ class TierClient:
     def flush(self) -> None:
         """Hand over what is collected, in one hop."""
         if self._touched:
-            self._collect_touch()
+            within_s = self.spec.runner.store_deadline_s
+            self._collected.append(self._new_job(_TOUCH, self._touched, (), NO_REQUEST, within_s))
+            self._touched = ()
         if self._stale and not self.is_drained:
             self._collect_purge()
         jobs = self._collected
@@ -507,14 +474,8 @@ class TierClient:
         now_s = self._clock.now_s()
         for job in jobs:
             self.jobs.add(job)
-            if job.operation in self._progress_s:
-                if not self._moving[job.operation]:
-                    self._progress_s[job.operation] = now_s
-                    if job.operation is _LOAD:
-                        self._heard_s = now_s
-                        self._load_rate.begin(now_s)
-                self._moving[job.operation] += 1
-            elif job.operation is _LOOKUP:
+            self._pace.begin(job, now_s)
+            if job.operation is _LOOKUP:
                 self.stats.lookup_chunks += len(job.keys)
         self._refused += self._runner.submit(jobs)
 
@@ -537,10 +498,7 @@ class TierClient:
 
     def take_events(self) -> list[OffloadingEvent]:
         """Take the events since the last call, oldest first."""
-        if not self._events:
-            return []
-        taken, self._events = self._events, []
-        return taken
+        return self._events.take()
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -555,11 +513,6 @@ class TierClient:
     ) -> Job:
         deadline_s = self._clock.now_s() + within_s
         return Job(next(self._job_ids), operation, keys, slots, request, deadline_s, tag)
-
-    def _collect_touch(self) -> None:
-        within_s = self.spec.runner.store_deadline_s
-        self._collected.append(self._new_job(_TOUCH, self._touched, (), NO_REQUEST, within_s))
-        self._touched = ()
 
     def _collect_purge(self) -> None:
         now_s = self._clock.now_s()
@@ -612,17 +565,17 @@ class TierClient:
         elif isinstance(report, IoEnded):
             self._release(report.job_id)
         elif isinstance(report, Progressed):
-            self._heard_s = self._progress_s[report.operation] = now_s
+            self._pace.progress(report.operation, now_s)
         elif isinstance(report, ChunksRemoved):
             if report.evicted:
                 self.stats.evicted_chunks += len(report.keys)
             self._listener.removed(self, report.keys, evicted=report.evicted)
             self._known.discard(report.keys)
             self._removals.note(report.keys)
-            if self._events is not None:
-                self._add_event(report.keys, removed=True)
+            self._events.add(report.keys, removed=True)
         else:
-            self._note_state(report)
+            with self._outages.followed():
+                note_state(self.stats, report, now_s)
             if isinstance(report, RunnerStopped):
                 self._stopped(report, now_s)
 
@@ -633,55 +586,12 @@ class TierClient:
                 _log.error("tier %s: a result that does not fit its job", self.spec.name)
                 result.verdicts = [Verdict.FAILED] * len(job.keys)
             job.result = result
-            is_late = Verdict.TIMEOUT in result.verdicts
-            if not is_late:
-                self._heard_s = now_s
             self._return_bytes(job)
-            self._count(job, result)
-            if job.operation in self._progress_s:
-                self._moving[job.operation] -= 1
-                if not is_late:
-                    self._progress_s[job.operation] = now_s
-                if job.operation is _LOAD:
-                    self._load_rate.note(result.moved_bytes, now_s)
-                else:
-                    self._learn_pace(job, result)
+            count_result(self.stats, job, result, now_s)
+            self._pace.end(job, result, now_s)
             self._tell(job, result)
         if result.released:
             self._release(result.job_id)
-
-    def _count(self, job: Job, result: JobResult) -> None:
-        stats, verdicts = self.stats, result.verdicts
-        succeeded = verdicts.count(_OK)
-        operation = job.operation
-        absent = 0
-        seconds = chunks = None
-        if operation is _LOOKUP:
-            # An absent chunk is an answer to a lookup, not a failure of it.
-            absent = verdicts.count(_NOT_FOUND)
-            stats.found_chunks += succeeded
-            stats.absent_chunks += absent
-            seconds, chunks = self._lookup_jobs
-        elif operation is _LOAD:
-            stats.loaded_chunks += succeeded
-            stats.loaded_bytes += result.moved_bytes
-            seconds, chunks = self._load_jobs
-        elif operation is _STORE:
-            stats.stored_chunks += succeeded
-            stats.stored_bytes += result.moved_bytes
-            seconds, chunks = self._store_jobs
-        if seconds is not None and chunks is not None:
-            seconds.observe(result.duration_s)
-            chunks.observe(len(verdicts))
-        # A touch is a hint: a failed one loses no chunk.
-        if succeeded + absent < len(verdicts) and operation is not _TOUCH:
-            for reason, count in failure_counts(verdicts).items():
-                if not (absent and reason == _NOT_FOUND.value):
-                    stats.failures[f"{operation.value}.{reason}"] += count
-        if result.retries:
-            stats.retries[operation.value] += result.retries
-        if result.error is not None:
-            stats.note_error(result.error, self._clock.now_s())
 
     def _tell(self, job: Job, result: JobResult) -> None:
         operation, verdicts = job.operation, result.verdicts
@@ -689,14 +599,13 @@ class TierClient:
             self._listener.answered(self, job, verdicts)
         elif operation is _LOAD:
             self._listener.loaded(self, job, verdicts)
-            self._learn(job, verdicts)
+            self._known.loaded(job, verdicts, self._removals.without(job, list(job.keys)))
         elif operation is _STORE:
             self._listener.stored(self, job, verdicts)
             stored = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
             stored = self._removals.without(job, stored)
-            self._know(job, stored)
-            if self._events is not None:
-                self._add_event(stored, removed=False)
+            self._known.found(job, stored)
+            self._events.add(stored, removed=False)
         elif operation is _DELETE:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
@@ -705,92 +614,22 @@ class TierClient:
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
-    def _know(self, job: Job, keys: Sequence[OffloadKey]) -> None:
-        """Note chunks that a job has found in the tier, unless a purge has been asked for since."""
-        if job.job_id > self._newest_purged:
-            self._known.add(keys)
-
-    def _learn(self, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Note which chunks are in the tier, from the verdicts of a load."""
-        keys = list(job.keys)
-        present = self._removals.without(job, keys)
-        if _NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
-            # A tier that has lost a chunk in silence has lost others. One that hangs is asked.
-            self._known.clear()
-        elif verdicts.count(_OK) == len(verdicts):
-            self._know(job, present)
-        else:
-            self._known.discard(k for k, v in zip(keys, verdicts, strict=True) if v is not _OK)
-
-    def _learn_pace(self, store: Job, result: JobResult) -> None:
-        """Learn how much the tier moves in a while from all that it moved during a store.
-
-        A store that took less than that time tells only that the tier moves at least as much.
-        """
-        quick_bytes = store.queue_bytes * _SLOW_S / max(result.duration_s, 1e-3)
-        is_faster = result.moved_bytes and quick_bytes > self._quick_store_bytes
-        if is_faster or result.duration_s > _SLOW_S:
-            self._quick_store_bytes = max(quick_bytes, self.spec.runner.max_batch_bytes)
-
-    def _is_slow(self, now_s: float) -> bool:
-        """Return true if loads or stores are under way and none of them makes progress."""
-        return any(
-            self._moving[operation] and now_s - at_s > _SLOW_S
-            for operation, at_s in self._progress_s.items()
-        )
-
     def _look_for_slowness(self, now_s: float) -> None:
-        is_slow = self._is_slow(now_s)
+        is_slow = self._pace.is_slow(now_s)
         if is_slow == self.stats.is_slow:
             return
-        before = self._suspended()
-        self.stats.is_slow = int(is_slow)
         text = "no longer slow"
         if is_slow:
-            text = f"slow: no load or store has made progress for {_SLOW_S:g} s; it gets no stores"
-        self.log.often(logging.WARNING, text, f"{self.spec.name}: {text}", ends_outage=not is_slow)
-        self._note_suspended(before)
+            text = f"slow: no load or store has made progress for {SLOW_S:g} s; it gets no stores"
+        with self._outages.followed():
+            self.stats.is_slow = int(is_slow)
+            name = self.spec.name
+            self.log.often(logging.WARNING, text, f"{name}: {text}", ends_outage=not is_slow)
 
     def _release(self, job_id: int) -> None:
         job = self.jobs.release(job_id)
         if job is not None:
             self._listener.released(self, job)
-
-    def _note_state(self, report: Report) -> None:
-        """Note the tier's state, and log what went without it once an outage is over."""
-        before = self._suspended()
-        _note(self.stats, report, self._clock.now_s())
-        self._note_suspended(before)
-
-    def _note_suspended(self, before: dict[Direction, int]) -> None:
-        for direction, is_suspended in self._suspended().items():
-            if is_suspended and not before[direction]:
-                self._missed_before[direction] = self._missed(direction)
-            elif before[direction] and not is_suspended:
-                self._tell_missed(direction)
-
-    def _suspended(self) -> dict[Direction, int]:
-        stats = self.stats
-        return {
-            Direction.READ: stats.reads_open,
-            Direction.WRITE: stats.stores_open | stats.is_slow,
-        }
-
-    def _missed(self, direction: Direction) -> int:
-        if direction is Direction.READ:
-            return self.stats.dropped["lookup.unavailable"]
-        reason, dropped = "store.unavailable", self.stats.dropped
-        return dropped[reason] + dropped["store.slow"] + self.stats.failures[reason]
-
-    def _tell_missed(self, direction: Direction) -> None:
-        count = self._missed(direction) - self._missed_before[direction]
-        what = "chunks were not looked up in it"
-        if direction is Direction.WRITE:
-            what = "chunks were not stored in it"
-        if count:
-            message = f"{self.spec.name}: meanwhile {count:,} {what}"
-            topic = f"missed {direction.value}s"
-            self.log.often(logging.WARNING, topic, message, ends_outage=True)
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
         """Conclude the jobs that have no result, and release what can be released."""
@@ -815,38 +654,3 @@ class TierClient:
                 result = uniform_result(job, Verdict.TIMEOUT, error=error, released=False)
                 self._conclude(result, now_s)
                 self._runner.suspect()
-
-    def _add_event(self, keys: Sequence[OffloadKey], *, removed: bool) -> None:
-        if keys and self._events is not None:
-            tier_class = self.spec.tier_class
-            self._events.append(
-                OffloadingEvent(
-                    keys, self.spec.name, tier_class.medium, tier_class.locality, removed
-                )
-            )
-
-
-def _note(stats: TierStats, report: Report, now_s: float) -> None:
-    """Note what a report says of the state of a tier."""
-    if isinstance(report, BreakerMoved):
-        is_open = int(report.state is not BreakerState.CLOSED)
-        if report.direction is Direction.READ:
-            stats.reads_open = is_open
-        else:
-            stats.stores_open = is_open
-    elif isinstance(report, MetricsChanged):
-        stats.note_backend(report.counters, report.gauges)
-    elif isinstance(report, UsageChanged):
-        stats.note_usage(report.usage)
-    elif isinstance(report, RunnerStopped):
-        if report.reason is not None:
-            stats.note_open(False)
-    elif isinstance(report, ProcessStarted):
-        stats.restarts += report.is_restart
-        stats.note_open(report.is_open)
-    elif isinstance(report, OpeningEnded):
-        if report.error is None:
-            stats.note_open(True)
-        else:
-            stats.open_failures += 1
-            stats.note_error(report.error, now_s)

@@ -14,12 +14,16 @@ from support.core import pure_core_only
 from support.simulation import Breach, simulate
 
 from kvtier_sdk.chunk_header import ChunkHeader
+from kvtier_sdk.events import PRIMARY, EventLog
+from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.health import TierHealth
 from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Report, Verdict
 from kvtier_sdk.runner.loop import TierLoop
+from kvtier_sdk.tiering import tier_client
 from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.tiering.known_chunks import KnownChunks
 from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.manager import TieringManager
@@ -139,12 +143,12 @@ def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
 
 @bug("a load rests on an answer", seed=2781)
 def what_left_during_its_load_is_known(patch: pytest.MonkeyPatch) -> None:
-    def learn(original: Any, self: Any, job: Any, verdicts: Any) -> None:
-        original(self, job, verdicts)
+    def loaded(original: Any, self: Any, job: Any, verdicts: Any, present: Any) -> None:
+        original(self, job, verdicts, present)
         if all(verdict is Verdict.OK for verdict in verdicts):
-            self._known.add(job.keys)
+            self.add(job.keys)
 
-    around(patch, TierClient, "_learn", learn)
+    around(patch, KnownChunks, "loaded", loaded)
 
 
 @bug("promotions leave room to stores", seed=102)
@@ -333,11 +337,11 @@ def what_has_left_is_remembered_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 @bug("events agree with the primary tier")
 def an_eviction_is_not_announced(patch: pytest.MonkeyPatch) -> None:
-    def announce(original: Any, self: Any, keys: Any, *, removed: bool) -> None:
-        if not removed:
+    def add(original: Any, self: Any, keys: Any, *, removed: bool) -> None:
+        if not removed or self._tier != PRIMARY:
             original(self, keys, removed=removed)
 
-    around(patch, PrimaryTier, "announce", announce)
+    around(patch, EventLog, "add", add)
 
 
 # --- the tier client ------------------------------------------------------------------------
@@ -364,13 +368,13 @@ def a_late_report_of_an_old_job_is_applied(patch: pytest.MonkeyPatch) -> None:
 
 @bug("a breaker's state is mirrored")
 def a_breaker_is_not_mirrored(patch: pytest.MonkeyPatch) -> None:
-    note = TierClient._note_state
+    note = tier_client.note_state
 
-    def note_others(client: TierClient, report: Report) -> None:
+    def note_others(stats: TierStats, report: Report, now_s: float) -> None:
         if not isinstance(report, BreakerMoved):
-            note(client, report)
+            note(stats, report, now_s)
 
-    patch.setattr(TierClient, "_note_state", note_others)
+    patch.setattr(tier_client, "note_state", note_others)
 
 
 @bug("queues are counted")

@@ -1,0 +1,63 @@
+"""What an engine went without while a tier was out, told in the tier's log when it is back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.runner.breaker import Direction
+from kvtier_sdk.runner.log import TierLog
+
+_WHAT = {
+    Direction.READ: "chunks were not looked up in it",
+    Direction.WRITE: "chunks were not stored in it",
+}
+
+
+class Outages:
+    """Counts, for each direction, what a tier missed during its outage.
+
+    Args:
+        stats: the tier's counters.
+        log: its log.
+    """
+
+    def __init__(self, stats: TierStats, log: TierLog) -> None:
+        self._stats = stats
+        self._log = log
+        # What each direction had missed when its last outage began.
+        self._missed_before = dict.fromkeys(Direction, 0)
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Notice whether an outage begins or ends in the block, which changes the counters."""
+        before = self._under_way()
+        yield
+        for direction, is_out in self._under_way().items():
+            if is_out and not before[direction]:
+                self._missed_before[direction] = self._missed(direction)
+            elif before[direction] and not is_out:
+                self._tell(direction)
+
+    def _under_way(self) -> dict[Direction, int]:
+        stats = self._stats
+        return {
+            Direction.READ: stats.reads_open,
+            Direction.WRITE: stats.stores_open | stats.is_slow,
+        }
+
+    def _missed(self, direction: Direction) -> int:
+        dropped, failures = self._stats.dropped, self._stats.failures
+        if direction is Direction.READ:
+            return dropped["lookup.unavailable"]
+        unavailable = "store.unavailable"
+        return dropped[unavailable] + dropped["store.slow"] + failures[unavailable]
+
+    def _tell(self, direction: Direction) -> None:
+        count = self._missed(direction) - self._missed_before[direction]
+        if count:
+            message = f"{self._log.tier}: meanwhile {count:,} {_WHAT[direction]}"
+            topic = f"missed {direction.value}s"
+            self._log.often(logging.WARNING, topic, message, ends_outage=True)

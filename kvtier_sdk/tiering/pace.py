@@ -1,0 +1,90 @@
+"""The pace at which a tier moves chunks, and whether it has stopped."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Final
+
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
+from kvtier_sdk.tiering.load_rate import LoadRate
+
+#: A tier whose loads or stores make no progress for that long is slow. Stores that wait for a tier
+#: are bounded by what it moves in that time.
+SLOW_S: Final = 2.0
+
+_LOAD: Final = Operation.LOAD
+
+
+class Pace:
+    """Follows the loads and stores that a tier has under way.
+
+    Args:
+        most_store_bytes: bound of the store queue until the tier's pace is known.
+        least_store_bytes: the least that is allowed to wait, however slow the tier is.
+
+    Attributes:
+        store_bytes: what the tier stores in :data:`SLOW_S`, learnt from stores that took longer.
+        loads: its rate.
+    """
+
+    def __init__(self, most_store_bytes: float, least_store_bytes: int) -> None:
+        self.store_bytes = most_store_bytes
+        self.loads = LoadRate()
+        self._least_store_bytes = least_store_bytes
+        # Jobs under way, and when each kind last made progress or began.
+        self._under_way: Counter[Operation] = Counter()
+        self._progress_s = {_LOAD: -math.inf, Operation.STORE: -math.inf}
+        # Time of the tier's last answer, or of the hand-over of loads if none was under way.
+        self._heard_s = 0.0
+
+    def begin(self, job: Job, now_s: float) -> None:
+        """Take a job that is handed over."""
+        operation = job.operation
+        if operation not in self._progress_s:
+            return
+        if not self._under_way[operation]:
+            self._progress_s[operation] = now_s
+            if operation is _LOAD:
+                self._heard_s = now_s
+                self.loads.begin(now_s)
+        self._under_way[operation] += 1
+
+    def progress(self, operation: Operation, now_s: float) -> None:
+        """Take the end of a part of a job."""
+        self._heard_s = self._progress_s[operation] = now_s
+
+    def end(self, job: Job, result: JobResult, now_s: float) -> None:
+        """Take the result of a job."""
+        is_late = Verdict.TIMEOUT in result.verdicts
+        if not is_late:
+            self._heard_s = now_s
+        operation = job.operation
+        if operation not in self._progress_s:
+            return
+        self._under_way[operation] -= 1
+        if not is_late:
+            self._progress_s[operation] = now_s
+        if operation is _LOAD:
+            self.loads.note(result.moved_bytes, now_s)
+        else:
+            self._learn(job, result)
+
+    def is_slow(self, now_s: float) -> bool:
+        """Return true if loads or stores are under way and none of them makes progress."""
+        return any(
+            self._under_way[operation] and now_s - at_s > SLOW_S
+            for operation, at_s in self._progress_s.items()
+        )
+
+    def answers(self, now_s: float, within_s: float) -> bool:
+        """Return true if no load is under way, or the tier has answered something lately."""
+        return not self._under_way[_LOAD] or now_s - self._heard_s <= within_s
+
+    def _learn(self, store: Job, result: JobResult) -> None:
+        # What waited before the store was moved too. A store that took less than SLOW_S tells only
+        # that the tier moves at least as much.
+        moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)
+        is_faster = result.moved_bytes and moved_bytes > self.store_bytes
+        if is_faster or result.duration_s > SLOW_S:
+            self.store_bytes = max(moved_bytes, self._least_store_bytes)

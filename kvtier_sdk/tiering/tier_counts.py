@@ -1,0 +1,85 @@
+"""What a tier's reports change in its counters."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.jobs import (
+    BreakerMoved,
+    Job,
+    JobResult,
+    MetricsChanged,
+    OpeningEnded,
+    Operation,
+    ProcessStarted,
+    Report,
+    RunnerStopped,
+    UsageChanged,
+    Verdict,
+    failure_counts,
+)
+
+_OK: Final = Verdict.OK
+_NOT_FOUND: Final = Verdict.NOT_FOUND
+_LOOKUP: Final = Operation.LOOKUP
+_LOAD: Final = Operation.LOAD
+_STORE: Final = Operation.STORE
+_TOUCH: Final = Operation.TOUCH
+
+
+def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) -> None:
+    """Count a job that is concluded."""
+    verdicts, operation = result.verdicts, job.operation
+    succeeded = verdicts.count(_OK)
+    absent = 0
+    if operation is _LOOKUP:
+        # An absent chunk is an answer to a lookup, not a failure of it.
+        absent = verdicts.count(_NOT_FOUND)
+        stats.found_chunks += succeeded
+        stats.absent_chunks += absent
+    elif operation is _LOAD:
+        stats.loaded_chunks += succeeded
+        stats.loaded_bytes += result.moved_bytes
+    elif operation is _STORE:
+        stats.stored_chunks += succeeded
+        stats.stored_bytes += result.moved_bytes
+    if operation in (_LOOKUP, _LOAD, _STORE):
+        stats.job_s[operation.value].observe(result.duration_s)
+        stats.job_chunks[operation.value].observe(len(verdicts))
+    # A touch is a hint: a failed one loses no chunk.
+    if succeeded + absent < len(verdicts) and operation is not _TOUCH:
+        for reason, count in failure_counts(verdicts).items():
+            if not (absent and reason == _NOT_FOUND.value):
+                stats.failures[f"{operation.value}.{reason}"] += count
+    if result.retries:
+        stats.retries[operation.value] += result.retries
+    if result.error is not None:
+        stats.note_error(result.error, now_s)
+
+
+def note_state(stats: TierStats, report: Report, now_s: float) -> None:
+    """Note what a report says of the state of a tier."""
+    if isinstance(report, BreakerMoved):
+        is_open = int(report.state is not BreakerState.CLOSED)
+        if report.direction is Direction.READ:
+            stats.reads_open = is_open
+        else:
+            stats.stores_open = is_open
+    elif isinstance(report, MetricsChanged):
+        stats.note_backend(report.counters, report.gauges)
+    elif isinstance(report, UsageChanged):
+        stats.note_usage(report.usage)
+    elif isinstance(report, RunnerStopped):
+        if report.reason is not None:
+            stats.note_open(False)
+    elif isinstance(report, ProcessStarted):
+        stats.restarts += report.is_restart
+        stats.note_open(report.is_open)
+    elif isinstance(report, OpeningEnded):
+        if report.error is None:
+            stats.note_open(True)
+        else:
+            stats.open_failures += 1
+            stats.note_error(report.error, now_s)
