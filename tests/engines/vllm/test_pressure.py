@@ -48,17 +48,12 @@ def expected(plain: Any) -> list[dict[str, Any]]:
 
 
 def test_outputs_are_right_under_preemption_with_a_tiny_host_pool(
-    engine: Engine, expected: list[dict[str, Any]]
+    engine: Engine, store: Folder, expected: list[dict[str, Any]]
 ) -> None:
     assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
     assert engine.preemptions() > 0
     engine.settle()
     assert not any(engine.leftovers().values()), engine.leftovers()
-
-
-def test_they_are_right_a_second_time_with_chunks_from_the_tier(
-    engine: Engine, store: Folder, expected: list[dict[str, Any]]
-) -> None:
     before = engine.stats()[store.name]["loaded_chunks"]
     assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
     assert engine.stats()[store.name]["loaded_chunks"] > before
