@@ -121,14 +121,14 @@ OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
 OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 
 
-#: How far a log-probability may be from another computation of it. A processor may add up a row of a
-#: matrix in another order when it is multiplied beside others: 1e-6 was seen. Another chunk's bytes
-#: move log-probabilities by 1e-2 and more.
+#: A processor may add up a row of a matrix in another order if more rows are multiplied at once:
+#: log-probabilities differed by 1e-6. One foreign token in a prompt changes all five by 7e-3 or
+#: more.
 LOGPROB_ERROR = 2e-5
 
 
 def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
-    """Return true if all outputs have equal tokens, and log-probabilities within the error above."""
+    """Return true if all outputs have equal tokens and, but for rounding, log-probabilities."""
     return [out["tokens"] for out in ours] == [out["tokens"] for out in theirs] and all(
         math.isclose(one, other, rel_tol=0, abs_tol=LOGPROB_ERROR)
         for our_out, their_out in zip(ours, theirs, strict=True)
