@@ -440,12 +440,12 @@ class TierClient:
         self._known.purge(next(self._job_ids))
 
     def drop_stores(self, count: int) -> None:
-        """Count so many chunks that are not offered because stores are refused."""
+        """Add ``count`` chunks that are not offered, since stores are refused."""
         if count:
             self.stats.dropped[f"store.{self._refusal}"] += count
 
     def drop_lookups(self, count: int) -> None:
-        """Count so many chunks that are not looked up because reads are refused."""
+        """Add ``count`` chunks that are not looked up, since reads are refused."""
         self.stats.lookup_chunks += count
         self.stats.dropped["lookup.unavailable"] += count
 
