@@ -10,6 +10,7 @@ from kvtier_sdk.aio.connection_pool import ConnectionPool
 from kvtier_sdk.aio.running_calls import RunningCalls
 from kvtier_sdk.aio.sharding import call_by_shard
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
     ChunkCodec,
@@ -58,6 +59,7 @@ from kvtier_sdk.metrics import (
     metric_samples,
 )
 from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.opening import open_manager, open_pool, open_tier
 from kvtier_sdk.options.tier import (
     BoundedTierConfig,
     ExpiringTierConfig,
@@ -82,12 +84,8 @@ from kvtier_sdk.tiering import (
     PrepareStoreOutput,
     ResetScope,
     TierClient,
-    TieringConfig,
     TieringManager,
     TierListener,
-    open_manager,
-    open_pool,
-    open_tier,
 )
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import (

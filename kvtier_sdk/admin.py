@@ -1,6 +1,6 @@
 """The admin socket of an engine: one JSON request, one JSON answer, over a Unix socket.
 
-The socket knows no manager. What is asked and answered is in ``tiering.control``.
+The socket knows no manager. What is asked and answered is in ``operator.control``.
 """
 
 from __future__ import annotations

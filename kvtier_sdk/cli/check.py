@@ -15,10 +15,10 @@ from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, Target, read_target
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.integrations.vllm.transfer_config import in_vllms_names
+from kvtier_sdk.opening.pools import check_pool
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.units import format_bytes, parse_bytes, parse_seconds
 from kvtier_sdk.runner.survey import contents_in_words
-from kvtier_sdk.tiering.assembly import check_pool
 
 _CHUNK_BYTES = 64 * 1024
 #: Where vLLM's processes share the host pool.

@@ -13,10 +13,10 @@ from kvtier_sdk.admin import ask
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.cli.say import say
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.text import one_line
 from kvtier_sdk.options.units import parse_seconds
-from kvtier_sdk.tiering import TieringConfig
 
 _LOOK_S = 0.2
 #: An engine without a step for so long is idle.

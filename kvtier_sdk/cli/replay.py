@@ -12,8 +12,10 @@ import typer
 from kvtier_sdk.cli.replay_page import Played, replay_page
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
+from kvtier_sdk.opening.pools import pool_slots
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.replay import (
     PoolSweep,
@@ -23,8 +25,6 @@ from kvtier_sdk.replay import (
     replay,
     sweep_pool,
 )
-from kvtier_sdk.tiering import TieringConfig
-from kvtier_sdk.tiering.assembly import pool_slots
 
 #: Options of a replay that neither the command line nor the file gives.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.place import nearest
 from kvtier_sdk.options.secrets import url_without_password
-from kvtier_sdk.tiering import TieringConfig
 
 #: The metavar of an argument that takes one, and what it can be.
 TARGET = "TIERS"

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import (
     BackendError,
     ConfigError,
@@ -19,21 +21,19 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening import open_pool
+from kvtier_sdk.opening.blocking_tier import BlockingTier
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict, verdict_of
-from kvtier_sdk.tiering import TieringConfig, open_pool
-from kvtier_sdk.tiering.tier_client import TierClient
-from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, RequestContext, Usage, make_offload_key
 
 _SLOTS = 2
 _WRITTEN, _READ = range(_SLOTS)
 _REQUEST = RequestContext("kvtier check")
-#: How much longer than a job's deadline its result may take.
-_GRACE_S = 5.0
+#: How long the check waits for a tier to say how full it is.
+_USAGE_S = 5.0
 #: What an operator can do about it.
 _ADVICE: dict[Verdict, str] = {
     Verdict.UNAVAILABLE: (
@@ -131,10 +131,9 @@ class _Check:
         self._pool = pool
         self._clock = clock
         self._timeout_s = timeout_s
-        self._reported = threading.Event()
         self._key = make_offload_key(os.urandom(32), 0xFFFF_FFFF)
         self._outcome = TierCheck(spec.name, spec.backend)
-        self._tier: TierClient
+        self._tier: BlockingTier
 
     def run(self) -> TierCheck:
         with _warnings_of(self._spec.name) as warnings:
@@ -146,17 +145,18 @@ class _Check:
 
     def _check(self) -> None:
         try:
-            self._tier = self._make_client()
+            self._tier = self._make_tier()
+            client = self._tier.client
             try:
                 self._take_steps()
             except KeyboardInterrupt:
                 # What does not end in time ends with the interpreter.
-                _ends_within(_INTERRUPTED_S, lambda: self._tier.close(_INTERRUPTED_S))
+                _ends_within(_INTERRUPTED_S, lambda: client.close(_INTERRUPTED_S))
                 raise
             except BaseException:
-                self._tier.close(self._timeout_s)
+                client.close(self._timeout_s)
                 raise
-            self._tier.close(self._timeout_s)
+            client.close(self._timeout_s)
         except TierError as error:
             self._note_fault(error, verdict_of(error))
         except _StepError as error:
@@ -170,27 +170,15 @@ class _Check:
             raised.tier, raised.operation = self._spec.name, "open"
             self._note_fault(raised, Verdict.CONTRACT)
 
-    def _make_client(self) -> TierClient:
-        """Make a client whose jobs have as long as the check waits."""
+    def _make_tier(self) -> BlockingTier:
+        """Make a tier whose jobs have as long as the check waits."""
+        names = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
         # The check itself waits for the opening, and shorter.
-        patience = {"open_deadline_s": 2 * self._timeout_s}
+        patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}
         spec = self._spec.needed()
-        runner = make_runner(
-            replace(spec, runner=spec.runner.model_copy(update=patience)),
-            self._pool,
-            namespace=Namespace({"engine": "kvtier check", "chunk_bytes": self._pool.chunk_bytes}),
-            clock=self._clock,
-            notify=self._reported.set,
-            verify=True,
-        )
-        deadlines = dict.fromkeys(
-            ("lookup_deadline_s", "load_deadline_s", "store_deadline_s"), self._timeout_s
-        )
-        patient = replace(self._spec, runner=self._spec.runner.model_copy(update=deadlines))
-        chunk_bytes = self._pool.chunk_bytes
-        return TierClient(
-            patient, runner, TierListener(), clock=self._clock, chunk_bytes=chunk_bytes
-        )
+        spec = replace(spec, runner=spec.runner.model_copy(update=patience))
+        namespace = Namespace({"engine": "kvtier check", "chunk_bytes": self._pool.chunk_bytes})
+        return BlockingTier.make(spec, self._pool, namespace, clock=self._clock)
 
     def _masked(self, text: str) -> str:
         return secrets_of(self._spec.config).mask(text)
@@ -200,7 +188,7 @@ class _Check:
         self._outcome.advice = None if verdict is None else advice_on(verdict)
 
     def _take_steps(self) -> None:
-        pool, options, tier = self._pool, self._spec.runner, self._tier
+        pool, options, tier = self._pool, self._spec.runner, self._tier.client
         keys = [self._key]
         with self._step("open", options.open_deadline_s):
             self._open()
@@ -227,12 +215,9 @@ class _Check:
     def _usage(self) -> Usage | None:
         """Wait for the tier's first word on how full it is."""
         # A store that cannot tell, or counts for long, need not hold up the steps.
-        stats, until_s = self._tier.stats, self._clock.now_s() + min(self._timeout_s, _GRACE_S)
-        while stats.used_bytes is None and self._clock.now_s() < until_s:
-            self._reported.clear()
-            self._tier.poll()
-            if stats.used_bytes is None:
-                self._reported.wait(_GRACE_S)
+        stats = self._tier.client.stats
+        within_s = min(self._timeout_s, _USAGE_S)
+        self._tier.wait(lambda: stats.used_bytes is not None, within_s)
         if stats.used_bytes is None:
             self._outcome.remarks.append("it has not told in time how full it is")
             return None
@@ -255,7 +240,7 @@ class _Check:
 
         def start() -> None:
             try:
-                self._tier.open()
+                self._tier.client.open()
             except BaseException as error:
                 raised.append(error)
 
@@ -268,22 +253,17 @@ class _Check:
 
     def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
         """Hand a job over, wait for its end, and raise if it comes to another verdict."""
-        # An empty queue takes any chunk; only an open breaker refuses it.
-        if job is None:
-            raise _StepError(f"{self._spec.name}: its breaker is open", Verdict.UNAVAILABLE)
-        operation = job.operation
-        self._wait_for(job)
-        if job.result is None:
-            raise _GaveUpError(f"{self._spec.name} {operation.value}: no answer")
-        (verdict,) = job.result.verdicts
+        result = self._tier.result_of(job)
+        operation = cast(Job, job).operation
+        (verdict,) = result.verdicts
         if verdict is expected:
             return
         if verdict is Verdict.OK:
             raise self._error(operation, "the chunk is there, although it was removed", verdict)
         if verdict is Verdict.NOT_FOUND:
             raise self._error(operation, "the chunk is not there, although it was stored", verdict)
-        if job.result.error is not None:
-            raise _StepError(job.result.error, verdict)
+        if result.error is not None:
+            raise _StepError(result.error, verdict)
         message = f"no answer within {self._timeout_s:g} s"
         if verdict is Verdict.TIMEOUT:
             raise _GaveUpError(f"{self._spec.name} {operation.value}: {message}")
@@ -291,14 +271,6 @@ class _Check:
 
     def _error(self, operation: Operation, message: str, verdict: Verdict) -> _StepError:
         return _StepError(f"{self._spec.name} {operation.value}: {message}", verdict)
-
-    def _wait_for(self, job: Job) -> None:
-        self._tier.flush()
-        while job.result is None and self._clock.now_s() < job.deadline_s + _GRACE_S:
-            self._reported.clear()
-            self._tier.poll()
-            if job.result is None:
-                self._reported.wait(_GRACE_S)
 
 
 def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:

@@ -13,10 +13,9 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening.tiers import make_client
 from kvtier_sdk.runner import PoolMemory
-from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
-from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
@@ -94,23 +93,16 @@ class ModelTier(TierListener):
         self._is_stale = False
         self._closing = False
         self._has_ended = False
-        runner = make_runner(
+        self._client = make_client(
             spec,
             memory,
-            namespace=namespace,
-            clock=clock,
-            notify=self._wake.set,
-            verify=True,
-            engine_waits=False,
-        )
-        log_start(memory, engine, [(spec, runner)], namespace)
-        self._client = TierClient(
-            spec,
-            runner,
+            namespace,
             self,
             clock=clock,
-            chunk_bytes=memory.chunk_bytes,
+            notify=self._wake.set,
+            engine_waits=False,
             events=changed is not None,
+            engine=engine,
         )
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()

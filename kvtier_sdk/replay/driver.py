@@ -11,9 +11,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening import open_manager, open_pool
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.replay.bystanders import check_bystanders
@@ -21,7 +23,7 @@ from kvtier_sdk.replay.content import ChunkContent
 from kvtier_sdk.replay.history import ReplayHistory
 from kvtier_sdk.replay.report import ReplayReport, distribution
 from kvtier_sdk.replay.workload import ReplayRequest
-from kvtier_sdk.tiering import TieringConfig, TieringManager, open_manager, open_pool
+from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
 # How long a step lasts while a tier works, as an engine's would. What a request waits for may also

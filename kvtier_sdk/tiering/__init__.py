@@ -1,7 +1,5 @@
 """The engine's thread: the tiering manager, and the client of a single tier."""
 
-from kvtier_sdk.config.tiering import TieringConfig
-from kvtier_sdk.tiering.assembly import open_manager, open_pool, open_tier
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.tier_client import TierClient
@@ -14,9 +12,5 @@ __all__ = [
     "ResetScope",
     "TierClient",
     "TierListener",
-    "TieringConfig",
     "TieringManager",
-    "open_manager",
-    "open_pool",
-    "open_tier",
 ]

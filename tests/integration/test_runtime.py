@@ -33,8 +33,8 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.admin import ask
 from kvtier_sdk.cli.app import app
+from kvtier_sdk.operator.services import OperatorServices
 from kvtier_sdk.replay import ReplayReport, chat_workload, read_trace, replay
-from kvtier_sdk.tiering.services import OperatorServices
 
 REQUESTS = 240
 WORKLOAD = chat_workload(REQUESTS, 7)

@@ -8,7 +8,7 @@ from typing import Any
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.tiering.maintenance import MaintainedTier, open_for_maintenance
+from kvtier_sdk.opening.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.types import Capability
 
 

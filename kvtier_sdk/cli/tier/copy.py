@@ -29,10 +29,10 @@ from kvtier_sdk.cli.tier.view import Step, progress
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Verdict
-from kvtier_sdk.tiering.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.types import OffloadKey
 
 #: Payload that is on its way: half of it is read while the other half is written.

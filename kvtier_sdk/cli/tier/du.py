@@ -21,10 +21,10 @@ from kvtier_sdk.cli.tier.selection import (
 )
 from kvtier_sdk.cli.tier.view import print_columns, share
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.survey import contents_in_words
-from kvtier_sdk.tiering.maintenance import open_for_maintenance
 from kvtier_sdk.types import Capability, Usage
 
 _TITLES = ("MODEL", "NAMESPACES", "CHUNKS", "BYTES", "SHARE")

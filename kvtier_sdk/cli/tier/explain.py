@@ -33,9 +33,9 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.block_hashes import chunk_keys
 from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Verdict
-from kvtier_sdk.tiering.maintenance import open_for_maintenance
 from kvtier_sdk.types import Capability, OffloadKey
 
 _STATES = {

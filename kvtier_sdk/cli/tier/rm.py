@@ -30,8 +30,8 @@ from kvtier_sdk.cli.tier.view import progress
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.tiering.maintenance import open_for_maintenance
 from kvtier_sdk.types import Capability, OffloadKey
 
 

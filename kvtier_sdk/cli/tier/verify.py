@@ -28,8 +28,8 @@ from kvtier_sdk.cli.tier.view import progress
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening.maintenance import chunk_bytes_of, open_for_maintenance
 from kvtier_sdk.runner.jobs import Verdict
-from kvtier_sdk.tiering.maintenance import chunk_bytes_of, open_for_maintenance
 from kvtier_sdk.types import Capability, OffloadKey
 
 #: Keys that are shown; all of them are in the JSON.

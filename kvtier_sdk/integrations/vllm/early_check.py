@@ -18,9 +18,9 @@ from kvtier_sdk.integrations.vllm.transfer_config import (
     read_transfer_config,
 )
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.pool.memory import check_room
-from kvtier_sdk.tiering.maintenance import open_for_maintenance
 from kvtier_sdk.types import Capability, Locality
 
 _SHARED_MEMORY = Path("/dev/shm")

@@ -10,12 +10,11 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.config.tiering import read_tiers
+from kvtier_sdk.config.tiering import TieringConfig, read_tiers
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
 from kvtier_sdk.options.model import StrictModel, validate_options
 from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.units import BytesOrShare, Flag, Seconds
-from kvtier_sdk.tiering import TieringConfig
 
 #: The ``type`` of an entry that names our class instead of the registered type.
 CLASS_TYPE = "KVTierSecondaryTier"

@@ -31,11 +31,10 @@ from kvtier_sdk.integrations.vllm.translate import (
     request_context,
 )
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.runner.factory import make_runner
+from kvtier_sdk.opening.tiers import make_client
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.compute_rate import ComputeRate
-from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
@@ -290,23 +289,16 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     # --- inside -------------------------------------------------------------------------------
 
     def _make_client(self, *, engine_waits: bool = True) -> TierClient:
-        runner = make_runner(
+        return make_client(
             self._spec,
             self._slots,
-            namespace=self._identity.namespace,
+            self._identity.namespace,
+            self,
             clock=self._clock,
             verify=self._options.verify,
             engine_waits=engine_waits,
-        )
-        spec = self._spec
-        log_start(self._slots, "vLLM", [(spec, runner)], self._identity.namespace)
-        return TierClient(
-            spec,
-            runner,
-            self,
-            clock=self._clock,
-            chunk_bytes=self._slots.chunk_bytes,
             events=self._wants_events,
+            engine="vLLM",
         )
 
     def _settle(self) -> None:

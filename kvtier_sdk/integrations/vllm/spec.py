@@ -23,12 +23,13 @@ from kvtier_sdk.integrations.vllm.metrics import metric_definitions
 from kvtier_sdk.integrations.vllm.options import EXTRA_CONFIG, SpecOptions
 from kvtier_sdk.integrations.vllm.region import JoinedRegion, refuse_absent
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening import open_manager
+from kvtier_sdk.operator.services import OperatorServices
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.pool.limits import total_memory_bytes
-from kvtier_sdk.tiering import TieringManager, open_manager
-from kvtier_sdk.tiering.services import OperatorServices
+from kvtier_sdk.tiering import TieringManager
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import (

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm import HOMES
 from kvtier_sdk.integrations.vllm.options import (
@@ -21,7 +22,6 @@ from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
 from kvtier_sdk.options.model import StrictModel, validate_options
 from kvtier_sdk.options.place import Place, nearest
 from kvtier_sdk.options.units import parse_bytes
-from kvtier_sdk.tiering import TieringConfig
 
 #: The connector that has specs and tiers of others.
 CONNECTOR = "OffloadingConnector"

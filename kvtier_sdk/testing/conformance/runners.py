@@ -7,20 +7,18 @@ from dataclasses import replace
 
 from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.opening.blocking_tier import BlockingTier
 from kvtier_sdk.pool import HostPool, PoolLayout
-from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.testing.conformance.probe import REQUEST, content_of
 from kvtier_sdk.testing.conformance.rules import Breach, CheckSkipped, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
-from kvtier_sdk.tiering.tier_client import TierClient
-from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Medium, OffloadKey
 
 _CHUNKS = 3
 _SLOTS = 2 * _CHUNKS
 _DEADLINES = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
-_Use = Callable[[TierSubject, HostPool, TierClient], Awaitable[None]]
+_Use = Callable[[TierSubject, HostPool, BlockingTier], Awaitable[None]]
 _BUILT = "A tier is built from its options alone, in this process or in one of its own."
 
 
@@ -44,13 +42,13 @@ async def check_processes_share_a_place(subject: TierSubject) -> None:
     await _with_runner(subject, "process", _share_chunks)
 
 
-async def _share_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) -> None:
+async def _share_chunks(subject: TierSubject, pool: HostPool, tier: BlockingTier) -> None:
     namespace = subject.spec.namespace_of(subject.namespace, subject.chunk_bytes)
     async with subject.opened(namespace=namespace) as probe:
         if not all(await probe.lookup(await _store_chunks(subject, pool, tier))):
             raise Breach("lookup does not find a chunk that another process has just stored")
         ours = await probe.put(subject.new_keys(_CHUNKS))
-        if ours and set(await _end_of(subject, tier, tier.lookup(ours, REQUEST))) != {Verdict.OK}:
+        if ours and set(await _end_of(tier, tier.client.lookup(ours, REQUEST))) != {Verdict.OK}:
             raise Breach("another process does not find a chunk that was stored in this one")
 
 
@@ -61,44 +59,31 @@ async def _with_runner(subject: TierSubject, kind: str, use: _Use) -> None:
     ).needed()
     pool = HostPool.create(PoolLayout(_SLOTS, subject.chunk_bytes))
     try:
-        runner = make_runner(
-            spec, pool, namespace=subject.namespace, clock=subject.clock, verify=True
-        )
-        tier = TierClient(
-            spec, runner, TierListener(), clock=subject.clock, chunk_bytes=subject.chunk_bytes
-        )
-        await run_blocking(tier.open)
+        tier = BlockingTier.make(spec, pool, subject.namespace, clock=subject.clock)
+        await run_blocking(tier.client.open)
         try:
             await use(subject, pool, tier)
         finally:
-            await run_blocking(tier.close, subject.timeout_s)
+            await run_blocking(tier.client.close, subject.timeout_s)
     except KVTierError as error:
         raise Breach(f"with runner {kind!r}: {type(error).__name__}: {error}") from error
     finally:
         pool.close()
 
 
-async def _end_of(subject: TierSubject, tier: TierClient, job: Job | None) -> list[Verdict]:
+async def _end_of(tier: BlockingTier, job: Job | None) -> list[Verdict]:
     """Hand over a job, wait for its end, and return its verdicts."""
-    if job is None:
-        return [Verdict.UNAVAILABLE]
-    clock = subject.clock
-    end_s = clock.now_s() + 2 * subject.timeout_s
-    tier.flush()
-    while clock.now_s() < end_s:
-        tier.poll()
-        if job.result is not None:
-            return job.result.verdicts
-        await clock.sleep(0.002)
-    raise Breach(f"a {job.operation.value} job of the runner never ended")
+    return (await run_blocking(tier.result_of, job)).verdicts
 
 
-async def _store_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) -> list[OffloadKey]:
+async def _store_chunks(
+    subject: TierSubject, pool: HostPool, tier: BlockingTier
+) -> list[OffloadKey]:
     """Store the chunks of the first slots, and return their keys; none if there is no room."""
     keys = subject.new_keys(_CHUNKS)
     for slot, key in enumerate(keys):
         pool.view(slot)[:] = content_of(key, 0, subject.chunk_bytes)
-    stored = await _end_of(subject, tier, tier.store(keys, range(_CHUNKS), REQUEST, whole=True))
+    stored = await _end_of(tier, tier.client.store(keys, range(_CHUNKS), REQUEST, whole=True))
     if not subject.keeps_chunks and set(stored) == {Verdict.CAPACITY}:
         return []
     if set(stored) != {Verdict.OK}:
@@ -106,22 +91,22 @@ async def _store_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) 
     return keys
 
 
-async def _move_chunks(subject: TierSubject, pool: HostPool, tier: TierClient) -> None:
+async def _move_chunks(subject: TierSubject, pool: HostPool, tier: BlockingTier) -> None:
     keys = await _store_chunks(subject, pool, tier)
     if not keys:
         return
     contents = [content_of(key, 0, subject.chunk_bytes) for key in keys]
-    found = await _end_of(subject, tier, tier.lookup(keys, REQUEST))
+    found = await _end_of(tier, tier.client.lookup(keys, REQUEST))
     if set(found) != {Verdict.OK}:
         raise Breach(f"looking up the same chunks gave {[verdict.value for verdict in found]}")
     loaded = await _end_of(
-        subject, tier, tier.load(keys, range(_CHUNKS, _SLOTS), REQUEST, whole=True)
+        tier, tier.client.load(keys, range(_CHUNKS, _SLOTS), REQUEST, whole=True)
     )
     for slot, content, verdict in zip(range(_CHUNKS, _SLOTS), contents, loaded, strict=True):
         if verdict is not Verdict.OK:
             raise Breach(f"loading the same chunks gave {[verdict.value for verdict in loaded]}")
         if bytes(pool.view(slot)[: subject.chunk_bytes]) != content:
             raise Breach("a loaded chunk holds other bytes than the stored one")
-    absent = await _end_of(subject, tier, tier.load(subject.new_keys(1), [0], REQUEST))
+    absent = await _end_of(tier, tier.client.load(subject.new_keys(1), [0], REQUEST))
     if absent != [Verdict.NOT_FOUND]:
         raise Breach(f"loading a chunk that was never stored gave {absent[0].value}")

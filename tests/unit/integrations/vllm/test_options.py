@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import ConfigError
+from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.integrations.vllm.options import EXTRA_CONFIG, SecondaryTierEntry, SpecOptions
 from kvtier_sdk.integrations.vllm.transfer_config import read_transfer_config
-from kvtier_sdk.tiering import TieringConfig
 
 ENTRY = {"type": "kvtier", "url": "memory:?capacity=1GiB"}
 

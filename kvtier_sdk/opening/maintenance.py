@@ -14,10 +14,11 @@ from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError, TierTimeoutError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.opening.blocking_tier import BlockingTier
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import ThreadRunner, TierLoop
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.jobs import Job, JobResult, Verdict
+from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
@@ -41,8 +42,6 @@ _OF_A_CHUNK = (
     Verdict.CAPACITY,
     Verdict.FAILED,
 )
-#: How often a job is looked for that has been concluded without a report.
-_LOOK_S = 1.0
 
 
 @contextmanager
@@ -104,7 +103,8 @@ def open_for_maintenance(
         client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=pool.chunk_bytes)
         ended.callback(client.close, timeout_s)
         client.open()
-        yield MaintainedTier(client, runner, namespace, pool, reported, timeout_s)
+        tier = BlockingTier(client, reported, clock)
+        yield MaintainedTier(tier, runner, namespace, pool, timeout_s)
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
@@ -125,19 +125,18 @@ class MaintainedTier:
 
     def __init__(
         self,
-        client: TierClient,
+        tier: BlockingTier,
         runner: ThreadRunner,
         namespace: Namespace,
         pool: HostPool,
-        reported: threading.Event,
         timeout_s: float,
     ) -> None:
-        self.spec = client.spec
+        self.spec = tier.client.spec
         self.namespace = namespace
-        self._client = client
+        self._tier = tier
+        self._client = tier.client
         self._runner = runner
         self._pool = pool
-        self._reported = reported
         self._timeout_s = timeout_s
 
     def can(self, capability: Capability) -> bool:
@@ -245,24 +244,13 @@ class MaintainedTier:
 
     def _answer(self, job: Job | None, expected: tuple[Verdict, ...]) -> list[Verdict]:
         """Hand a job over, wait for its end, and raise if it comes to another verdict."""
-        result = self._result_of(job)
+        result = self._tier.result_of(job)
         for verdict in result.verdicts:
             if verdict not in expected:
                 raise TierError(result.error or f"{self.spec.name}: {verdict.value}")
         if not result.released:
             raise TierTimeoutError(f"{self.spec.name}: a call hangs")
         return result.verdicts
-
-    def _result_of(self, job: Job | None) -> JobResult:
-        if job is None:
-            raise TierError(f"{self.spec.name}: the tier is not asked any more")
-        self._client.flush()
-        while job.result is None:
-            self._reported.clear()
-            self._client.poll()
-            if job.result is None:
-                self._reported.wait(_LOOK_S)
-        return job.result
 
     def _iterate(self, iterate: Callable[[TierCaller], AsyncIterator[T]]) -> Iterator[T]:
         opened: list[AsyncIterator[T]] = []

@@ -1,4 +1,4 @@
-"""Opens pools, managers and single tiers from a configuration."""
+"""Opens managers and single tiers from a configuration."""
 
 from __future__ import annotations
 
@@ -8,72 +8,16 @@ from contextlib import ExitStack, contextmanager
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering import TieringConfig
-from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.pool import HostPool, PoolLayout
-from kvtier_sdk.pool.limits import total_memory_bytes
+from kvtier_sdk.opening.pools import check_chunk
+from kvtier_sdk.operator.services import OperatorServices
+from kvtier_sdk.operator.start_log import log_start
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
-from kvtier_sdk.runner.factory import make_runner, wants_process
+from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.tiering.manager import TieringManager
-from kvtier_sdk.tiering.services import OperatorServices
-from kvtier_sdk.tiering.start_log import log_start
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
-
-
-@contextmanager
-def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
-    """Make the configured host pool, and close it at the end.
-
-    It can be shared with other processes if a tier is to run in one.
-
-    Args:
-        config: says how big it is.
-        chunk_bytes: payload of a chunk, where the engine knows it.
-
-    Yields:
-        The pool.
-
-    Raises:
-        ConfigError: the size of a chunk is missing, the engine and the configuration contradict
-            each other, not one chunk fits, or the memory is not there.
-    """
-    size_bytes = config.chunk_bytes if chunk_bytes is None else chunk_bytes
-    if size_bytes is None:
-        raise ConfigError("option 'chunk_bytes' is missing; it says how big a chunk is")
-    _check_chunk(config, size_bytes)
-    slots = pool_slots(config, size_bytes)
-    if any(map(wants_process, config.tiers)):
-        pool = HostPool.create(PoolLayout(slots, size_bytes))
-    else:
-        pool = HostPool(slots, size_bytes)
-    try:
-        yield pool
-    finally:
-        pool.close()
-
-
-def check_pool(
-    config: TieringConfig, *, chunk_bytes: int, directory: str | None = None
-) -> PoolLayout:
-    """Check that there is room for the configured host pool, without making it.
-
-    Args:
-        config: says how big it is.
-        chunk_bytes: payload of a chunk.
-        directory: ``/dev/shm``, if an engine shares the pool there under a name; else ``None``.
-
-    Returns:
-        Its layout.
-
-    Raises:
-        ConfigError: not one chunk fits, or the memory is not there.
-    """
-    layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
-    HostPool.check(layout, directory=directory)
-    return layout
 
 
 @contextmanager
@@ -119,7 +63,7 @@ def open_manager(
         options = {"slots": pool.slots, "chunk_bytes": pool.chunk_bytes, "tiers": list(tiers)}
         tiers = TieringConfig.from_dict(options, where="open_manager")
     config = tiers
-    _check_chunk(config, pool.chunk_bytes)
+    check_chunk(config, pool.chunk_bytes)
     clock = clock or SystemClock()
     bound = config.bind(namespace)
     policy = load_policy(config.policy)()
@@ -204,11 +148,15 @@ def open_tier(
         TierError: the tier cannot be reached.
     """
     spec = TierSpec.from_url(tier) if isinstance(tier, str) else tier
-    clock = clock or SystemClock()
-    runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify, verify=True)
-    log_start(pool, "the engine", [(spec, runner)], namespace)
-    client = TierClient(
-        spec, runner, listener, clock=clock, chunk_bytes=pool.chunk_bytes, events=events
+    client = make_client(
+        spec,
+        pool,
+        namespace,
+        listener,
+        clock=clock or SystemClock(),
+        notify=notify,
+        events=events,
+        engine="the engine",
     )
     try:
         client.open()
@@ -217,33 +165,46 @@ def open_tier(
         client.close(shutdown_timeout_s)
 
 
-def _check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
-    if config.chunk_bytes not in (None, chunk_bytes):
-        raise ConfigError(
-            f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "
-            f"{chunk_bytes} bytes; leave it out"
-        )
-
-
-def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
-    """Return the number of slots of the configured host pool.
+def make_client(
+    spec: TierSpec,
+    pool: PoolMemory,
+    namespace: Namespace,
+    listener: TierListener,
+    *,
+    clock: Clock,
+    notify: Callable[[], None] | None = None,
+    verify: bool = True,
+    engine_waits: bool = True,
+    events: bool = False,
+    engine: str | None = None,
+) -> TierClient:
+    """Make the client of a tier, with the runner that its options ask for; the caller opens it.
 
     Args:
-        config: says how big it is.
-        chunk_bytes: payload of a chunk.
+        spec: the tier.
+        pool: memory of the slots.
+        namespace: of the chunks.
+        listener: learns what becomes of the jobs.
+        clock: time and tasks.
+        notify: called in a thread of the tier's whenever it has reported; must not block.
+        verify: false switches digests off, for measurements and tests only.
+        engine_waits: false for an engine that serves already, and opens the tier in the background.
+        events: true to collect events.
+        engine: the name of an engine, whose start is logged.
 
     Raises:
-        ConfigError: not one chunk fits.
+        ConfigError: the tier cannot run as it is to, or cannot hold one chunk in its queue.
     """
-    if config.slots is not None:
-        return config.slots
-    size: int | float = config.pool_bytes or 0
-    size_bytes = size if isinstance(size, int) else int(size * total_memory_bytes())
-    row_bytes = PoolLayout(1, chunk_bytes).row_bytes
-    slots = size_bytes // row_bytes
-    if slots < 1:
-        raise ConfigError(
-            f"option 'pool_bytes' is {format_bytes(size_bytes)}, less than one slot of "
-            f"{format_bytes(row_bytes)}; raise it to at least that"
-        )
-    return slots
+    runner = make_runner(
+        spec,
+        pool,
+        namespace=namespace,
+        clock=clock,
+        notify=notify,
+        verify=verify,
+        engine_waits=engine_waits,
+    )
+    if engine is not None:
+        log_start(pool, engine, [(spec, runner)], namespace)
+    chunk_bytes = pool.chunk_bytes
+    return TierClient(spec, runner, listener, clock=clock, chunk_bytes=chunk_bytes, events=events)

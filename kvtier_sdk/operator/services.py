@@ -10,7 +10,7 @@ from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tiering import TieringConfig
 from kvtier_sdk.exporter import serve_metrics
-from kvtier_sdk.tiering.control import ManagerControl
+from kvtier_sdk.operator.control import ManagerControl
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.trace import TraceRecorder
 

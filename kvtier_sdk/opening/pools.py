@@ -1,0 +1,99 @@
+"""Opens the host pool of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.pool import HostPool, PoolLayout
+from kvtier_sdk.pool.limits import total_memory_bytes
+from kvtier_sdk.runner.factory import wants_process
+
+
+@contextmanager
+def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
+    """Make the configured host pool, and close it at the end.
+
+    It can be shared with other processes if a tier is to run in one.
+
+    Args:
+        config: says how big it is.
+        chunk_bytes: payload of a chunk, where the engine knows it.
+
+    Yields:
+        The pool.
+
+    Raises:
+        ConfigError: the size of a chunk is missing, the engine and the configuration contradict
+            each other, not one chunk fits, or the memory is not there.
+    """
+    size_bytes = config.chunk_bytes if chunk_bytes is None else chunk_bytes
+    if size_bytes is None:
+        raise ConfigError("option 'chunk_bytes' is missing; it says how big a chunk is")
+    check_chunk(config, size_bytes)
+    slots = pool_slots(config, size_bytes)
+    if any(map(wants_process, config.tiers)):
+        pool = HostPool.create(PoolLayout(slots, size_bytes))
+    else:
+        pool = HostPool(slots, size_bytes)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def check_pool(
+    config: TieringConfig, *, chunk_bytes: int, directory: str | None = None
+) -> PoolLayout:
+    """Check that there is room for the configured host pool, without making it.
+
+    Args:
+        config: says how big it is.
+        chunk_bytes: payload of a chunk.
+        directory: ``/dev/shm``, if an engine shares the pool there under a name; else ``None``.
+
+    Returns:
+        Its layout.
+
+    Raises:
+        ConfigError: not one chunk fits, or the memory is not there.
+    """
+    layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
+    HostPool.check(layout, directory=directory)
+    return layout
+
+
+def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
+    """Raise a :class:`ConfigError` if the configuration says another length of a chunk."""
+    if config.chunk_bytes not in (None, chunk_bytes):
+        raise ConfigError(
+            f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "
+            f"{chunk_bytes} bytes; leave it out"
+        )
+
+
+def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
+    """Return the number of slots of the configured host pool.
+
+    Args:
+        config: says how big it is.
+        chunk_bytes: payload of a chunk.
+
+    Raises:
+        ConfigError: not one chunk fits.
+    """
+    if config.slots is not None:
+        return config.slots
+    size: int | float = config.pool_bytes or 0
+    size_bytes = size if isinstance(size, int) else int(size * total_memory_bytes())
+    row_bytes = PoolLayout(1, chunk_bytes).row_bytes
+    slots = size_bytes // row_bytes
+    if slots < 1:
+        raise ConfigError(
+            f"option 'pool_bytes' is {format_bytes(size_bytes)}, less than one slot of "
+            f"{format_bytes(row_bytes)}; raise it to at least that"
+        )
+    return slots
