@@ -18,10 +18,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ROOT / "scripts/gpu"
-TESTS = ROOT / "tests/gpu"
-BENCHMARK = ROOT / "benchmarks/worker.py"
-RESULTS = ROOT / "benchmarks/results.py"
+PARTS = ("tests/gpu", "tests/support/gpu", "benchmarks")
 PACKAGES = (ROOT, ROOT / "backends/file")
 PYTHON = "3.12"
 #: The oldest system that the wheels support: glibc 2.17 on x86-64.
@@ -42,11 +39,10 @@ def make(folder: Path, *, wheels: bool) -> None:
         raise SystemExit(f"{folder} holds something else: name another folder, or remove it")
     shutil.rmtree(folder, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(SCRIPTS / "gpu_checks", folder / "gpu_checks", ignore=ignored)
-    shutil.copytree(TESTS, folder / "tests", ignore=ignored)
-    shutil.copy(SCRIPTS / "run.py", folder)
-    shutil.copy(BENCHMARK, folder / "worker_benchmark.py")
-    shutil.copy(RESULTS, folder)
+    for part in PARTS:
+        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+    (folder / "tests/support/__init__.py").touch()
+    shutil.copy(ROOT / "scripts/gpu_run.py", folder / "run.py")
     _pip_install(folder / "kvtier", "--no-build-isolation", "--no-deps", *map(str, PACKAGES))
     if wheels:
         system = ["--python-version", PYTHON, "--platform", PLATFORM, "--only-binary=:all:"]

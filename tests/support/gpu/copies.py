@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpu_checks.accelerator import device, has_device
 from kvtier_sdk.worker import CopyResult, KVGroup, KVTensor, OffloadWorker
+from support.gpu.accelerator import device, has_device
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Indices: TypeAlias = Sequence[int] | NDArray[np.integer]

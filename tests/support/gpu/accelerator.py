@@ -11,8 +11,6 @@ import functools
 
 import torch
 
-from gpu_checks.findings import NoDeviceError
-
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 #: An H200's clock; a slower device sleeps longer.
@@ -48,19 +46,6 @@ def device() -> torch.device:
 def computing() -> torch.cuda.Stream | None:
     """The stream on which this thread computes, for a job to wait for; none without a device."""
     return torch.cuda.current_stream() if has_device() else None
-
-
-def need_device(why: str) -> None:
-    """End the check if there is no device.
-
-    Args:
-        why: the purpose of a device.
-
-    Raises:
-        NoDeviceError: there is none.
-    """
-    if not has_device():
-        raise NoDeviceError(why)
 
 
 def sleep_on_stream(seconds: float) -> None:

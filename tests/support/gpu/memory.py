@@ -6,23 +6,19 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from gpu_checks.accelerator import MIB
-from gpu_checks.findings import Findings
-from kvtier_sdk import HostPool, KVTierError, PoolLayout
+from kvtier_sdk import HostPool, PoolLayout
+from support.gpu.accelerator import MIB
 
 #: Too little for a figure in seconds a GB.
 _MIN_SLOTS = 16
 
 
-def pools(findings: Findings, size_bytes: int) -> Iterator[tuple[str, HostPool]]:
+def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
     """Make a pool of each kind, one after the other, with slots of 1 MiB.
 
-    Args:
-        findings: gets a failure for each kind without memory.
-        size_bytes: size of each pool; less where /dev/shm has less room.
-
     Yields:
-        The kind and the pool, which is closed before the next one is made.
+        The kind and the pool, which is closed before the next one is made. The pool in ``/dev/shm``
+        is smaller where there is less room.
     """
     slots = size_bytes // MIB
     kinds: dict[str, Callable[[], HostPool]] = {
@@ -33,12 +29,7 @@ def pools(findings: Findings, size_bytes: int) -> Iterator[tuple[str, HostPool]]
         ),
     }
     for kind, make in kinds.items():
-        try:
-            pool = make()
-        except (KVTierError, OSError) as error:
-            findings.expect(False, f"there is no pool of {kind} memory: {error}")
-            continue
-        with contextlib.closing(pool):
+        with contextlib.closing(make()) as pool:
             yield kind, pool
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+from support.gpu.accelerator import KIB, MIB, computing, has_device
+from support.gpu.copies import finish, open_worker, random_blocks
+from support.gpu.figures import Figure
 
-from gpu_checks.accelerator import KIB, MIB, computing, has_device, need_device
-from gpu_checks.copies import finish, open_worker, random_blocks
-from gpu_checks.findings import Findings
 from kvtier_sdk import (
     HostPool,
     LookupResult,
@@ -34,7 +34,7 @@ _PATIENCE_S = 20.0
 _STEP_S = 0.01
 
 
-def check(findings: Findings) -> None:
+def test_round_trip(figure: Figure) -> None:
     """Make the trip with the tier in a thread and in a process: two kinds of host memory."""
     chunk_bytes = MIB if has_device() else 64 * KIB
     keys = [make_offload_key(number.to_bytes(32, "big")) for number in range(_CHUNKS)]
@@ -51,11 +51,10 @@ def check(findings: Findings) -> None:
                 with _opened(config) as (pool, manager, reported):
                     move(manager, reported, pool, keys, blocks, ids + first)
                 took_s = time.perf_counter() - began_s
-                findings.figure(f"file tier in a {runner}, {name}: opened to closed", took_s, "s")
+                figure(f"file tier in a {runner}, {name}: opened to closed", took_s, "s")
         same = torch.equal(blocks[:_CHUNKS], blocks[_CHUNKS:])
-        findings.figure(f"file tier in a {runner}: bytes compared", blocks.nbytes // 2 / MIB, "MiB")
-        findings.expect(same, f"file tier in a {runner}: bytes differ")
-    need_device("the ends of the trip")
+        figure(f"file tier in a {runner}: bytes compared", blocks.nbytes // 2 / MIB, "MiB")
+        assert same, f"file tier in a {runner}: bytes differ"
 
 
 @contextlib.contextmanager

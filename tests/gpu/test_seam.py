@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
-
-from gpu_checks.accelerator import MIB, computing, need_device
-from gpu_checks.copies import (
+import pytest
+from support.gpu.accelerator import MIB, computing
+from support.gpu.copies import (
     Bytes,
     finish,
     open_worker,
@@ -20,7 +20,8 @@ from gpu_checks.copies import (
     run_by_run,
     same,
 )
-from gpu_checks.findings import Findings
+from support.gpu.figures import Figure
+
 from kvtier_sdk import HostPool
 from kvtier_sdk.worker import registration
 
@@ -30,13 +31,12 @@ _PIECE_BYTES = 4 * MIB
 _OFFSETS_BYTES = (0, 100)
 
 
-def check(findings: Findings) -> None:
+def test_seam(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy 15 MiB at once over memory that is registered by 4 MiB."""
-    registration.MAX_REGISTER_BYTES = _PIECE_BYTES
+    monkeypatch.setattr(registration, "MAX_REGISTER_BYTES", _PIECE_BYTES)
     with contextlib.closing(HostPool(_SLOTS + 1, MIB)) as pool:
         for offset_bytes in _OFFSETS_BYTES:
-            _copy_all(findings, _slots(pool, offset_bytes), f"{offset_bytes} bytes into a page")
-    need_device("registrations")
+            _copy_all(figure, _slots(pool, offset_bytes), f"{offset_bytes} bytes into a page")
 
 
 def _slots(pool: HostPool, offset_bytes: int) -> Bytes:
@@ -44,26 +44,26 @@ def _slots(pool: HostPool, offset_bytes: int) -> Bytes:
     return pool.part(0).reshape(-1)[offset_bytes:][: _SLOTS * MIB].reshape(_SLOTS, MIB)
 
 
-def _copy_all(findings: Findings, host: Bytes, where: str) -> None:
+def _copy_all(figure: Figure, host: Bytes, where: str) -> None:
     blocks = random_blocks(2 * _SLOTS, MIB)
     slots = np.arange(_SLOTS)
     with open_worker(blocks, host) as worker:
-        findings.figure(f"{where}: registered", registered(worker))
+        figure(f"{where}: registered", registered(worker))
         for way, how in (("batch", contextlib.nullcontext()), ("run by run", run_by_run(worker))):
             with how:
                 host[:] = 0
                 worker.submit_store(1, slots, slots, after=computing())
                 stored = finish(worker, 1)[1]
                 right = same(blocks, slots, host, slots)
-                findings.figure(f"{where}, {way}: store", _words(stored.error, right))
-                findings.expect(stored.success and right, f"{where}, {way}: the store is wrong")
+                figure(f"{where}, {way}: store", _words(stored.error, right))
+                assert (stored.error, right) == (None, True), f"{where}, {way}: the store is wrong"
                 # In another order, so that the old content of the blocks is not the expected one.
                 host[:] = host[::-1].copy()
                 worker.submit_load(2, slots + _SLOTS, slots, after=computing())
                 loaded = finish(worker, 2)[2]
                 right = same(blocks, slots + _SLOTS, host, slots)
-                findings.figure(f"{where}, {way}: load", _words(loaded.error, right))
-                findings.expect(loaded.success and right, f"{where}, {way}: the load is wrong")
+                figure(f"{where}, {way}: load", _words(loaded.error, right))
+                assert (loaded.error, right) == (None, True), f"{where}, {way}: the load is wrong"
 
 
 def _words(error: str | None, right: bool) -> str:

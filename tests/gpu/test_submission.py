@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 import torch
+from support.gpu.accelerator import computing, has_device, sleep_on_stream
+from support.gpu.copies import finish, open_worker, random_blocks, run_by_run, same
+from support.gpu.figures import Figure
 
-from gpu_checks.accelerator import computing, has_device, need_device, sleep_on_stream
-from gpu_checks.copies import finish, open_worker, random_blocks, run_by_run, same
-from gpu_checks.findings import Findings
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 
 _RUNS = 131_072
@@ -19,7 +19,7 @@ _POLLS = 100
 _ASLEEP_S = 2.0
 
 
-def check(findings: Findings) -> None:
+def test_submission(figure: Figure) -> None:
     """Submit behind a sleeping stream, poll while it sleeps, and compare the bytes at the end."""
     page_bytes = 2048 if has_device() else 64
     blocks = random_blocks(2 * _RUNS, page_bytes)
@@ -29,19 +29,18 @@ def check(findings: Findings) -> None:
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
         for operation in ("store", "load"):
-            _submit(findings, worker, operation, ids, slots, operation)
-            findings.expect(same(blocks, ids, host, slots), f"{operation}: bytes differ")
+            _submit(figure, worker, operation, ids, slots, operation)
+            assert same(blocks, ids, host, slots), f"{operation}: bytes differ"
             # The next load brings other bytes than the blocks hold.
             host[slots] += 1
         if has_device():
             with run_by_run(worker):
-                _submit(findings, worker, "load", ids, slots, "load, run by run")
-            findings.expect(same(blocks, ids, host, slots), "load, run by run: bytes differ")
-    _check_layers(findings, page_bytes)
-    need_device("a stream that sleeps")
+                _submit(figure, worker, "load", ids, slots, "load, run by run")
+            assert same(blocks, ids, host, slots), "load, run by run: bytes differ"
+    _check_layers(figure, page_bytes)
 
 
-def _check_layers(findings: Findings, page_bytes: int) -> None:
+def _check_layers(figure: Figure, page_bytes: int) -> None:
     """Submit as many runs of 32 layers, of which a slot holds all: on a device, gathered."""
     pages = _RUNS // _LAYERS
     layers = [random_blocks(2 * pages, page_bytes) for _ in range(_LAYERS)]
@@ -50,15 +49,15 @@ def _check_layers(findings: Findings, page_bytes: int) -> None:
     ids, slots = 2 * chooser.permutation(pages), 2 * chooser.permutation(pages)
     with OffloadWorker([KVGroup([KVTensor(layer) for layer in layers])], host) as worker:
         for operation in ("store", "load"):
-            _submit(findings, worker, operation, ids, slots, f"{operation}, 32 layers")
+            _submit(figure, worker, operation, ids, slots, f"{operation}, 32 layers")
             for number, layer in enumerate(layers):
                 part = host[:, number * page_bytes : (number + 1) * page_bytes]
-                findings.expect(same(layer, ids, part, slots), f"{operation}: bytes differ")
+                assert same(layer, ids, part, slots), f"{operation}: bytes differ"
             host[slots] += 1
 
 
 def _submit(
-    findings: Findings,
+    figure: Figure,
     worker: OffloadWorker,
     operation: str,
     ids: np.ndarray,
@@ -72,19 +71,19 @@ def _submit(
     submit = worker.submit_store if operation == "store" else worker.submit_load
     began_s = time.perf_counter()
     submit(1, ids, slots, after=computing())
-    findings.figure(f"{name}: submitted in", (time.perf_counter() - began_s) * 1e3, "ms")
+    figure(f"{name}: submitted in", (time.perf_counter() - began_s) * 1e3, "ms")
     asleep = awake is None or not awake.query()
-    findings.figure(f"{name}: back before the stream woke", "yes" if asleep else "no")
+    figure(f"{name}: back before the stream woke", "yes" if asleep else "no")
     polls_s, ended = [], []
     for _ in range(_POLLS):
         began_s = time.perf_counter()
         ended += worker.get_finished()
         polls_s.append(time.perf_counter() - began_s)
-    findings.figure(f"{name}: poll, median", float(np.median(polls_s)) * 1e3, "ms")
-    findings.figure(f"{name}: poll, longest", max(polls_s) * 1e3, "ms")
+    figure(f"{name}: poll, median", float(np.median(polls_s)) * 1e3, "ms")
+    figure(f"{name}: poll, longest", max(polls_s) * 1e3, "ms")
     ended += finish(worker, 1).values()
-    findings.expect([result.success for result in ended] == [True], f"{name}: reported as {ended}")
+    assert [result.success for result in ended] == [True], f"{name}: reported as {ended}"
     if ended:
-        findings.figure(f"{name}: copied in", ended[0].duration_s * 1e3, "ms")
+        figure(f"{name}: copied in", ended[0].duration_s * 1e3, "ms")
     if "run by run" not in name:
-        findings.expect(asleep, f"{name}: the submission waited for the stream")
+        assert asleep, f"{name}: the submission waited for the stream"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 import torch
-
-from gpu_checks.accelerator import GIB, KIB, MIB, Runtime, device, has_device, need_device
-from gpu_checks.findings import Findings
-from gpu_checks.memory import pools
+from support.gpu.accelerator import GIB, KIB, MIB, Runtime, device, has_device
+from support.gpu.figures import Figure
+from support.gpu.memory import pools
 
 #: ``cudaHostRegisterPortable``, as the worker passes it.
 _PORTABLE = 1
@@ -16,19 +15,18 @@ _PORTABLE = 1
 _ROW_BYTES, _RANKS = 4 * MIB, 8
 
 
-def check(findings: Findings) -> None:
+def test_registration(figure: Figure) -> None:
     """Register and unregister each kind; register it twice, to see the error that this leaves."""
-    for kind, pool in pools(findings, GIB if has_device() else 32 * MIB):
+    for kind, pool in pools(GIB if has_device() else 32 * MIB):
         size_bytes = pool.layout.size_bytes
-        findings.figure(f"{kind}: size", size_bytes / GIB, "GiB")
-        findings.figure(f"{kind}: in huge pages", pool.huge_page_bytes / GIB, "GiB")
+        figure(f"{kind}: size", size_bytes / GIB, "GiB")
+        figure(f"{kind}: in huge pages", pool.huge_page_bytes / GIB, "GiB")
         if has_device():
-            _register(findings, kind, pool.part(0).ctypes.data, size_bytes)
-            _register_parts(findings, kind, pool.part(0).ctypes.data, size_bytes)
-    need_device("registration")
+            _register(figure, kind, pool.part(0).ctypes.data, size_bytes)
+            _register_parts(figure, kind, pool.part(0).ctypes.data, size_bytes)
 
 
-def _register_parts(findings: Findings, kind: str, address: int, size_bytes: int) -> None:
+def _register_parts(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
     """Register what one rank of eight would, if it registered its own part of each slot."""
     calls = torch.cuda.cudart()
     begins = range(address, address + size_bytes, _ROW_BYTES)
@@ -39,13 +37,13 @@ def _register_parts(findings: Findings, kind: str, address: int, size_bytes: int
     )
     took_s = time.perf_counter() - began_s
     name = f"{kind}: {len(begins)} parts of {_ROW_BYTES // _RANKS // KIB} KiB"
-    findings.expect(not refused, f"{name}: {refused} refused")
-    findings.figure(f"{name}: registered in", took_s / size_bytes * 1e9, "s/GB of the pool")
+    assert not refused, f"{name}: {refused} refused"
+    figure(f"{name}: registered in", took_s / size_bytes * 1e9, "s/GB of the pool")
     for begin in begins:
         calls.cudaHostUnregister(begin)
 
 
-def _register(findings: Findings, kind: str, address: int, size_bytes: int) -> None:
+def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
     from kvtier_sdk.worker.driver import forget_error
 
     # The first use of the device makes its context, which must not count for the memory.
@@ -54,20 +52,20 @@ def _register(findings: Findings, kind: str, address: int, size_bytes: int) -> N
     began_s = time.perf_counter()
     status = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
     took_s = time.perf_counter() - began_s
-    findings.figure(f"{kind}: status", runtime.describe(status))
-    findings.expect(not status, f"the driver does not register {kind} memory")
+    figure(f"{kind}: status", runtime.describe(status))
+    assert not status, f"the driver does not register {kind} memory"
     if not status:
-        findings.figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
+        figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
     # A second registration is refused also after a success.
     refusal = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
-    findings.figure(f"{kind}: status of the second time", runtime.describe(refusal))
-    findings.figure(f"{kind}: last error after that", runtime.last_error())
+    figure(f"{kind}: status of the second time", runtime.describe(refusal))
+    figure(f"{kind}: last error after that", runtime.last_error())
     forget_error()
     left = runtime.last_error()
-    findings.expect(left.startswith("0 "), f"the worker does not take back the last error: {left}")
+    assert left.startswith("0 "), f"the worker does not take back the last error: {left}"
     if not status:
         began_s = time.perf_counter()
         status = int(calls.cudaHostUnregister(address))
         took_s = time.perf_counter() - began_s
-        findings.expect(not status, f"{kind}: unregistered with status {runtime.describe(status)}")
-        findings.figure(f"{kind}: unregistered in", took_s / size_bytes * 1e9, "s/GB")
+        assert not status, f"{kind}: unregistered with status {runtime.describe(status)}"
+        figure(f"{kind}: unregistered in", took_s / size_bytes * 1e9, "s/GB")

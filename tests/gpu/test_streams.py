@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from support.gpu.accelerator import MIB, has_device, sleep_on_stream, synchronize
+from support.gpu.copies import Bytes, finish, open_worker, random_blocks
+from support.gpu.figures import Figure
 
-from gpu_checks.accelerator import MIB, has_device, need_device, sleep_on_stream, synchronize
-from gpu_checks.copies import Bytes, finish, open_worker, random_blocks
-from gpu_checks.findings import Findings
 from kvtier_sdk.worker import OffloadWorker
 
 #: Long enough for a thread to start and submit before the stream wakes.
 _ASLEEP_S = 0.3
 
 
-def check(findings: Findings) -> None:
+def test_streams(figure: Figure) -> None:
     """Store and load behind a computation that has not ended, from this thread and another.
 
     The other thread has another current stream than the engine's, which makes no difference.
@@ -35,9 +35,8 @@ def check(findings: Findings) -> None:
                         f"{'an event' if by_event else 'a stream'}, "
                         f"{'another thread' if threaded else 'same thread'}"
                     )
-                    findings.figure(f"{name}: waited", "yes" if waited else "no")
-                    findings.expect(waited, f"{name}: did not wait")
-    need_device("streams")
+                    figure(f"{name}: waited", "yes" if waited else "no")
+                    assert waited, f"{name}: did not wait"
 
 
 def _store(

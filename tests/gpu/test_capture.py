@@ -9,27 +9,29 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 import torch
-
-from gpu_checks.accelerator import (
+from support.gpu.accelerator import (
     CAPTURE_MODES,
     MIB,
     Runtime,
     computing,
-    need_device,
+    has_device,
     sleep_on_stream,
     synchronize,
 )
-from gpu_checks.copies import open_worker, random_blocks
-from gpu_checks.findings import Findings
+from support.gpu.copies import open_worker, random_blocks
+from support.gpu.figures import Figure
+
 from kvtier_sdk.worker import CopyResult, OffloadWorker
 
 _ASLEEP_S = 0.3
 
+pytestmark = pytest.mark.skipif(not has_device(), reason="only a device captures graphs")
 
-def check(findings: Findings) -> None:
+
+def test_capture(figure: Figure) -> None:
     """Capture in each mode during a store, and poll from this thread and another."""
-    need_device("capturing a graph")
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
     # The first launch of a kernel may load it, which a capture forbids.
@@ -38,11 +40,11 @@ def check(findings: Findings) -> None:
     with open_worker(blocks, host) as worker:
         for mode in CAPTURE_MODES:
             for elsewhere in (False, True):
-                _poll(findings, worker, blocks, mode, elsewhere)
+                _poll(figure, worker, blocks, mode, elsewhere)
 
 
 def _poll(
-    findings: Findings, worker: OffloadWorker, blocks: torch.Tensor, mode: str, elsewhere: bool
+    figure: Figure, worker: OffloadWorker, blocks: torch.Tensor, mode: str, elsewhere: bool
 ) -> None:
     name = f"{mode}, polled by {'another thread' if elsewhere else 'the thread that captures'}"
     runtime = Runtime()
@@ -55,7 +57,7 @@ def _poll(
         seen.extend(worker.get_finished())
 
     begun = runtime.begin_capture(side, CAPTURE_MODES[mode])
-    findings.expect(not begun, f"{name}: the capture did not begin: {runtime.describe(begun)}")
+    assert not begun, f"{name}: the capture did not begin: {runtime.describe(begun)}"
     with torch.cuda.stream(side):
         blocks[1].fill_(3)
     if elsewhere:
@@ -68,10 +70,8 @@ def _poll(
     early = len(seen)
     synchronize()
     poll()
-    findings.figure(f"{name}: capture", runtime.describe(status))
-    findings.figure(f"{name}: store", ", ".join(result.error or "copied" for result in seen))
-    findings.expect(not status, f"{name}: the capture is lost")
-    findings.expect(not early, f"{name}: a store that was under way was reported")
-    findings.expect(
-        [result.success for result in seen] == [True], f"{name}: the store was reported as {seen}"
-    )
+    figure(f"{name}: capture", runtime.describe(status))
+    figure(f"{name}: store", ", ".join(result.error or "copied" for result in seen))
+    assert not status, f"{name}: the capture is lost"
+    assert not early, f"{name}: a store that was under way was reported"
+    assert [result.success for result in seen] == [True], name

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import subprocess
 import sys
 import threading
 
 import torch
-
-from gpu_checks.accelerator import (
+from support.gpu.accelerator import (
     MIB,
     computing,
-    need_device,
     sleep_on_stream,
 )
-from gpu_checks.copies import Bytes, finish, open_worker, random_blocks, registered, same
-from gpu_checks.findings import Findings
+from support.gpu.copies import Bytes, finish, open_worker, random_blocks, registered, same
+from support.gpu.figures import Figure
+
 from kvtier_sdk import HostPool
 from kvtier_sdk.worker import registration
 
@@ -28,7 +28,7 @@ _ASLEEP_S = 0.3
 _PATIENCE_S = 20.0
 
 
-def check(findings: Findings) -> None:
+def test_dropped(figure: Figure) -> None:
     """Drop one with a store under way; then use its memory again, and memory that takes its place.
 
     Memory that is given back while it is registered stays the driver's: copies to what is mapped
@@ -42,45 +42,45 @@ def check(findings: Findings) -> None:
             host = pool.part(0)
             if address:
                 again = "the same" if host.ctypes.data == address else "another"
-                findings.figure(f"{life}: address", again)
+                figure(f"{life}: address", again)
             address = host.ctypes.data
-            _use(findings, blocks, host, life)
+            _use(figure, blocks, host, life)
             _drop(blocks, host)
-            findings.expect(_has_ended(), f"{life}: a dropped worker does not end")
+            assert _has_ended(), f"{life}: a dropped worker does not end"
             right = same(blocks, _ALL, host, _ALL)
-            findings.expect(right, f"{life}: a dropped worker's store is wrong")
-            findings.expect(not registration._pieces, f"{life}: a dropped worker's is registered")
-            _use(findings, blocks, host, f"{life}, dropped")
+            assert right, f"{life}: a dropped worker's store is wrong"
+            assert not registration._pieces, f"{life}: a dropped worker's is registered"
+            _use(figure, blocks, host, f"{life}, dropped")
             del host
     for memory in ("kept", "given back"):
-        findings.expect(not _exit_status(findings, memory), f"memory {memory}: did not end well")
-    need_device("memory that stays registered")
+        assert not _exit_status(figure, memory), f"memory {memory}: did not end well"
 
 
-def _exit_status(findings: Findings, memory: str) -> int:
+def _exit_status(figure: Figure, memory: str) -> int:
     """Let a process end with a store under way, its memory kept or given back before."""
     ended = subprocess.run(
-        [sys.executable, "-m", "gpu_checks.dropped", memory],
+        [sys.executable, __file__, memory],
         timeout=_PATIENCE_S,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
     words = f"{ended.returncode} {ended.stdout.strip()}"
-    findings.figure(f"exit status with a store under way, memory {memory}", words.rstrip())
+    figure(f"exit status with a store under way, memory {memory}", words.rstrip())
     return ended.returncode
 
 
-def _use(findings: Findings, blocks: torch.Tensor, host: Bytes, name: str) -> None:
+def _use(figure: Figure, blocks: torch.Tensor, host: Bytes, name: str) -> None:
     """Store everything with a new worker, and shut it down."""
     host[:] = 0
     with open_worker(blocks, host) as worker:
-        findings.figure(f"{name}: registered", registered(worker))
+        figure(f"{name}: registered", registered(worker))
         worker.submit_store(1, _ALL, _ALL, after=computing())
         stored = finish(worker, 1)[1]
-    findings.expect(stored.success, f"{name}: a new worker's store failed: {stored.error}")
-    findings.expect(same(blocks, _ALL, host, _ALL), f"{name}: a new worker's bytes differ")
+    assert stored.success, f"{name}: a new worker's store failed: {stored.error}"
+    assert same(blocks, _ALL, host, _ALL), f"{name}: a new worker's bytes differ"
 
 
 def _drop(blocks: torch.Tensor, host: Bytes) -> None:
