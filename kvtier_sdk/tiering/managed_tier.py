@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtier_sdk.contract import StorePolicy
+from kvtier_sdk.contract import StoreMoment, StorePolicy
 from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.tier_client import TierClient
 
@@ -25,9 +25,15 @@ class ManagedTier:
     client: TierClient
     index: int
     store_policy: StorePolicy
-    whole_requests: bool
-    admission: Admission
+    whole_requests: bool = field(init=False)
+    admission: Admission = field(init=False)
     bit: int = field(init=False)
 
     def __post_init__(self) -> None:
+        client, options = self.client, self.client.spec.runner
+        self.whole_requests = options.offload_policy == "request"
+        # The other kinds of tiers have said which chunks they want.
+        is_open = self.store_policy.moment is not StoreMoment.HIT and not self.whole_requests
+        enabled = is_open and options.admission == "auto"
+        self.admission = Admission(client.stats, client.log, enabled=enabled)
         self.bit = 1 << self.index

@@ -9,16 +9,15 @@ from typing import Final
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.contract import EvictionPolicy, StoreMoment
+from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
-from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.cascade import Cascade
 from kvtier_sdk.tiering.compute_rate import ComputeRate
+from kvtier_sdk.tiering.device_copies import DeviceCopies
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
@@ -98,8 +97,7 @@ class TieringManager:
         self._requests: dict[str, RequestState] = {}
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
         self._touched: dict[OffloadKey, None] = {}
-        # Slots that copies from before a reset may still touch.
-        self._stale_copies: list[Slot] = []
+        self._copies = DeviceCopies(self._primary)
         self._collected = False
         self._now_s = self._primary.now_s = clock.now_s()
 
@@ -130,13 +128,7 @@ class TieringManager:
             events=self._events,
         )
         client.open()
-        whole_requests = spec.runner.offload_policy == "request"
-        # The other kinds of tiers have said which chunks they want.
-        is_open = store_policy.moment is not StoreMoment.HIT and not whole_requests
-        admission = Admission(
-            client.stats, client.log, enabled=is_open and spec.runner.admission == "auto"
-        )
-        tier = ManagedTier(client, index, store_policy, whole_requests, admission)
+        tier = ManagedTier(client, index, store_policy)
         self._tiers.append(tier)
         self._cascade.add(tier)
 
@@ -344,19 +336,16 @@ class TieringManager:
             KVTierError: a chunk is not readable, or the request is unknown; nothing is pinned.
         """
         state = self._state(request)
-        by_key = self._primary.by_key
+        by_key = self._by_key
         slots = []
         for key in keys:
             slot = by_key.get(key)
             if slot is None or slot.state is not _READY:
                 raise KVTierError(f"prepare_load of chunk {key.hex()}, which is not readable")
             slots.append(slot)
-        indices = []
+        self._copies.begin(keys, slots, state)
         sources = []
-        from_primary = 0
-        for key, slot in zip(keys, slots, strict=True):
-            slot.pins += 1
-            slot.copies += 1
+        for key in keys:
             # A chunk promoted for this request came from its tier, even if it waited since.
             if key in state.claims:
                 tier = self._promotions.let_go(key, state)
@@ -364,16 +353,10 @@ class TieringManager:
                 self._tiers[tier].client.stats.hit_chunks += 1
             else:
                 sources.append(-1)
-                from_primary += 1
-            indices.append(slot.index)
-            if key in state.copies:
-                state.copies[key].append(slot)
-            else:
-                state.copies[key] = [slot]
-        self._primary.stats.hit_chunks += from_primary
+        self._primary.stats.hit_chunks += sources.count(-1)
         self._touched.update(dict.fromkeys(keys))
         self._cascade.used(slots, sources, state.context)
-        return LoadSpec(indices, sources)
+        return LoadSpec([slot.index for slot in slots], sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
         """Take the end of copies to the device, well or not.
@@ -385,22 +368,10 @@ class TieringManager:
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        loaded = 0
-        copies = state.copies
-        for key in keys:
-            slots = copies.get(key)
-            if slots is None:
-                continue
-            slot = slots.pop()
-            if not slots:
-                del copies[key]
-            slot.copies -= 1
-            self._primary.unpin(slot)
-            loaded += 1
+        loaded = self._copies.end(keys, state)
         self._primary.stats.loaded_chunks += loaded
         self._primary.stats.loaded_bytes += loaded * self._pool.chunk_bytes
-        if state.finished:
-            self._end_if_over(state)
+        self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
         """Count chunks as used. Not needed for those of ``prepare_load``, which are.
@@ -431,7 +402,7 @@ class TieringManager:
             KVTierError: the request is unknown, or a key is not ``bytes``; no slot is taken.
         """
         state = self._state(request)
-        by_key = self._primary.by_key
+        by_key = self._by_key
         distinct = dict.fromkeys(keys)
         new = [key for key in distinct if key not in by_key]
         _check_keys(new)
@@ -485,8 +456,7 @@ class TieringManager:
                 self._primary.forget(slot)
         for slot in slots:
             self._primary.unpin(slot)
-        if state.finished:
-            self._end_if_over(state)
+        self._end_if_over(state)
 
     def on_request_finished(
         self, request: RequestContext, end_tokens: Mapping[OffloadKey, int] | None = None
@@ -581,16 +551,11 @@ class TieringManager:
             scope: how far the reset goes.
         """
         self._search.lookups.forget()
-        removed = []
-        for slot in self._primary.slots:
-            if slot.state in (_READY, _WRITING, _LOADING):
-                if slot.state is _READY:
-                    removed.append(slot.key)
-                self._promotions.forget(slot)
+        removed = self._promotions.forget_all()
         for tier in self._tiers:
-            self._withdraw(tier.client)
+            tier.client.withdraw()
         for state in list(self._requests.values()):
-            self._stale_copies += state.start_over()
+            self._copies.disown(state)
             self._end_if_over(state)
         self._touched.clear()
         self._cascade.forget()
@@ -613,9 +578,7 @@ class TieringManager:
 
     def on_reset_flushed(self) -> None:
         """Free the slots of device copies from before the last reset: the copies have ended."""
-        stale, self._stale_copies = self._stale_copies, []
-        for slot in stale:
-            self._primary.unpin(slot)
+        self._copies.flushed()
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Let stores that run finish, close the tiers, and forget everything.
@@ -649,14 +612,7 @@ class TieringManager:
         """Return the wait of a request; ``None`` if it has none, or if it is over."""
         if not self._collected:
             self._collect()
-        wait = state.wait
-        if wait is None:
-            return None
-        key = wait.put_off
-        has_turn = key is not None and (key in self._by_key or not self._search.lookups.is_full)
-        if has_turn or wait.is_over(self._now_s):
-            state.wait = None
-        return state.wait
+        return self._search.wait_of(state)
 
     def _find(self, slot: Slot, state: RequestState) -> LookupResult:
         """Answer for a chunk that is in the primary tier or on its way there."""
@@ -683,15 +639,6 @@ class TieringManager:
         self._search.hand_over()
         for tier in self._tiers:
             tier.client.flush()
-
-    def _withdraw(self, tier: TierClient) -> None:
-        """Take back the loads and stores that a tier has not been handed."""
-        for job in tier.withdraw():
-            for index in job.slots:
-                if job.operation is Operation.LOAD:
-                    self._promotions.withdraw(index)
-                else:
-                    self._primary.unpin(self._primary.slots[index])
 
 
 def _check_keys(keys: Collection[OffloadKey]) -> None:

@@ -167,11 +167,13 @@ class Promotions:
             self._primary.unpin(slot, claims)
         self._primary.forget(slot)
 
-    def withdraw(self, index: int) -> None:
-        """Free a slot that was forgotten and whose load will not begin."""
-        slot = self._primary.slots[index]
-        self._vacate(slot)
-        self._primary.unpin(slot)
+    def forget_all(self) -> list[OffloadKey]:
+        """Take every chunk out of its slot; return those that were readable."""
+        known = list(self._primary.by_key.values())
+        readable = [slot.key for slot in known if slot.state is SlotState.READY]
+        for slot in known:
+            self.forget(slot)
+        return readable
 
     def _fail(self, slot: Slot) -> None:
         # The next tier that has the chunk is tried; with none left, the answer is a miss. The tiers

@@ -10,7 +10,7 @@ from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
 from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.outputs import MissReason
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import RequestState
+from kvtier_sdk.tiering.records import RequestState, Wait
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
@@ -73,6 +73,17 @@ class TierSearch:
         else:
             self._count_miss(key, state, MissReason.LOAD_FAILED.value)
         return _MISS
+
+    def wait_of(self, state: RequestState) -> Wait | None:
+        """Return the wait of a request; ``None`` if it has none, or if it is over."""
+        wait = state.wait
+        if wait is None:
+            return None
+        key = wait.put_off
+        has_turn = key is not None and (key in self._primary.by_key or not self.lookups.is_full)
+        if has_turn or wait.is_over(self._primary.now_s):
+            state.wait = None
+        return state.wait
 
     def hand_over(self) -> None:
         """Ask the tiers for what was collected, and load the chunks that they are known to have."""

@@ -449,13 +449,13 @@ class TierClient:
         self.stats.lookup_chunks += count
         self.stats.dropped["lookup.unavailable"] += count
 
-    def withdraw(self) -> list[Job]:
-        """Take back the jobs that are not handed over; no listener hears of them."""
+    def withdraw(self) -> None:
+        """Take back the jobs that are not handed over: they are released without a conclusion."""
         withdrawn = self._collected
+        self._collected, self._open_loads, self._touched = [], {}, ()
         for job in withdrawn:
             self._return_bytes(job)
-        self._collected, self._open_loads, self._touched = [], {}, ()
-        return withdrawn
+            self._listener.released(self, job)
 
     # --- a step ---------------------------------------------------------------------------------
 

@@ -70,6 +70,8 @@ class TierListener:
     def released(self, tier: TierClient, job: Job) -> None:
         """A job's I/O has ended, after its conclusion: the tier no longer touches its slots.
 
+        Jobs that :meth:`TierClient.withdraw` takes back are released too, without a conclusion.
+
         Args:
             tier: the client.
             job: the job.

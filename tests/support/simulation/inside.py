@@ -55,7 +55,7 @@ class Inside:
     @property
     def stale_copies(self) -> list[Slot]:
         """Return the slots that stale copies may still touch, by the manager's own list."""
-        return self._manager._stale_copies
+        return self._manager._copies._stale
 
     def asked(self, request_id: str, key: OffloadKey) -> PendingLookup | None:
         """Return the pending lookup of a request for a chunk."""
