@@ -34,6 +34,8 @@ class TierSpec:
         tier_class: the backend.
         config: its options.
         runner: the options that every tier has.
+        engine_waits: false for an engine that serves already: the tier is opened in the background,
+            and no error ends the attempts.
     """
 
     name: str
@@ -41,6 +43,7 @@ class TierSpec:
     tier_class: type[SecondaryTierManager]
     config: TierConfig
     runner: RunnerOptions
+    engine_waits: bool = True
 
     @classmethod
     def from_url(cls, url: str, **overrides: Any) -> Self:
@@ -155,6 +158,10 @@ class TierSpec:
     def needed(self, required: bool = True) -> Self:
         """Return the same entry, ``required`` or not, for a caller who knows better."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
+
+    def in_background(self) -> Self:
+        """Return the same entry for an engine that serves already, and waits for no tier."""
+        return replace(self.needed(False), engine_waits=False)
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Write the entry down as plain data that :meth:`from_options` reads.

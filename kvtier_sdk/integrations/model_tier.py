@@ -94,13 +94,12 @@ class ModelTier(TierListener):
         self._closing = False
         self._has_ended = False
         self._client = make_client(
-            spec,
+            spec.in_background(),
             memory,
             namespace,
             self,
             clock=clock,
             notify=self._wake.set,
-            engine_waits=False,
             events=changed is not None,
             engine=engine,
         )

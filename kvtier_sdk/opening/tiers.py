@@ -83,6 +83,7 @@ def open_manager(
             recompute_s=config.recompute_s,
             recorder=services.recorder,
         )
+        specs = [spec if engine_waits else spec.in_background() for spec in config.tiers]
         runners = [
             make_runner(
                 spec,
@@ -91,11 +92,10 @@ def open_manager(
                 clock=clock,
                 notify=notify,
                 verify=config.verify,
-                engine_waits=engine_waits,
             )
-            for spec in config.tiers
+            for spec in specs
         ]
-        tiers_and_runners = list(zip(config.tiers, runners, strict=True))
+        tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
             # Those that the manager does not get are closed too, after it.
@@ -174,7 +174,6 @@ def make_client(
     clock: Clock,
     notify: Callable[[], None] | None = None,
     verify: bool = True,
-    engine_waits: bool = True,
     events: bool = False,
     engine: str | None = None,
 ) -> TierClient:
@@ -188,7 +187,6 @@ def make_client(
         clock: time and tasks.
         notify: called in a thread of the tier's whenever it has reported; must not block.
         verify: false switches digests off, for measurements and tests only.
-        engine_waits: false for an engine that serves already, and opens the tier in the background.
         events: true to collect events.
         engine: the name of an engine, whose start is logged.
 
@@ -202,7 +200,6 @@ def make_client(
         clock=clock,
         notify=notify,
         verify=verify,
-        engine_waits=engine_waits,
     )
     if engine is not None:
         log_start(pool, engine, [(spec, runner)], namespace)

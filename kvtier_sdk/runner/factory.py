@@ -42,7 +42,6 @@ def make_runner(
     clock: Clock,
     notify: Callable[[], None] | None = None,
     verify: bool,
-    engine_waits: bool = True,
 ) -> ThreadRunner | ProcessRunner:
     """Make the runner that a tier's options ask for.
 
@@ -53,8 +52,6 @@ def make_runner(
         clock: time and tasks.
         notify: called in a thread of the tier's when there is something to poll; must not block.
         verify: false switches digests off, for measurements and tests only.
-        engine_waits: false for an engine that serves already: it does not wait for the opening, no
-            error of which ends the attempts.
 
     Returns:
         The runner, not started.
@@ -62,8 +59,6 @@ def make_runner(
     Raises:
         ConfigError: the tier needs a process or is to run in one, and cannot.
     """
-    if not engine_waits:
-        spec = spec.needed(False)
     if wants_process(spec):
         fault = fault_of_process(spec, pool)
         if fault is None or spec.runner.runner == "process" or spec.tier_class.needs_process:
@@ -74,7 +69,6 @@ def make_runner(
                 clock=clock,
                 notify=notify,
                 verify=verify,
-                engine_waits=engine_waits,
             )
         TierLog(spec.name, clock).warning(
             "runs in a thread, which may slow the engine down: %s", fault
@@ -88,7 +82,6 @@ def make_runner(
             clock=clock,
             report=report,
             verify=verify,
-            engine_waits=engine_waits,
         )
 
-    return ThreadRunner(spec.name, make_loop, clock, notify, engine_waits=engine_waits)
+    return ThreadRunner(spec.name, make_loop, clock, notify)

@@ -129,6 +129,7 @@ class TierLoop:
 
     Attributes:
         options: the tier's.
+        spec: the tier.
 
     Args:
         spec: the tier.
@@ -142,7 +143,6 @@ class TierLoop:
         maintenance: true for a tool beside the engines: the tier changes nothing by itself, and a
             damaged chunk is reported, not deleted.
         rng: jitters the pauses before retries and probes.
-        engine_waits: false for an engine that serves already: no error ends the opening.
     """
 
     def __init__(
@@ -157,7 +157,6 @@ class TierLoop:
         verify: bool = True,
         maintenance: bool = False,
         rng: random.Random | None = None,
-        engine_waits: bool = True,
     ) -> None:
         alignment = spec.tier_class.alignment
         if not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
@@ -167,7 +166,7 @@ class TierLoop:
             )
         namespace = spec.namespace_of(namespace, memory.chunk_bytes)
         self.options = spec.runner
-        self._spec = spec
+        self.spec = spec
         self._chunk_bytes = memory.chunk_bytes
         self._clock = clock
         self._report = report
@@ -252,7 +251,7 @@ class TierLoop:
             rng=self._rng,
             report=report,
             log=self._log,
-            engine_waits=engine_waits,
+            engine_waits=spec.engine_waits,
         )
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
@@ -279,7 +278,7 @@ class TierLoop:
 
     def _make_tier(self) -> SecondaryTierManager:
         try:
-            return self._spec.tier_class(self._spec.config, self._context)
+            return self.spec.tier_class(self.spec.config, self._context)
         except Exception as error:
             masked = masked_error(error, self._secrets)
         raise masked

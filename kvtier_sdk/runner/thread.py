@@ -42,7 +42,6 @@ class ThreadRunner:
         clock: makes the event loop.
         notify: called in the tier's thread when there is something to poll, once for everything
             that was reported meanwhile; must not block.
-        engine_waits: false for an engine that serves already: :meth:`start` does not wait.
     """
 
     def __init__(
@@ -51,11 +50,8 @@ class ThreadRunner:
         make_loop: Callable[[Callable[[Report], None]], TierLoop],
         clock: Clock,
         notify: Callable[[], None] | None = None,
-        *,
-        engine_waits: bool = True,
     ) -> None:
         self._name = name
-        self._engine_waits = engine_waits
         self._notify = notify
         self._log = TierLog(name, clock)
         self._inbox: deque[Sequence[Job]] = deque()
@@ -86,7 +82,7 @@ class ThreadRunner:
         """
         options = self._tier_loop.options
         self.begin()
-        if not self._engine_waits:
+        if not self._tier_loop.spec.engine_waits:
             self._await_late_opening()
             return False
         try:

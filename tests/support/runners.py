@@ -431,6 +431,8 @@ class Rig(TierListener):
         self._ids = itertools.count()
         self._diary = directory / "diary"
         spec = misbehaving(kind, self._diary, runner=runner, **script)
+        if not engine_waits:
+            spec = spec.in_background()
         self.runner = make_runner(
             spec,
             self.pool,
@@ -438,7 +440,6 @@ class Rig(TierListener):
             clock=self.clock,
             notify=self.notified.set if notifies else None,
             verify=True,
-            engine_waits=engine_waits,
         )
         seen = SeenRunner(self.runner)
         self.others = seen.others

@@ -17,6 +17,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult as EngineResult
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.integrations.vllm import compat
 from kvtier_sdk.integrations.vllm.engine_log import join_engine_log
 from kvtier_sdk.integrations.vllm.identity import THEIR_SLOTS, Identity
@@ -135,7 +136,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
                 slot_layout=getattr(offloading_spec, "slot_layout", THEIR_SLOTS),
                 declared=entry.options,
             )
-            self._tier = self._make_client()
+            self._tier = self._make_client(self._spec)
             self._tier.open()
         except BaseException:
             self._slots.close()
@@ -288,15 +289,14 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _make_client(self, *, engine_waits: bool = True) -> TierClient:
+    def _make_client(self, spec: TierSpec) -> TierClient:
         return make_client(
-            self._spec,
+            spec,
             self._slots,
             self._identity.namespace,
             self,
             clock=self._clock,
             verify=self._options.verify,
-            engine_waits=engine_waits,
             events=self._wants_events,
             engine="vLLM",
         )
@@ -316,7 +316,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             daemon=True,
         )
         self._closing.start()
-        self._tier = self._make_client(engine_waits=False)
+        self._tier = self._make_client(self._spec.in_background())
         self._tier.open()
 
     def _request(self, req_context: ReqContext) -> _Request:

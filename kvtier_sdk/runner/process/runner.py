@@ -52,7 +52,6 @@ class ProcessRunner:
             process has too.
         notify: called in the supervisor thread when there is something to poll; must not block.
         verify: as for the tier loop.
-        engine_waits: false for an engine that serves already: :meth:`start` does not wait.
 
     Raises:
         ConfigError: the pool is of one process, or the tier cannot be built in another one.
@@ -67,7 +66,6 @@ class ProcessRunner:
         clock: Clock,
         notify: Callable[[], None] | None = None,
         verify: bool = True,
-        engine_waits: bool = True,
     ) -> None:
         fault = fault_of_process(spec, pool)
         if fault is not None:
@@ -99,7 +97,6 @@ class ProcessRunner:
             on_failure=self._failed,
             on_death=self._died,
             verify=verify,
-            engine_waits=engine_waits,
         )
         self._thread = LoopThread(spec.name, clock, self._log, self._supervisor.abandon)
 

@@ -49,7 +49,6 @@ class Supervisor:
         on_failure: called with the reason where a process could not be started.
         on_death: called with a process that is gone, and what it died of.
         verify: as for the tier loop.
-        engine_waits: false for an engine that serves already: :meth:`open` does not wait.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Supervisor:
         on_failure: Callable[[str], None],
         on_death: Callable[[ChildProcess, str], None],
         verify: bool,
-        engine_waits: bool,
     ) -> None:
         self.child: ChildProcess | None = None
         self.first: ChildProcess | None = None
@@ -77,7 +75,6 @@ class Supervisor:
         self._on_failure = on_failure
         self._on_death = on_death
         self._verify = verify
-        self._engine_waits = engine_waits
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -97,7 +94,9 @@ class Supervisor:
         starting: asyncio.Task[ChildProcess] | None
         starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
         try:
-            async with self._clock.timeout(options.open_deadline_s if self._engine_waits else 0):
+            async with self._clock.timeout(
+                options.open_deadline_s if self._spec.engine_waits else 0
+            ):
                 await asyncio.wait([starting])
         except TimeoutError:
             if options.required:

@@ -93,6 +93,7 @@ class Rig:
         spec = TierSpec(
             "held", "memory", HeldTier, MemoryTierConfig(), RunnerOptions(lookup_deadline=60)
         )
+        spec = spec if engine_waits else spec.in_background()
         loops: list[TierLoop] = []
 
         def make_loop(report: Callable[[Report], None]) -> TierLoop:
@@ -107,9 +108,7 @@ class Rig:
             )
             return loops[0]
 
-        self.runner = ThreadRunner(
-            "held", make_loop, self.clock, self.notify, engine_waits=engine_waits
-        )
+        self.runner = ThreadRunner("held", make_loop, self.clock, self.notify)
         tier = loops[0]._tier
         assert isinstance(tier, HeldTier)
         self.tier = tier
