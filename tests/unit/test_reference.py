@@ -1,4 +1,4 @@
-"""``docs/reference`` has each public name once."""
+"""Public names stand once in ``docs/reference``; files that ``docs/how-to-add.md`` names exist."""
 
 from __future__ import annotations
 
@@ -81,3 +81,10 @@ def test_a_missing_a_doubled_and_a_foreign_name_are_found() -> None:
         "twice": {"a.C"},
         "not public": {"a.D"},
     }
+
+
+def test_the_files_to_touch_for_an_addition_exist() -> None:
+    page = (ROOT / "docs" / "how-to-add.md").read_text()
+    named = [name for name in re.findall(r"`([\w./-]+/[\w./-]+)`", page) if "NAME" not in name]
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
