@@ -1,4 +1,4 @@
-"""docs/configuration.md names every option, with the type and the default that the code has."""
+"""Every option stands on its page, with the type and the default that the code has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from kvtier_sdk.options.describe import OptionInfo, describe_options
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.runner.jobs import Verdict
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 PAGE = DOCS / "configuration.md"
 VLLM_PAGE = DOCS / "vllm.md"
 ENGINES_PAGE = DOCS / "engines.md"
@@ -28,10 +29,10 @@ DOCUMENTED = {
     "TieringConfig": (PAGE, TieringConfig),
     "RunnerOptions": (PAGE, RunnerOptions),
     "memory": (PAGE, load_backend("memory").config_model),
-    "file": (PAGE, load_backend("file").config_model),
-    "redis": (PAGE, load_backend("redis").config_model),
-    "s3": (PAGE, load_backend("s3").config_model),
-    "mooncake": (PAGE, load_backend("mooncake").config_model),
+    **{
+        name: (ROOT / "backends" / name / "README.md", load_backend(name).config_model)
+        for name in ("file", "redis", "s3", "mooncake")
+    },
     "GuestOptions": (VLLM_PAGE, GuestOptions),
     "EngineOptions": (VLLM_PAGE, EngineOptions),
     "AdapterOptions": (ENGINES_PAGE, AdapterOptions),
