@@ -20,6 +20,7 @@ OUTSIDE = {
     "README.md": "start.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     **{
         f"backends/{readme.parent.name}/README.md": f"backends/{readme.parent.name}.md"
         for readme in sorted(ROOT.glob("backends/*/README.md"))
