@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+import msgspec
+
 from kvtier_sdk.errors import (
     ChunkAuthError,
     ChunkNotFoundError,
@@ -116,8 +118,7 @@ class Job:
     queue_bytes: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class JobResult:
+class JobResult(msgspec.Struct, eq=False, tag=True):
     """A job's one conclusion.
 
     Attributes:
@@ -140,8 +141,7 @@ class JobResult:
     retries: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class IoEnded:
+class IoEnded(msgspec.Struct, eq=False, tag=True):
     """The I/O of a job that was concluded earlier has ended.
 
     Attributes:
@@ -151,8 +151,7 @@ class IoEnded:
     job_id: int
 
 
-@dataclass(eq=False, slots=True)
-class Progressed:
+class Progressed(msgspec.Struct, eq=False, tag=True):
     """A call of a job that goes on has returned. Reported now and then.
 
     Attributes:
@@ -162,8 +161,7 @@ class Progressed:
     operation: Operation
 
 
-@dataclass(eq=False, slots=True)
-class ChunksRemoved:
+class ChunksRemoved(msgspec.Struct, eq=False, tag=True):
     """The tier has removed chunks.
 
     Attributes:
@@ -175,8 +173,7 @@ class ChunksRemoved:
     evicted: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class BreakerMoved:
+class BreakerMoved(msgspec.Struct, eq=False, tag=True):
     """A circuit breaker of the tier has changed its state.
 
     Attributes:
@@ -188,8 +185,7 @@ class BreakerMoved:
     state: BreakerState
 
 
-@dataclass(eq=False, slots=True)
-class MetricsChanged:
+class MetricsChanged(msgspec.Struct, eq=False, tag=True):
     """Counters and gauges of the backend's own have changed.
 
     Attributes:
@@ -201,8 +197,7 @@ class MetricsChanged:
     gauges: Mapping[str, float]
 
 
-@dataclass(slots=True)
-class UsageChanged:
+class UsageChanged(msgspec.Struct, tag=True):
     """The tier has said how full it is.
 
     Attributes:
@@ -240,8 +235,7 @@ class ProcessStarted:
     is_restart: bool
 
 
-@dataclass(eq=False, slots=True)
-class OpeningEnded:
+class OpeningEnded(msgspec.Struct, eq=False, tag=True):
     """An attempt to open the tier has ended, after the first one.
 
     Attributes:
@@ -251,8 +245,8 @@ class OpeningEnded:
     error: str | None = None
 
 
-#: What a runner tells the engine's thread.
-Report: TypeAlias = (
+#: What a tier's loop tells the engine's thread, from the tier's process too.
+SentReport: TypeAlias = (
     JobResult
     | IoEnded
     | Progressed
@@ -261,9 +255,9 @@ Report: TypeAlias = (
     | MetricsChanged
     | UsageChanged
     | OpeningEnded
-    | RunnerStopped
-    | ProcessStarted
 )
+#: What a runner tells it besides.
+Report: TypeAlias = SentReport | RunnerStopped | ProcessStarted
 
 
 def uniform_result(

@@ -11,30 +11,17 @@ import json
 import logging
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import IntEnum
 from typing import Annotated, Any
 
 import msgspec
 
 from kvtier_sdk.errors import KVTierError
-from kvtier_sdk.runner.jobs import (
-    BreakerMoved,
-    ChunksRemoved,
-    IoEnded,
-    Job,
-    JobResult,
-    MetricsChanged,
-    OpeningEnded,
-    Operation,
-    Progressed,
-    Report,
-    UsageChanged,
-)
+from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: Version of the messages below. A process of another version is refused.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 _HEAD = struct.Struct("<IB")
 _LENGTH = struct.Struct("<I")
@@ -49,31 +36,6 @@ _Slot = Annotated[int, msgspec.Meta(ge=0)]
 _JobFields = tuple[int, Operation, list[OffloadKey], tuple[_Slot, ...], bytes, bytes, float]
 
 
-class _Report(msgspec.Struct, array_like=True):
-    """A report in the field of its class; the fields behind it are not sent."""
-
-    result: JobResult | None = None
-    io_ended: IoEnded | None = None
-    removed: ChunksRemoved | None = None
-    breaker: BreakerMoved | None = None
-    opening: OpeningEnded | None = None
-    metrics: MetricsChanged | None = None
-    usage: UsageChanged | None = None
-    progressed: Progressed | None = None
-
-
-_REPORT_TYPES = (
-    JobResult,
-    IoEnded,
-    ChunksRemoved,
-    BreakerMoved,
-    OpeningEnded,
-    MetricsChanged,
-    UsageChanged,
-    Progressed,
-)
-
-
 def _plain(value: Any) -> Any:
     """Turn what callers pass in place of lists and numbers into those: ranges, numpy's own."""
     return value.tolist() if hasattr(value, "tolist") else list(value)
@@ -81,7 +43,7 @@ def _plain(value: Any) -> Any:
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _job_decoder = msgspec.msgpack.Decoder(_JobFields)
-_reports_decoder = msgspec.msgpack.Decoder(list[_Report])
+_reports_decoder = msgspec.msgpack.Decoder(list[SentReport])
 #: What malformed bytes raise.
 _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError, struct.error)
 
@@ -241,41 +203,21 @@ def _read_job(encoded: memoryview) -> Job:
 
 
 def write_reports(reports: Sequence[Report]) -> bytes:
-    """Encode reports that a child makes: those of :data:`_REPORT_TYPES`."""
-    return _encode([_wrap(report) for report in reports])
+    """Encode reports that a child makes: those of ``SentReport``."""
+    for report in reports:
+        if isinstance(report, JobResult | OpeningEnded) and report.error is not None:
+            # A file name in it may hold bytes that are not text.
+            report.error = report.error.encode(errors="backslashreplace").decode()
+    return _encode(reports)
 
 
-def read_reports(body: bytes) -> list[Report]:
+def read_reports(body: bytes) -> list[SentReport]:
     """Decode the reports of a message.
 
     Raises:
         MessageError: the body is malformed.
     """
     try:
-        return [_unwrap(item) for item in _reports_decoder.decode(body)]
+        return _reports_decoder.decode(body)
     except _MALFORMED as error:
         raise MessageError(f"malformed reports: {error}") from None
-
-
-def _wrap(report: Report) -> tuple[Report | None, ...]:
-    if isinstance(report, JobResult | OpeningEnded) and report.error is not None:
-        # A file name in it may hold bytes that are not text.
-        error = report.error.encode(errors="backslashreplace").decode()
-        report = replace(report, error=error)
-    return (None,) * _REPORT_TYPES.index(type(report)) + (report,)
-
-
-def _unwrap(item: _Report) -> Report:
-    report = (
-        item.result
-        or item.io_ended
-        or item.removed
-        or item.breaker
-        or item.opening
-        or item.metrics
-        or item.usage
-        or item.progressed
-    )
-    if report is None:
-        raise ValueError("an empty report")
-    return report

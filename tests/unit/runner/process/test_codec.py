@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,7 +79,11 @@ reports = st.one_of(
 
 
 def as_data(items: list[Any]) -> list[tuple[type, dict[str, Any]]]:
-    return [(type(item), dataclasses.asdict(item)) for item in items]
+    as_dict = msgspec.structs.asdict
+    return [
+        (type(item), dataclasses.asdict(item) if isinstance(item, Job) else as_dict(item))
+        for item in items
+    ]
 
 
 @given(st.lists(jobs, max_size=5))
