@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from kvtier_sdk import (
     TierError,
     Transfer,
     Usage,
+    format_bytes,
 )
 
 Verdicts = dict[OffloadKey, TierError]
@@ -39,6 +41,8 @@ Verdicts = dict[OffloadKey, TierError]
 # of a small capacity; with a usual capacity, a batch is one step.
 _MAX_STEPS = 64
 _NO_LIMIT_BYTES = 2**50
+# Refused writes that follow each other within this time are one event, with one line in the log.
+_REFUSALS_S = 600.0
 
 
 class ChunkStore:
@@ -65,8 +69,11 @@ class ChunkStore:
         self._root = Root(config, context, TemporaryNames(lease))
         self._usage = SharedUsage(self._root, lease, config.capacity_bytes, context)
         self._wall_s = context.clock.wall_s
+        self._logger = context.logger
         self._evicted_age_s = context.gauge("evicted_age_seconds")
         self._clock = RecencyClock(context.clock, self._usage.latest_ns)
+        # When the file system last refused a write; under the shared lock.
+        self._refused_s = -math.inf
         # Guards what follows.
         self._lock = threading.Lock()
         self._calls = 0
@@ -363,10 +370,26 @@ class ChunkStore:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
+                reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
+                self._note_refusal(reason)
                 # The room for this chunk is reserved, so as much is missing.
                 self._make_room(0, self._usage.reserved_bytes - self._object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
+
+    def _note_refusal(self, reason: str) -> None:
+        """Log that the file system refused a write, once while it goes on. Needs the lock."""
+        now_s = self._wall_s()
+        if not self._refused_s <= now_s < self._refused_s + _REFUSALS_S:
+            self._logger.warning(
+                "the file system of tier root '%s' refused a write with %s free (%s): chunks are "
+                "evicted for it, whatever the capacity; look at its inodes (df -i) and quotas, "
+                "and at what others store there",
+                self._config.root,
+                format_bytes(self._root.free_bytes()),
+                reason,
+            )
+        self._refused_s = now_s
 
     def _reserve(
         self,

@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import os
+import re
 import shutil
+import subprocess
 import threading
 from unittest.mock import ANY
 
@@ -398,6 +400,42 @@ async def test_a_file_system_that_runs_short_is_said_once(small, caplog):
             (small.root.parent / "another's").write_bytes(bytes(1_200_000))
     (message,) = caplog.messages
     assert "min_free keeps 1 MiB: chunks are evicted" in message
+
+
+async def test_a_quota_is_met_by_eviction_and_said_once(bench, monkeypatch, caplog):
+    """The file system counts bytes as a quota does, and announces nothing."""
+    real, quota_bytes = os.pwritev, 4 * bench.object_bytes
+
+    def limited(fd, buffers, offset):
+        stored = sum(found.stat().st_size for found in bench.root.glob("*/*/*.*"))
+        if stored + sum(map(len, buffers)) > quota_bytes:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", limited)
+    tier = await bench.open()
+    for key in KEYS[:10]:
+        assert await bench.put(tier, key) == [None]
+    assert bench.removed == bench.evicted == KEYS[:6]
+    assert await bench.loads(tier, *KEYS[6:10])
+    (message,) = caplog.messages
+    assert re.search(r"refused a write with \S+ \S+ free \(Disk quota exceeded\)", message)
+    # After a pause it is news again.
+    bench.clock.ahead_s = 700
+    await bench.put(tier, KEYS[10])
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize("limit", ["size=1m", "nr_inodes=80"])
+async def test_eviction_for_what_is_not_announced_is_said_once(small, caplog, limit):
+    tier = await small.open()
+    subprocess.run(["mount", "-o", f"remount,{limit}", small.root.parent], check=True)
+    for key in KEYS:
+        assert await small.put(tier, key) == [None]
+    assert small.evicted
+    (message,) = caplog.messages
+    assert "refused a write with" in message
+    assert "min_free" not in message
 
 
 async def test_a_root_that_is_made_again_is_said_once(bench, caplog):
