@@ -60,15 +60,29 @@ class ExpiringTierConfig(TierConfig):
     Attributes:
         ttl_s: the time after which a chunk expires that was neither stored nor used. Default:
             chunks do not expire.
+        max_age_s: the time after its store at which a chunk expires, used or not. Default: a chunk
+            that is used stays.
     """
 
     ttl_s: Seconds | None = Field(None, alias="ttl")
+    max_age_s: Seconds | None = Field(None, alias="max_age")
 
     @model_validator(mode="after")
-    def _check_ttl(self) -> Self:
-        if self.ttl_s is not None and self.ttl_s < 0.001:
-            raise ValueError("option 'ttl' is below one millisecond")
+    def _check_expiry(self) -> Self:
+        for name, value_s in (("ttl", self.ttl_s), ("max_age", self.max_age_s)):
+            if value_s is not None and value_s < 0.001:
+                raise ValueError(f"option {name!r} is below one millisecond")
+        if self.ttl_s is not None and self.max_age_s is not None and self.max_age_s < self.ttl_s:
+            raise ValueError(
+                f"option 'max_age' is {self.max_age_s:g} s but should be at least 'ttl', which is "
+                f"{self.ttl_s:g} s; a chunk that no use extends needs 'max_age' alone"
+            )
         return self
+
+    @property
+    def expiry_s(self) -> float | None:
+        """Seconds after its last store or use at which a chunk has expired for certain."""
+        return self.max_age_s if self.ttl_s is None else self.ttl_s
 
 
 class BoundedTierConfig(ExpiringTierConfig):

@@ -54,7 +54,11 @@ def _limits(spec: TierSpec) -> list[str]:
     """The options by which a tier of ours evicts, in all namespaces of its place."""
     config = spec.config
     assert isinstance(config, BoundedTierConfig)
-    given = {"capacity": config.capacity_bytes, "ttl": config.ttl_s}
+    given = {
+        "capacity": config.capacity_bytes,
+        "ttl": config.ttl_s,
+        "max_age": config.max_age_s,
+    }
     return [name for name, value in given.items() if value is not None]
 
 

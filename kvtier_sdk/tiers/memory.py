@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -62,8 +62,9 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # The time of each chunk's last use, where chunks expire.
+        # The times of each chunk's last use and of its store; the latter, oldest first.
         self._used_s: dict[OffloadKey, float] = {}
+        self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
         # The time at which the simulated wire is free.
         self._wire_free_s = 0.0
@@ -127,6 +128,8 @@ class MemoryTier(SecondaryTierManager):
         self._used_bytes += len(stored) - (len(replaced) if replaced is not None else 0)
         self._objects[transfer.key] = stored
         self._use(transfer.key)
+        self._stored_s[transfer.key] = self.context.clock.now_s()
+        self._stored_s.move_to_end(transfer.key)
         capacity = self.config.capacity_bytes
         if capacity is not None and self._used_bytes > capacity:
             surplus = self._used_bytes - capacity
@@ -154,19 +157,25 @@ class MemoryTier(SecondaryTierManager):
 
     def _use(self, key: OffloadKey) -> None:
         self._objects.move_to_end(key)
-        if self.config.ttl_s is not None:
-            self._used_s[key] = self.context.clock.now_s()
+        self._used_s[key] = self.context.clock.now_s()
 
     def _remove_expired(self) -> None:
-        if self.config.ttl_s is None:
-            return
-        last_s = self.context.clock.now_s() - self.config.ttl_s
-        old = itertools.takewhile(lambda key: self._used_s[key] <= last_s, self._objects)
-        self._remove(list(old))
+        now_s = self.context.clock.now_s()
+        if self.config.ttl_s is not None:
+            self._remove(_until(now_s - self.config.ttl_s, self._objects, self._used_s))
+        if self.config.max_age_s is not None:
+            self._remove(_until(now_s - self.config.max_age_s, self._stored_s, self._stored_s))
 
     def _remove(self, keys: Sequence[OffloadKey], *, evicted: bool = False) -> None:
         for key in keys:
             self._used_bytes -= len(self._objects.pop(key))
-            self._used_s.pop(key, None)
+            del self._used_s[key], self._stored_s[key]
         if keys:
             self.context.report_removed(keys, evicted=evicted)
+
+
+def _until(
+    last_s: float, keys: Iterable[OffloadKey], times_s: Mapping[OffloadKey, float]
+) -> list[OffloadKey]:
+    """The first of the keys, which are in the order of their times, up to a time."""
+    return list(itertools.takewhile(lambda key: times_s[key] <= last_s, keys))

@@ -28,9 +28,9 @@ MISTAKES = [
         """,
         "kv.toml: unknown option 'tiers[0].capcity'; did you mean 'capacity'? allowed: "
         "admission, backend, breaker_failures, breaker_window, capacity, codec, concurrency, "
-        "direct_io, fsync, load_deadline, lookup_deadline, max_batch, max_lookup_deadline, "
-        "max_probe_interval, max_queue, min_free, name, offload_policy, open_deadline, "
-        "permissions, probe_interval, required, retries, retry_delay, root, runner, "
+        "direct_io, fsync, load_deadline, lookup_deadline, max_age, max_batch, "
+        "max_lookup_deadline, max_probe_interval, max_queue, min_free, name, offload_policy, "
+        "open_deadline, permissions, probe_interval, required, retries, retry_delay, root, runner, "
         "store_deadline, store_policy, ttl, type, url",
     ),
     (

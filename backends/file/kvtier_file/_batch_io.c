@@ -23,7 +23,8 @@
 #define NO_TIME (-1)
 #define NS_PER_S 1000000000LL
 /* As in chunks.py. */
-#define MAX_USED_NS (1LL << 62)
+#define STORED_DIGITS 271800
+#define STORED_NS 1000000
 #define USE_NS 100
 #define MOST_EARLIER_USES 15
 #define SAME_USE_NS NS_PER_S
@@ -37,7 +38,7 @@ struct call {
     int flags; /* O_DIRECT or 0 */
     int strict; /* leave a shard that others could change to Directories, which refuses it */
     Py_ssize_t object_bytes;
-    long long expired_ns;
+    long long latest_ns, expired_ns, aged_ns; /* chunks.Lifetime */
 };
 
 /* One file. What a call does not need stays empty. */
@@ -53,12 +54,27 @@ struct file {
 
 /* The system calls. Without the interpreter lock. */
 
-static long long used_ns_of(const struct stat *status)
+/* Nanoseconds; -1 if it is before the epoch or after all times that a lifetime allows. */
+static long long ns_of(struct timespec time, long long latest_ns)
 {
-    time_t seconds = status->st_mtim.tv_sec;
-    if (seconds < 0 || seconds >= MAX_USED_NS / NS_PER_S)
+    if (time.tv_sec < 0 || time.tv_sec > latest_ns / NS_PER_S)
+        return -1;
+    long long ns = time.tv_sec * NS_PER_S + time.tv_nsec;
+    return ns <= latest_ns ? ns : -1;
+}
+
+/* As chunks.Lifetime.used_ns. */
+static long long used_ns_of(const struct call *call, const struct stat *status)
+{
+    long long used_ns = ns_of(status->st_mtim, call->latest_ns);
+    if (used_ns < 0)
         return 0;
-    return seconds * NS_PER_S + status->st_mtim.tv_nsec;
+    if (call->aged_ns != 0) {
+        long long stored_ns = ns_of(status->st_atim, call->latest_ns);
+        if (stored_ns < call->aged_ns || stored_ns % STORED_NS != STORED_DIGITS)
+            return 0;
+    }
+    return used_ns;
 }
 
 static struct timespec time_of(long long used_ns)
@@ -67,9 +83,10 @@ static struct timespec time_of(long long used_ns)
 }
 
 /* As chunks.next_use_ns. */
-static struct timespec time_after(const struct stat *status, long long used_ns)
+static struct timespec time_after(const struct call *call, const struct stat *status,
+                                  long long used_ns)
 {
-    long long known_ns = used_ns_of(status);
+    long long known_ns = used_ns_of(call, status);
     long long earlier = known_ns % USE_NS;
     if (earlier > MOST_EARLIER_USES)
         earlier = 0;
@@ -82,7 +99,7 @@ static struct timespec time_after(const struct stat *status, long long used_ns)
 static bool is_usable(const struct call *call, const struct stat *status)
 {
     return S_ISREG(status->st_mode) && status->st_size == call->object_bytes
-           && used_ns_of(status) >= call->expired_ns;
+           && used_ns_of(call, status) >= call->expired_ns;
 }
 
 static int open_shard(const struct call *call, const struct file *file)
@@ -109,9 +126,9 @@ static bool read_open(const struct call *call, const struct file *file, int fd)
         return false;
     if (preadv(fd, vectors, 2, 0) != file->header.len + file->payload.len)
         return false;
-    struct timespec used = time_after(&status, file->used_ns);
+    struct timespec used = time_after(call, &status, file->used_ns);
     /* The bytes are here; recency matters less. */
-    (void)futimens(fd, (struct timespec[2]){used, used});
+    (void)futimens(fd, (struct timespec[2]){status.st_atim, used});
     return true;
 }
 
@@ -123,7 +140,7 @@ static enum outcome read_one(const struct call *call, const struct file *file)
     bool is_read = false;
     /* O_NONBLOCK, so that a pipe in the file's place does not block. */
     int fd = openat(shard_fd, file->name,
-                    O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC | call->flags);
+                    O_RDONLY | O_NOATIME | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC | call->flags);
     if (fd >= 0) {
         is_read = read_open(call, file, fd);
         close(fd);
@@ -147,11 +164,13 @@ static bool write_open(const struct file *file, int fd)
     struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
                                {file->payload.buf, (size_t)file->payload.len}};
     Py_ssize_t bytes = file->header.len + file->payload.len;
+    /* As chunks.stored_time_ns. */
+    struct timespec stored = time_of(file->used_ns / STORED_NS * STORED_NS + STORED_DIGITS);
     struct timespec used = time_of(file->used_ns);
     if (file->is_spare && !is_sole_owner(fd, bytes))
         return false;
     return pwritev(fd, vectors, 2, 0) == bytes
-           && futimens(fd, (struct timespec[2]){used, used}) == 0;
+           && futimens(fd, (struct timespec[2]){stored, used}) == 0;
 }
 
 static enum outcome write_one(const struct call *call, const struct file *file)
@@ -189,9 +208,9 @@ static enum outcome touch_one(const struct call *call, const struct file *file)
         if (errno == ENOENT)
             outcome = ABSENT;
     } else if (is_usable(call, &status)) {
-        struct timespec used = time_after(&status, file->used_ns);
+        struct timespec used = time_after(call, &status, file->used_ns);
         if (file->used_ns == NO_TIME
-            || utimensat(shard_fd, file->name, (struct timespec[2]){used, used},
+            || utimensat(shard_fd, file->name, (struct timespec[2]){status.st_atim, used},
                          AT_SYMLINK_NOFOLLOW) == 0)
             outcome = DONE;
     }
@@ -262,8 +281,9 @@ static PyObject *py_read(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
     PyObject *items;
-    if (!PyArg_ParseTuple(arguments, "inipLO!", &call.namespace_fd, &call.object_bytes,
-                          &call.flags, &call.strict, &call.expired_ns, &PyTuple_Type, &items))
+    if (!PyArg_ParseTuple(arguments, "inip(LLL)O!", &call.namespace_fd, &call.object_bytes,
+                          &call.flags, &call.strict, &call.latest_ns, &call.expired_ns,
+                          &call.aged_ns, &PyTuple_Type, &items))
         return NULL;
     return run(&call, items, parse_read, read_one);
 }
@@ -292,8 +312,9 @@ static PyObject *py_touch(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
     PyObject *items;
-    if (!PyArg_ParseTuple(arguments, "inpLO!", &call.namespace_fd, &call.object_bytes,
-                          &call.strict, &call.expired_ns, &PyTuple_Type, &items))
+    if (!PyArg_ParseTuple(arguments, "inp(LLL)O!", &call.namespace_fd, &call.object_bytes,
+                          &call.strict, &call.latest_ns, &call.expired_ns, &call.aged_ns,
+                          &PyTuple_Type, &items))
         return NULL;
     return run(&call, items, parse_touched, touch_one);
 }

@@ -2,8 +2,9 @@
 
 Each function returns a byte for each file. 0: it was not done and nothing has changed, because
 something is unusual; work on that file alone finds out what. 1: it is done. 2, of ``touch`` alone:
-there is no file, and its shard exists. ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` and
-``expired_ns`` are in nanoseconds since the epoch. The interpreter lock is not held meanwhile.
+there is no file, and its shard exists. ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` is in
+nanoseconds since the epoch, ``lifetime`` a :class:`~kvtier_file.chunks.Lifetime`. The interpreter
+lock is not held meanwhile.
 """
 
 def read(
@@ -11,7 +12,7 @@ def read(
     object_bytes: int,
     direct: int,
     strict: bool,
-    expired_ns: int,
+    lifetime: tuple[int, int, int],
     files: tuple[tuple[str, str, memoryview, memoryview, int], ...],
     /,
 ) -> bytes:
@@ -22,7 +23,7 @@ def read(
         object_bytes: the length of a whole file.
         direct: see above.
         strict: do nothing in a shard that other users could change.
-        expired_ns: a file whose last use was before this time is not read.
+        lifetime: a file that has expired is not read.
         files: for each its shard, name, writable header and payload, and ``used_ns``.
     """
 
@@ -60,7 +61,7 @@ def touch(
     namespace_fd: int,
     object_bytes: int,
     strict: bool,
-    expired_ns: int,
+    lifetime: tuple[int, int, int],
     files: tuple[tuple[str, str, int], ...],
     /,
 ) -> bytes:
@@ -70,6 +71,6 @@ def touch(
         namespace_fd: the namespace's directory.
         object_bytes: the length of a whole file.
         strict: as for ``read``.
-        expired_ns: as for ``read``.
+        lifetime: as for ``read``.
         files: for each its shard, name and ``used_ns``; -1 records no use.
     """

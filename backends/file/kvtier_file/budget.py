@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 
-from kvtier_file.chunks import ChunkId
+from kvtier_file.chunks import MAX_USED_NS, ChunkId
 from kvtier_file.recency import RecencyIndex, Use
 from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
@@ -28,6 +28,15 @@ class Budget:
         self._indices: defaultdict[str, RecencyIndex] = defaultdict(RecencyIndex)
         self.used_bytes = 0
         self.latest_ns = 0
+        self._most_ns = MAX_USED_NS
+
+    def know_time(self, most_ns: int) -> None:
+        """Take times of use that are later than this for none, until the next call."""
+        self._most_ns = most_ns
+        if self.latest_ns > most_ns:  # the clock was set back
+            self.latest_ns = 0
+            for use in list(self):
+                self.add(*use)
 
     def __len__(self) -> int:
         return sum(map(len, self._indices.values()))
@@ -44,6 +53,8 @@ class Budget:
 
     def add(self, fingerprint: str, key: OffloadKey, size_bytes: int, used_ns: int) -> None:
         """Count a stored chunk, in place of what was known of it."""
+        if used_ns > self._most_ns:
+            used_ns = 0
         known_bytes = self._indices[fingerprint].put((used_ns, key, size_bytes))
         self.used_bytes += size_bytes - known_bytes
         if used_ns > self.latest_ns:

@@ -44,13 +44,12 @@ class Maintenance(ChunkStore):
         """Return which chunks are on disk. Raises as :meth:`ChunkStore.contains`."""
         faults: Verdicts = {}
         hits = []
-        expired_ns = self._expired_ns()
         with self._existing("readable") as directory:
             for key in keys:
                 found = None
                 with self._fault(key, faults, "readable"):
                     found = None if directory is None else directory.find(key)
-                hits.append(self._is_loadable(found, expired_ns))
+                hits.append(directory is not None and self._is_loadable(found, directory))
         if faults and len(faults) == len(keys):
             raise faults[keys[0]]
         return hits
@@ -62,14 +61,13 @@ class Maintenance(ChunkStore):
             TierError: the namespace's directory cannot be opened.
         """
         verdicts: Verdicts = {}
-        expired_ns = self._expired_ns()
         with self._existing("readable") as directory:
             for transfer in batch:
                 key = transfer.key
                 with self._verdict(key, verdicts, "readable", at_file=True):
                     if directory is None:
                         raise ChunkNotFoundError("no such chunk")
-                    directory.read(key, transfer.buffers, None, expired_ns=expired_ns)
+                    directory.read(key, transfer.buffers, None)
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:

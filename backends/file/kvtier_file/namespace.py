@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from kvtier_file import compiled
-from kvtier_file.chunks import MAX_USED_NS, ChunkId, StoredChunk, next_use_ns
+from kvtier_file.chunks import ChunkId, Lifetime, StoredChunk, next_use_ns
 from kvtier_file.directories import ClosingFd, Directories, open_file
 from kvtier_file.errors import ABSENT, FOREIGN
 from kvtier_file.file_io import open_direct, read_buffers
@@ -47,10 +47,12 @@ class NamespaceDirectory:
         fd: its directory, open for as long as this object is used.
         names: the source of names for temporary files.
         directories: opens those below it.
+        lifetime: says which chunks have expired; taken from the clock for this call.
         direct: bypass the page cache for chunks, where the file system allows it.
 
     Attributes:
         fingerprint: the namespace's.
+        lifetime: as given.
         temporaries: the files being written.
     """
 
@@ -60,10 +62,12 @@ class NamespaceDirectory:
         fd: int,
         names: TemporaryNames,
         directories: Directories,
+        lifetime: Lifetime,
         *,
         direct: bool,
     ) -> None:
         self.fingerprint = fingerprint
+        self.lifetime = lifetime
         self._fd = fd
         self._directories = directories
         self._direct = direct
@@ -96,8 +100,6 @@ class NamespaceDirectory:
         key: OffloadKey,
         buffers: Sequence[memoryview],
         used_ns: int | None,
-        *,
-        expired_ns: int = 0,
     ) -> None:
         """Fill buffers from a chunk's file, and record its use.
 
@@ -105,7 +107,6 @@ class NamespaceDirectory:
             key: the chunk.
             buffers: writable; together as long as the file must be.
             used_ns: as for :meth:`touch`; ``None`` records no use.
-            expired_ns: as for :meth:`touch`.
 
         Raises:
             ChunkNotFoundError: there is no such file, or it has expired.
@@ -114,12 +115,9 @@ class NamespaceDirectory:
         """
         expected_bytes = sum(map(len, buffers))
         try:
-            opener = open_direct if self._direct else open_file
-            # O_NONBLOCK, so that a pipe in the file's place does not block.
-            flags = os.O_RDONLY | os.O_NONBLOCK
             with (
                 self._shard(key) as shard_fd,
-                ClosingFd(opener(_file_name(key), flags, shard_fd)) as fd,
+                ClosingFd(self._open(_file_name(key), shard_fd)) as fd,
             ):
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
@@ -128,12 +126,12 @@ class NamespaceDirectory:
                     raise CorruptChunkError(
                         f"{status.st_size} bytes stored; expected {expected_bytes}"
                     )
-                if _used_ns(status) < expired_ns:
+                if self.lifetime.used_ns(status) < self.lifetime.expired_ns:
                     raise ChunkNotFoundError("the chunk has expired")
                 read_buffers(fd, buffers)
                 if used_ns is not None:
                     with suppress(OSError):  # the bytes are here; recency matters less
-                        os.utime(fd, ns=_times(status, used_ns))
+                        os.utime(fd, ns=self._times(status, used_ns))
         except FileNotFoundError:
             raise ChunkNotFoundError("no such chunk") from None
         except OSError as error:
@@ -148,8 +146,6 @@ class NamespaceDirectory:
         batch: Sequence[Transfer],
         times_ns: Sequence[int],
         object_bytes: int,
-        *,
-        expired_ns: int = 0,
     ) -> bytes:
         """Fill the buffers of a batch, and record the uses, where nothing is unusual.
 
@@ -157,7 +153,6 @@ class NamespaceDirectory:
             batch: loads.
             times_ns: for each, as for :meth:`touch`.
             object_bytes: the length of a whole file.
-            expired_ns: as for :meth:`touch`.
 
         Returns:
             For each ``DONE``, or ``NOT_DONE`` for :meth:`read` to find out.
@@ -170,7 +165,7 @@ class NamespaceDirectory:
         )
         direct = os.O_DIRECT if self._direct else 0
         strict = self._directories.is_strict
-        return compiled.batch_io.read(self._fd, object_bytes, direct, strict, expired_ns, files)
+        return compiled.batch_io.read(self._fd, object_bytes, direct, strict, self.lifetime, files)
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
         """Write a chunk's content to a temporary file, and make the chunk's shard.
@@ -243,7 +238,7 @@ class NamespaceDirectory:
             with self._shard(key) as shard_fd:
                 os.fsync(shard_fd)
 
-    def touch(self, key: OffloadKey, used_ns: int, size_bytes: int, *, expired_ns: int = 0) -> bool:
+    def touch(self, key: OffloadKey, used_ns: int, size_bytes: int) -> bool:
         """Record a use of a chunk, if its file is whole.
 
         Args:
@@ -251,10 +246,9 @@ class NamespaceDirectory:
             used_ns: the time, in nanoseconds since the epoch. If the file has a later one, the
                 nanosecond after that is recorded.
             size_bytes: the length of a whole file.
-            expired_ns: a file whose last use was before this time is left as it is.
 
         Returns:
-            True if there is a file of that length that has not expired.
+            True if there is a file of that length that has not expired. Another is left as it is.
 
         Raises:
             OSError: the use cannot be recorded.
@@ -265,9 +259,9 @@ class NamespaceDirectory:
                 status = os.stat(name, dir_fd=shard_fd, follow_symlinks=False)
                 if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
                     return False
-                if _used_ns(status) < expired_ns:
+                if self.lifetime.used_ns(status) < self.lifetime.expired_ns:
                     return False
-                times = _times(status, used_ns)
+                times = self._times(status, used_ns)
                 os.utime(name, ns=times, dir_fd=shard_fd, follow_symlinks=False)
         except OSError as error:
             if error.errno in ABSENT:
@@ -280,8 +274,6 @@ class NamespaceDirectory:
         keys: Sequence[OffloadKey],
         times_ns: Sequence[int] | None,
         object_bytes: int,
-        *,
-        expired_ns: int = 0,
     ) -> bytes:
         """Look for whole files, and record a use of each, where nothing is unusual.
 
@@ -289,7 +281,6 @@ class NamespaceDirectory:
             keys: the chunks.
             times_ns: for each, as for :meth:`touch`; ``None`` records no use.
             object_bytes: the length of a whole file.
-            expired_ns: as for :meth:`touch`.
 
         Returns:
             For each ``DONE``; ``ABSENT`` if there is no file; or ``NOT_DONE`` for :meth:`touch` or
@@ -302,7 +293,7 @@ class NamespaceDirectory:
             for key, used_ns in zip(keys, times_ns or [-1] * len(keys), strict=True)
         )
         strict = self._directories.is_strict
-        outcomes = compiled.batch_io.touch(self._fd, object_bytes, strict, expired_ns, files)
+        outcomes = compiled.batch_io.touch(self._fd, object_bytes, strict, self.lifetime, files)
         self._shards.update(
             shard for (shard, *_), outcome in zip(files, outcomes, strict=True) if outcome
         )
@@ -394,10 +385,24 @@ class NamespaceDirectory:
         self._shards.add(shard)
         return ClosingFd(fd)
 
+    def _open(self, name: str, shard_fd: int) -> int:
+        """Open a chunk's file, which keeps its time of access."""
+        opener = open_direct if self._direct else open_file
+        # O_NONBLOCK, so that a pipe in the file's place does not block.
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        with suppress(PermissionError):  # another user's file
+            return opener(name, flags | os.O_NOATIME, shard_fd)
+        return opener(name, flags, shard_fd)
+
     def _stored(self, key: OffloadKey, status: os.stat_result) -> StoredChunk | None:
         if not stat.S_ISREG(status.st_mode):
             return None
-        return StoredChunk(ChunkId(self.fingerprint, key), status.st_size, _used_ns(status))
+        chunk_id = ChunkId(self.fingerprint, key)
+        return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
+
+    def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
+        """Access and modification time after a use, which never makes a chunk older."""
+        return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 
 # A store asks up to four times.
@@ -405,16 +410,6 @@ class NamespaceDirectory:
 def shard_of(key: OffloadKey) -> str:
     """Return the shard of a key: a hash, so that counted-up keys spread as well as any."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()
-
-
-def _used_ns(status: os.stat_result) -> int:
-    return status.st_mtime_ns if 0 <= status.st_mtime_ns < MAX_USED_NS else 0
-
-
-def _times(status: os.stat_result, used_ns: int) -> tuple[int, int]:
-    """The access and modification time. A use never makes a chunk older, even by a slow clock."""
-    used_ns = next_use_ns(_used_ns(status), used_ns)
-    return used_ns, used_ns
 
 
 def _file_name(key: OffloadKey) -> str:

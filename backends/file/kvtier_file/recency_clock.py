@@ -1,20 +1,19 @@
-"""Times of use that stay in order when a clock is wrong or is set."""
+"""Times of use that stay in order when a clock is set back a little."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from kvtier_file.chunks import USE_NS
+from kvtier_file.chunks import MOST_AHEAD_NS, USE_NS
 from kvtier_sdk import Clock
 
 
 class RecencyClock:
-    """Gives out times of use: the wall clock's time, but always later than every known use.
+    """Gives out times of use: the wall clock's time, but later than every known use.
 
-    A clock may be ahead for a while, this machine's or another's. Chunks used in that time would
-    stay the newest until the other clocks catch up, and chunks stored meanwhile would be evicted
-    first. So the times continue from the latest known one instead.
+    Clocks differ a little, and are set back a little; the order of uses stays. A use that is known
+    from further ahead is no use: times that continued from there would never expire.
 
     Args:
         clock: the wall clock.
@@ -31,11 +30,12 @@ class RecencyClock:
     def take(self, count: int) -> range:
         """Return ``count`` ascending times, in nanoseconds since the epoch, that count no uses.
 
-        Callable from any thread. No time is given out twice.
+        Callable from any thread. No time is given out twice, unless the clock is set back.
         """
         with self._lock:
             now_ns = int(self._clock.wall_s() * 1e9)
-            start_ns = max(now_ns, self._latest_ns() + 1, self._next_ns)
+            known_ns = (now_ns, self._latest_ns() + 1, self._next_ns)
+            start_ns = max(one for one in known_ns if one <= now_ns + MOST_AHEAD_NS)
             start_ns += -start_ns % USE_NS
             self._next_ns = start_ns + count * USE_NS
         return range(start_ns, start_ns + count * USE_NS, USE_NS)

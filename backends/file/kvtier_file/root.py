@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
-from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.chunks import MOST_AHEAD_NS, ChunkId, Lifetime, StoredChunk
 from kvtier_file.config import FileTierConfig
 from kvtier_file.directories import ClosingFd, Directories
 from kvtier_file.errors import FULL
@@ -101,10 +101,25 @@ class Root:
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
             directory = NamespaceDirectory(
-                fingerprint, fd, self._names, self.directories, direct=self._direct
+                fingerprint,
+                fd,
+                self._names,
+                self.directories,
+                self.lifetime(),
+                direct=self._direct,
             )
             with closing(directory):
                 yield directory
+
+    def lifetime(self) -> Lifetime:
+        """Return what the times of chunks are to be compared with now."""
+        now_ns = int(self._context.clock.wall_s() * 1e9)
+
+        def before(time_s: float | None) -> int:
+            return 0 if time_s is None else now_ns - int(time_s * 1e9)
+
+        config = self._config
+        return Lifetime(now_ns + MOST_AHEAD_NS, before(config.expiry_s), before(config.max_age_s))
 
     def prepare(self, manifest: str) -> bool:
         """Make the tier's namespace, check that it is writable, and probe O_DIRECT.
@@ -118,13 +133,14 @@ class Root:
             False on a full file system.
 
         Raises:
-            ConfigError: the file system does not support option ``direct_io``.
+            ConfigError: the file system does not support option ``direct_io`` or ``max_age``.
             OSError: the namespace is not writable.
         """
         try:
             with self.namespace() as directory:
                 directory.temporaries.probe(direct=False)
                 self._direct = self._choose_direct(directory)
+                self._check_times(directory)
                 directory.write_manifest(manifest)
         except OSError as error:
             # Chunks on a full file system can still be loaded, and room may be made.
@@ -275,6 +291,15 @@ class Root:
             "tier root '%s' was removed, and its chunks with it; it is used anew",
             self._config.root,
         )
+
+    def _check_times(self, directory: NamespaceDirectory) -> None:
+        used_ns = directory.lifetime.latest_ns
+        if self._config.max_age_s is not None and not directory.temporaries.keeps_times(used_ns):
+            raise ConfigError(
+                f"the file system of tier root '{self._config.root}' does not keep a file's times "
+                "to the nanosecond, which max_age needs; leave max_age out and write ttl, or "
+                "choose another root"
+            )
 
     def _choose_direct(self, directory: NamespaceDirectory) -> bool:
         choice = self._config.direct_io

@@ -303,6 +303,7 @@ class SharedUsage:
     def _begin(self) -> None:
         self._header = self._files.header.read()
         self._asked = set()
+        self._budget.know_time(self._root.lifetime().latest_ns)
         self._enter_reservation()
         if not self._replica.catch_up(self._header, self._files.ledger):
             self.mark_dirty()

@@ -151,15 +151,14 @@ class ChunkStore:
         faults: Verdicts = {}
         # A miss is the common case and must not wait for the lock.
         surprising = []
-        expired_ns = self._expired_ns()
         with self._directory("readable") as directory:
-            outcomes = directory.touch_batch(keys, None, self._object_bytes, expired_ns=expired_ns)
+            outcomes = directory.touch_batch(keys, None, self._object_bytes)
             for key, outcome in zip(keys, outcomes, strict=True):
                 found = None
                 if outcome == NOT_DONE:
                     with self._fault(key, faults, "readable"):
                         found = directory.find(key)
-                hits.append(outcome == DONE or self._is_loadable(found, expired_ns))
+                hits.append(outcome == DONE or self._is_loadable(found, directory))
                 if not hits[-1] and (found or self._id(key) in self._usage):
                     surprising.append(key)
             self._reconcile(directory, surprising)
@@ -190,16 +189,13 @@ class ChunkStore:
         verdicts: Verdicts = {}
         surprising = []
         times_ns = self._clock.take(len(batch))
-        expired_ns = self._expired_ns()
         with self._pinned(batch), self._directory("readable") as directory:
-            outcomes = directory.read_batch(
-                batch, times_ns, self._object_bytes, expired_ns=expired_ns
-            )
+            outcomes = directory.read_batch(batch, times_ns, self._object_bytes)
             for transfer, used_ns, outcome in zip(batch, times_ns, outcomes, strict=True):
                 key = transfer.key
                 if outcome == NOT_DONE:
                     with self._verdict(key, verdicts, "readable", at_file=True):
-                        directory.read(key, transfer.buffers, used_ns, expired_ns=expired_ns)
+                        directory.read(key, transfer.buffers, used_ns)
                 found = not isinstance(verdicts.get(key), ChunkNotFoundError)
                 if found != (self._id(key) in self._usage):
                     surprising.append(key)
@@ -235,15 +231,12 @@ class ChunkStore:
             TierError: the file system fails.
         """
         times_ns = self._clock.take(len(keys))
-        expired_ns = self._expired_ns()
         with self._directory("writable") as directory:
-            outcomes = directory.touch_batch(
-                keys, times_ns, self._object_bytes, expired_ns=expired_ns
-            )
+            outcomes = directory.touch_batch(keys, times_ns, self._object_bytes)
             for key, used_ns, outcome in zip(keys, times_ns, outcomes, strict=True):
                 if outcome == NOT_DONE:
                     with self._fault(key, {}, "writable"):
-                        directory.touch(key, used_ns, self._object_bytes, expired_ns=expired_ns)
+                        directory.touch(key, used_ns, self._object_bytes)
 
     def list_shard(self, shard: str) -> list[Entry]:
         """Return the loadable chunks of one shard of this namespace.
@@ -251,12 +244,11 @@ class ChunkStore:
         Raises:
             TierError: the file system fails.
         """
-        expired_ns = self._expired_ns()
         with self._directory("readable") as directory:
             return [
                 entry_of(stored)
                 for stored in directory.list_shard(shard)
-                if self._is_loadable(stored, expired_ns)
+                if self._is_loadable(stored, directory)
             ]
 
     def namespaces(self) -> list[StoredNamespace]:
@@ -293,13 +285,11 @@ class ChunkStore:
         """
         missing = {}
         uncounted = []
-        expired_ns = self._expired_ns()
         times_ns = self._clock.take(len(batch))
         outcomes = directory.touch_batch(
             [transfer.key for transfer in batch],
             times_ns,
             self._object_bytes,
-            expired_ns=expired_ns,
         )
         for transfer, used_ns, outcome in zip(batch, times_ns, outcomes, strict=True):
             key = transfer.key
@@ -309,9 +299,7 @@ class ChunkStore:
                 is_there = outcome == DONE and not transfer.replace
                 if outcome == NOT_DONE and not transfer.replace:
                     with self._fault(key, {}, "writable"):
-                        is_there = directory.touch(
-                            key, used_ns, self._object_bytes, expired_ns=expired_ns
-                        )
+                        is_there = directory.touch(key, used_ns, self._object_bytes)
                 if not is_there:
                     missing[key] = transfer
                 elif self._id(key) not in self._usage:
@@ -453,7 +441,7 @@ class ChunkStore:
 
     def _remove_expired(self) -> None:
         """Remove expired chunks of all namespaces. Needs the lock."""
-        expired_ns = self._expired_ns()
+        expired_ns = self._root.lifetime().expired_ns
         if expired_ns:
             expired = self._usage.expired(
                 expired_ns, pinned=self._pins.pinned, last_used_ns=self._root.last_used_ns
@@ -505,12 +493,11 @@ class ChunkStore:
         if not keys or not self._usage.is_counted:
             return
         usage = self._usage
-        expired_ns = self._expired_ns()
         with usage.locked():
             for key in keys:
                 with self._fault(key, {}, "writable"):
                     found = directory.find(key)
-                    if found and self._is_loadable(found, expired_ns):
+                    if found and self._is_loadable(found, directory):
                         if found.chunk_id not in usage:
                             usage.add(found)
                         continue
@@ -522,17 +509,11 @@ class ChunkStore:
 
     # Helpers.
 
-    def _expired_ns(self) -> int:
-        """The time before which a use is too long ago; 0 where chunks do not expire."""
-        if self._config.ttl_s is None:
-            return 0
-        return int((self._wall_s() - self._config.ttl_s) * 1e9)
-
-    def _is_loadable(self, found: StoredChunk | None, expired_ns: int) -> bool:
+    def _is_loadable(self, found: StoredChunk | None, directory: NamespaceDirectory) -> bool:
         return (
             found is not None
             and found.size_bytes == self._object_bytes
-            and found.used_ns >= expired_ns
+            and found.used_ns >= directory.lifetime.expired_ns
         )
 
     def _pinned(self, batch: Sequence[Transfer]) -> AbstractContextManager[None]:

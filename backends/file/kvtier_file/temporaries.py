@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvtier_file import compiled
+from kvtier_file.chunks import stored_time_ns
 from kvtier_file.compiled import DONE
 from kvtier_file.directories import ClosingFd, Directories, open_file
 from kvtier_file.file_io import (
@@ -107,7 +108,8 @@ class Temporaries:
         Args:
             buffers: written one after the other.
             direct: bypass the page cache where the file system allows it.
-            used_ns: the file's time of use, in nanoseconds since the epoch; default: now.
+            used_ns: the file's time of use and of store, in nanoseconds since the epoch; default:
+                now.
 
         Returns:
             The file's name, for :meth:`rename` or :meth:`discard`.
@@ -120,7 +122,7 @@ class Temporaries:
             with ClosingFd(fd):
                 write_buffers(fd, buffers)
                 if used_ns is not None:
-                    os.utime(fd, ns=(used_ns, used_ns))
+                    os.utime(fd, ns=(stored_time_ns(used_ns), used_ns))
                 if self._sync:
                     os.fsync(fd)
         except BaseException:
@@ -234,6 +236,24 @@ class Temporaries:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory_fd)
+
+    def keeps_times(self, used_ns: int) -> bool:
+        """Return true if a file's times stay as they were set, to the nanosecond, when it is read.
+
+        Args:
+            used_ns: the time of use to try.
+
+        Raises:
+            OSError: no file can be written or read.
+        """
+        name = self.write([memoryview(b"times")], used_ns=used_ns)
+        try:
+            with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:
+                os.read(fd, 1)
+                status = os.fstat(fd)
+        finally:
+            self.discard(name)
+        return (status.st_atime_ns, status.st_mtime_ns) == (stored_time_ns(used_ns), used_ns)
 
     def _take_name(self) -> tuple[str, bool]:
         """The name of a spare, or a new one; and true if it is a spare's."""

@@ -1,6 +1,7 @@
 """Capacity, min_free and ttl: evictions, refusals, and the limit itself."""
 
 import asyncio
+import dataclasses
 import errno
 import os
 import re
@@ -11,6 +12,7 @@ from unittest.mock import ANY
 
 import pytest
 
+from kvtier_file import compiled
 from kvtier_file.chunks import earlier_uses
 from kvtier_sdk import ChunkNotFoundError, ConfigError, TierCapacityError, Usage
 
@@ -381,6 +383,130 @@ async def test_a_chunk_that_another_process_uses_does_not_expire(bench):
     await bench.put(first, KEYS[5])
     assert await bench.has(first, *KEYS[:2]) == [True, False]
     assert bench.removed == [KEYS[1]]
+
+
+@pytest.fixture(params=["compiled", "python"])
+def in_both_forms(request, part, monkeypatch):
+    monkeypatch.setattr(compiled, "batch_io", part if request.param == "compiled" else None)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_file_of_the_future_is_gone_and_keeps_no_other(bench, in_both_forms, restart):
+    tier = await bench.open(ttl="1h")
+    await bench.put(tier, *KEYS[:5])
+    future_ns = int((bench.clock.wall_s() + 86400) * 1e9)
+    os.utime(bench.file(KEYS[0]), ns=(future_ns, future_ns))
+    if restart:
+        await bench.close()
+        tier = await bench.open(ttl="1h")
+    assert await bench.has(tier, *KEYS[:5]) == [False, True, True, True, True]
+    assert bench.stored_bytes() == 4 * bench.object_bytes
+    bench.clock.ahead_s = 2000
+    await tier.touch([KEYS[1]])
+    assert await bench.loads(tier, KEYS[2])
+    await bench.put(tier, KEYS[3], KEYS[5])
+    bench.clock.ahead_s = 4000
+    assert await bench.has(tier, *KEYS[:6]) == [False, True, True, True, False, True]
+    bench.clock.ahead_s = 6000
+    await bench.put(tier, KEYS[6])
+    assert bench.stored_bytes() == bench.object_bytes
+
+
+async def test_a_use_brings_a_file_of_the_future_back(bench, in_both_forms):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:3])
+    future_ns = int((bench.clock.wall_s() + 86400) * 1e9)
+    for key in KEYS[:3]:
+        os.utime(bench.file(key), ns=(future_ns, future_ns))
+    assert await bench.loads(tier, KEYS[0])
+    await tier.touch([KEYS[1]])
+    await bench.put(tier, KEYS[2])
+    latest_ns = int(bench.clock.wall_s() * 1e9)
+    assert all(bench.file(key).stat().st_mtime_ns < latest_ns for key in KEYS[:3])
+
+
+@pytest.mark.parametrize("ttl", [{}, {"ttl": "90m"}])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_no_use_extends_the_maximum_age(bench, in_both_forms, ttl, restart):
+    tier = await bench.open(max_age="2h", **ttl)
+    await bench.put(tier, *KEYS[:5])
+    for _ in range(3):
+        bench.clock.ahead_s += 2000
+        await tier.touch([KEYS[0]])
+        assert await bench.loads(tier, KEYS[1])
+        await bench.put(tier, KEYS[2])
+        assert await tier.store([replacing(bench.full(KEYS[3]))]) == [None]
+    if restart:
+        await bench.close()
+        tier = await bench.open(max_age="2h", **ttl)
+    bench.clock.ahead_s = 7000
+    assert await bench.has(tier, *KEYS[:5]) == [True, True, True, True, not ttl]
+    bench.clock.ahead_s = 7300
+    (verdict,) = await tier.load([bench.empty(KEYS[1])])
+    assert isinstance(verdict, ChunkNotFoundError)
+    assert await bench.has(tier, *KEYS[:5]) == [False, False, False, True, False]
+    assert bench.stored_bytes() == bench.object_bytes
+    # A chunk that was stored again is as old as its last store, and lives as long.
+    assert await bench.put(tier, KEYS[0]) == [None]
+    bench.clock.ahead_s = 13000
+    assert await bench.loads(tier, KEYS[3]) is not bool(ttl)
+
+
+def replacing(transfer):
+    return dataclasses.replace(transfer, replace=True)
+
+
+async def test_a_chunk_in_a_written_over_file_is_as_old_as_its_own_store(bench, in_both_forms):
+    options = {"max_age": "1h", "capacity": 2 * bench.object_bytes}
+    tier = await bench.open(**options)
+    await bench.put(tier, *KEYS[:2])
+    bench.clock.ahead_s = 3000
+    await bench.put(tier, KEYS[2])
+    bench.clock.ahead_s = 6000
+    assert await bench.has(tier, *KEYS[:3]) == [False, False, True]
+
+
+async def test_a_chunk_too_old_goes_with_the_next_store(bench):
+    first, second = [await bench.open(max_age="1h") for _ in range(2)]
+    await bench.put(first, *KEYS[:2])
+    bench.clock.ahead_s = 3000
+    assert await bench.loads(second, KEYS[0])
+    bench.clock.ahead_s = 4000
+    await bench.put(second, KEYS[2])
+    assert bench.stored_bytes() == bench.object_bytes
+
+
+async def test_a_chunk_of_unknown_age_is_too_old(bench, in_both_forms):
+    tier = await bench.open(max_age="1h")
+    await bench.put(tier, *KEYS[:3])
+    bench.clock.ahead_s = 3000
+    bench.file(KEYS[0]).read_bytes()
+    os.utime(bench.file(KEYS[1]))
+    assert await bench.has(tier, *KEYS[:3]) == [False, False, True]
+
+
+async def test_a_tool_that_reads_a_chunk_leaves_its_age(bench):
+    tier = await bench.open()
+    await bench.put(tier, KEYS[0])
+    before = bench.file(KEYS[0]).stat().st_atime_ns
+    tool = bench.make()
+    tool = type(tool)(tool.config, dataclasses.replace(tool.context, maintenance=True))
+    bench.opened.append(tool)
+    await tool.open()
+    assert await bench.loads(tool, KEYS[0])
+    assert bench.file(KEYS[0]).stat().st_atime_ns == before
+
+
+async def test_a_file_system_with_coarse_times_has_no_maximum_age(bench, monkeypatch):
+    real = os.utime
+
+    def coarse(path, *, ns, **more):
+        real(path, ns=tuple(time_ns // 10**9 * 10**9 for time_ns in ns), **more)
+
+    monkeypatch.setattr(os, "utime", coarse)
+    with pytest.raises(ConfigError, match="to the nanosecond, which max_age needs"):
+        await bench.open(max_age="1h")
+    await bench.put(await bench.open(ttl="1h"), KEYS[0])
 
 
 async def test_a_capacity_that_no_file_system_has_is_refused(small):

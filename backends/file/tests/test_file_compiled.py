@@ -14,7 +14,7 @@ import pytest
 from support.workbench import Workbench
 
 from kvtier_file import compiled
-from kvtier_file.chunks import SAME_USE_NS, USE_NS, next_use_ns
+from kvtier_file.chunks import SAME_USE_NS, USE_NS, Lifetime, next_use_ns, stored_time_ns
 from kvtier_file.compiled import ABSENT, DONE, NOT_DONE
 from kvtier_file.config import FileTierConfig
 from kvtier_file.directories import Directories
@@ -27,6 +27,15 @@ KEY = b"\x07" * 20
 NEIGHBOUR = b"\x08" * 20
 USED_NS = 1_700_000_000_000_000_001
 EXPIRED_NS = USED_NS - 10**9
+LATEST_NS = USED_NS + 10**12
+AGED_NS = USED_NS - 10**10
+STORED_NS = stored_time_ns(USED_NS)
+LIFETIMES = [
+    Lifetime(LATEST_NS),
+    Lifetime(LATEST_NS, EXPIRED_NS),
+    Lifetime(LATEST_NS, EXPIRED_NS, AGED_NS),
+    Lifetime(LATEST_NS, AGED_NS, AGED_NS),
+]
 
 
 class Twins:
@@ -46,13 +55,19 @@ class Twins:
             config = FileTierConfig(root=directory)
             opener = Directories(config, logging.getLogger())
             self.directories.append(
-                NamespaceDirectory("0" * 64, self._fds[-1], names, opener, direct=True)
+                NamespaceDirectory(
+                    "0" * 64, self._fds[-1], names, opener, Lifetime(LATEST_NS), direct=True
+                )
             )
 
     def close(self) -> None:
         for directory, fd in zip(self.directories, self._fds, strict=True):
             directory.close()
             os.close(fd)
+
+    def live_by(self, lifetime: Lifetime) -> None:
+        for directory in self.directories:
+            directory.lifetime = lifetime
 
     def arrange(self, state: Callable[[Path, Path, bytes], None]) -> None:
         """Bring both into a state, beside a whole chunk, and look at neither's shards yet."""
@@ -61,7 +76,7 @@ class Twins:
                 path = root / shard_of(key) / f"{key.hex()}.kv"
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(self.bench.content(key))
-                os.utime(path, ns=(USED_NS, USED_NS))
+                os.utime(path, ns=(STORED_NS, USED_NS))
                 if key == KEY:
                     state(root, path, self.bench.content(key))
             for made in root.rglob("*"):
@@ -85,12 +100,12 @@ class Twins:
 
 
 def entries(root: Path) -> Iterator[tuple[str, object]]:
-    """Name, kind, content and time of all that is below a directory."""
+    """Name, kind, content and times of all that is below a directory."""
     for path in sorted(root.rglob("*")):
         status = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else None
-        time_ns = None if path.is_dir() else status.st_mtime_ns
-        yield str(path.relative_to(root)), (status.st_mode, content, time_ns)
+        times_ns = None if path.is_dir() else (status.st_atime_ns, status.st_mtime_ns)
+        yield str(path.relative_to(root)), (status.st_mode, content, times_ns)
 
 
 @pytest.fixture
@@ -120,20 +135,28 @@ def directory(root: Path, path: Path, content: bytes) -> None:
     path.mkdir()
 
 
+def used(used_ns: int) -> Callable[[Path, Path, bytes], None]:
+    return lambda root, path, content: os.utime(path, ns=(STORED_NS, used_ns))
+
+
+def stored(stored_ns: int) -> Callable[[Path, Path, bytes], None]:
+    return lambda root, path, content: os.utime(path, ns=(stored_ns, USED_NS))
+
+
 #: What may be in a chunk's place, and what the compiled part makes of it.
 STATES = {
     "whole": (lambda root, path, content: None, DONE),
-    "used later": (lambda root, path, content: os.utime(path, ns=(2**61, 2**61)), DONE),
-    "of the far future": (lambda root, path, content: os.utime(path, ns=(2**63, 2**63)), NOT_DONE),
-    "older than time": (lambda root, path, content: os.utime(path, ns=(-5, -5)), NOT_DONE),
-    "just not expired": (
-        lambda root, path, content: os.utime(path, ns=(EXPIRED_NS, EXPIRED_NS)),
-        DONE,
-    ),
-    "expired": (
-        lambda root, path, content: os.utime(path, ns=(EXPIRED_NS - 1, EXPIRED_NS - 1)),
-        NOT_DONE,
-    ),
+    "used later": (used(LATEST_NS), DONE),
+    "of the future": (used(LATEST_NS + 1), NOT_DONE),
+    "of the far future": (used(2**63), NOT_DONE),
+    "older than time": (used(-5), NOT_DONE),
+    "just not expired": (used(EXPIRED_NS), DONE),
+    "expired": (used(EXPIRED_NS - 1), NOT_DONE),
+    "just not too old": (stored(stored_time_ns(AGED_NS) + 10**6), DONE),
+    "too old": (stored(stored_time_ns(AGED_NS) - 10**6), NOT_DONE),
+    "stored in the future": (stored(stored_time_ns(LATEST_NS) + 10**6), NOT_DONE),
+    "stored in the far future": (stored(2**63), NOT_DONE),
+    "read by somebody else": (stored(USED_NS), NOT_DONE),
     "missing": (lambda root, path, content: path.unlink(), ABSENT),
     "without its shard": (lambda root, path, content: shutil.rmtree(path.parent), NOT_DONE),
     "short": (lambda root, path, content: path.write_bytes(content[:-1]), NOT_DONE),
@@ -143,29 +166,40 @@ STATES = {
     "pipe": (pipe, NOT_DONE),
     "directory": (directory, NOT_DONE),
 }
-#: They differ from a whole chunk only by their age, which counts where chunks expire.
-AGES = ("expired", "of the far future", "older than time")
+#: They differ from a whole chunk only by a time, which counts where chunks expire by it.
+AGES = {
+    "expired": lambda lifetime: lifetime.expired_ns == EXPIRED_NS,
+    **dict.fromkeys(
+        ("of the future", "of the far future", "older than time"),
+        lambda lifetime: lifetime.expired_ns,
+    ),
+    **dict.fromkeys(
+        ("too old", "stored in the future", "stored in the far future", "read by somebody else"),
+        lambda lifetime: lifetime.aged_ns,
+    ),
+}
 
 
-def expectation(state: str, expired_ns: int) -> tuple[Callable[[Path, Path, bytes], object], int]:
+def expectation(
+    state: str, lifetime: Lifetime
+) -> tuple[Callable[[Path, Path, bytes], object], int]:
     """How to arrange a state, and what the compiled part makes of it."""
     arrange, outcome = STATES[state]
-    return arrange, DONE if state in AGES and not expired_ns else outcome
+    return arrange, DONE if state in AGES and not AGES[state](lifetime) else outcome
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("used_ns", [USED_NS + 5, USED_NS - 5, None])
-@pytest.mark.parametrize("expired_ns", [EXPIRED_NS, 0])
-def test_uses(twins, state, used_ns, expired_ns):
-    arrange, expected = expectation(state, expired_ns)
+@pytest.mark.parametrize("lifetime", LIFETIMES)
+def test_uses(twins, state, used_ns, lifetime):
+    twins.live_by(lifetime)
+    arrange, expected = expectation(state, lifetime)
     twins.arrange(arrange)
     times_ns = None if used_ns is None else [used_ns, used_ns]
     size_bytes = twins.bench.object_bytes
 
     def touch(directory):
-        outcomes = list(
-            directory.touch_batch([KEY, NEIGHBOUR], times_ns, size_bytes, expired_ns=expired_ns)
-        )
+        outcomes = list(directory.touch_batch([KEY, NEIGHBOUR], times_ns, size_bytes))
         found = []
         for key, outcome in zip((KEY, NEIGHBOUR), outcomes, strict=True):
             if outcome != NOT_DONE:
@@ -175,10 +209,10 @@ def test_uses(twins, state, used_ns, expired_ns):
                 found.append(
                     chunk is not None
                     and chunk.size_bytes == size_bytes
-                    and chunk.used_ns >= expired_ns
+                    and chunk.used_ns >= lifetime.expired_ns
                 )
             else:
-                found.append(directory.touch(key, used_ns, size_bytes, expired_ns=expired_ns))
+                found.append(directory.touch(key, used_ns, size_bytes))
         return outcomes, found
 
     (outcomes, found), (_, found_by_python) = twins.both(touch)
@@ -196,9 +230,9 @@ def test_the_count_of_uses(twins, digits, later_ns):
     used_ns = known_ns + later_ns
 
     def touch(directory):
-        (outcome,) = directory.touch_batch([KEY], [used_ns], twins.bench.object_bytes, expired_ns=0)
+        (outcome,) = directory.touch_batch([KEY], [used_ns], twins.bench.object_bytes)
         if outcome == NOT_DONE:
-            directory.touch(KEY, used_ns, twins.bench.object_bytes, expired_ns=0)
+            directory.touch(KEY, used_ns, twins.bench.object_bytes)
         return directory.find(KEY).used_ns
 
     ours_ns, theirs_ns = twins.both(touch)
@@ -207,23 +241,20 @@ def test_the_count_of_uses(twins, digits, later_ns):
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("used_ns", [USED_NS + 5, USED_NS - 5])
-@pytest.mark.parametrize("expired_ns", [EXPIRED_NS, 0])
-def test_loads(twins, state, used_ns, expired_ns):
-    arrange, expected = expectation(state, expired_ns)
+@pytest.mark.parametrize("lifetime", LIFETIMES)
+def test_loads(twins, state, used_ns, lifetime):
+    twins.live_by(lifetime)
+    arrange, expected = expectation(state, lifetime)
     twins.arrange(arrange)
 
     def read(directory):
         loads = [twins.bench.empty(KEY), twins.bench.empty(NEIGHBOUR)]
-        outcomes = list(
-            directory.read_batch(
-                loads, [used_ns] * 2, twins.bench.object_bytes, expired_ns=expired_ns
-            )
-        )
+        outcomes = list(directory.read_batch(loads, [used_ns] * 2, twins.bench.object_bytes))
         verdicts = []
         for load, outcome in zip(loads, outcomes, strict=True):
             try:
                 if outcome == NOT_DONE:
-                    directory.read(load.key, load.buffers, used_ns, expired_ns=expired_ns)
+                    directory.read(load.key, load.buffers, used_ns)
                 assert twins.bench.holds(load)
                 verdicts.append(None)
             except (OSError, TierError) as error:
@@ -292,7 +323,9 @@ def test_a_directory_as_long_as_a_chunk_is_none(twins, part):
     name = f"{KEY.hex()}.kv"
     length = os.stat(f"{shard_of(KEY)}/{name}", dir_fd=fd).st_size
     try:
-        assert list(part.touch(fd, length, True, 0, ((shard_of(KEY), name, -1),))) == [NOT_DONE]
+        assert list(
+            part.touch(fd, length, True, (LATEST_NS, 0, 0), ((shard_of(KEY), name, -1),))
+        ) == [NOT_DONE]
     finally:
         os.close(fd)
 
@@ -321,10 +354,10 @@ def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
         store.object_bytes,
         0,
         True,
-        0,
+        (LATEST_NS, 0, 0),
         ((shard_of(KEY), name, load.header, load.payload, USED_NS),),
     )
-    part.touch(fd, store.object_bytes, True, 0, ((shard_of(KEY), name, USED_NS),))
+    part.touch(fd, store.object_bytes, True, (LATEST_NS, 0, 0), ((shard_of(KEY), name, USED_NS),))
     part.write(fd, 0, (("a.tmp", False, store.header, store.payload, USED_NS),))
     part.place(fd, fd, True, (("a.tmp", shard_of(KEY), name),))
     os.close(fd)
@@ -338,10 +371,12 @@ def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
 @pytest.mark.parametrize(
     ("call", "arguments"),
     [
-        ("read", (0, 0, 0, True, 0, [])),
-        ("read", (0, 0, 0, True, 0, (("ab", "c.kv", bytearray(1), b"read-only", 1),))),
-        ("read", (0, 0, 0, True, 0, (("ab", "c.kv", bytearray(1), bytearray(1)),))),
-        ("read", (0, 0, 0, True, 0, (("ab", "c\0.kv", bytearray(1), bytearray(1), 1),))),
+        ("read", (0, 0, 0, True, (1, 0, 0), [])),
+        ("read", (0, 0, 0, True, (1, 0), ())),
+        ("touch", (0, 0, True, 1, ())),
+        ("read", (0, 0, 0, True, (1, 0, 0), (("ab", "c.kv", bytearray(1), b"read-only", 1),))),
+        ("read", (0, 0, 0, True, (1, 0, 0), (("ab", "c.kv", bytearray(1), bytearray(1)),))),
+        ("read", (0, 0, 0, True, (1, 0, 0), (("ab", "c\0.kv", bytearray(1), bytearray(1), 1),))),
         ("write", (0, 0, (("a.tmp", False, b"", b"", 2**63),))),
         ("write", (0, 0, (("a.tmp", False, b"", None, 1),))),
         ("place", (0, 0, True, (("a.tmp", "ab"),))),

@@ -34,6 +34,9 @@ class TestFileTier(TierConformance):
     def short_lived_tier(self):
         return self._entry(root=f"{self.root}-short-lived", ttl="1s")
 
+    def aging_tier(self):
+        return self._entry(root=f"{self.root}-aging", ttl="1s", max_age="2s")
+
     def _entry(self, **options):
         return {"type": "file", "root": str(self.root), "min_free": 0, **options}
 

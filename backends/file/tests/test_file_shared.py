@@ -93,8 +93,8 @@ async def test_a_chunk_that_another_used_stays(pair, use):
     assert await other.has(second, *KEYS[:5]) == [True, False, False, True, True]
 
 
-@pytest.mark.parametrize("ahead_s", [3600, -3600])
-async def test_chunks_of_a_process_with_a_wrong_clock_are_evicted_in_turn(pair, ahead_s):
+@pytest.mark.parametrize("ahead_s", [5, -5])
+async def test_chunks_of_a_process_with_another_clock_are_evicted_in_turn(pair, ahead_s):
     one, other = pair
     one.clock.ahead_s = ahead_s
     capacity = 4 * one.object_bytes
@@ -111,7 +111,7 @@ async def test_chunks_of_a_process_with_a_wrong_clock_are_evicted_in_turn(pair, 
     assert await other.has(second, *KEYS[36:42]) == [True, False, False, True, True, True]
 
 
-async def test_a_clock_ahead_elsewhere_costs_no_recent_chunk(pair):
+async def test_a_clock_far_ahead_elsewhere_costs_only_what_was_used_by_it(pair):
     one, other = pair
     capacity = 4 * one.object_bytes
     first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
@@ -119,17 +119,16 @@ async def test_a_clock_ahead_elsewhere_costs_no_recent_chunk(pair):
     one.clock.ahead_s = 86400
     assert await one.loads(first, KEYS[0])
     await one.put(first, KEYS[4])
-    # Its time was taken after it had learned the other's.
     await other.put(second, KEYS[5])
-    assert await other.has(second, *KEYS[:6]) == [True, False, False, True, True, True]
+    assert await other.has(second, *KEYS[:6]) == [True, False, True, True, False, True]
     await other.put(second, KEYS[6], KEYS[7])
-    assert await other.has(second, *KEYS[3:8]) == [False, True, True, True, True]
+    assert await other.has(second, *KEYS[:8]) == [False] * 3 + [True, False, True, True, True]
 
 
 @pytest.mark.parametrize("use", ["load", "touch"])
 async def test_a_use_by_a_slow_clock_makes_no_chunk_older(pair, use):
     one, other = pair
-    one.clock.ahead_s = -3600
+    one.clock.ahead_s = -5
     first, second = await one.open(), await other.open()
     await other.put(second, *KEYS[:4])
     if use == "load":

@@ -44,7 +44,7 @@ class MooncakeTierConfig(TierConfig):
     timeout_s: Seconds = Field(2.0, alias="timeout", ge=0.1)
 
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("capacity", "min_free", "ttl"), _NODES_KEEP_THE_LIMIT
+        ("capacity", "min_free", "ttl", "max_age"), _NODES_KEEP_THE_LIMIT
     )
 
     @model_validator(mode="after")

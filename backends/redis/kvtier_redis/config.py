@@ -155,9 +155,19 @@ class RedisTierConfig(ExpiringTierConfig):
         return self
 
     @property
-    def ttl_ms(self) -> int | None:
-        """The time to live as the server counts it."""
-        return None if self.ttl_s is None else round(self.ttl_s * 1000)
+    def expiry_ms(self) -> int | None:
+        """The time to live that a store sets, as the server counts it."""
+        return None if self.expiry_s is None else round(self.expiry_s * 1000)
+
+    @property
+    def young_ms(self) -> int | None:
+        """The time after a chunk's store in which a use may set its time to live again.
+
+        ``None`` if a use always may. Afterwards it would be there longer than its maximum age.
+        """
+        if self.max_age_s is None:
+            return None
+        return round((self.max_age_s - (self.ttl_s or self.max_age_s)) * 1000)
 
     @property
     def seeds(self) -> list[HostPort]:

@@ -6,14 +6,17 @@ from kvtier_sdk import Namespace, OffloadKey, StoredNamespace
 
 _GLOB_SPECIAL = b"\\*?["
 _MANIFEST = b".manifest"
+_YOUNG = b".young:"
 
 
 class Names:
     """The keys of one namespace below one prefix.
 
     ``<prefix>{}<fingerprint>:<key>`` is a chunk, ``<prefix>{}<fingerprint>.manifest`` says what
-    the namespace stands for. A cluster hashes the text between a key's first pair of braces, and
-    the whole key if that is empty: so the whole of a chunk's key decides, whatever its bytes are.
+    the namespace stands for, and ``<prefix>{}<fingerprint>.young:<key>`` is there for as long as a
+    use extends the life of a chunk that has a maximum age. A cluster hashes the text between a
+    key's first pair of braces, and the whole key if that is empty: so the whole of a chunk's key
+    decides, whatever its bytes are.
 
     Args:
         prefix: the beginning of each name; holds no brace.
@@ -24,11 +27,16 @@ class Names:
         self._root = f"{prefix}{{}}".encode()
         start = self._root + namespace.fingerprint.encode()
         self._start = start + b":"
+        self._young = start + _YOUNG
         self.manifest = start + _MANIFEST
 
     def of(self, key: OffloadKey) -> bytes:
         """The server's key of a chunk."""
         return self._start + key
+
+    def young(self, key: OffloadKey) -> bytes:
+        """The server's key that says that a use extends a chunk's life."""
+        return self._young + key
 
     def key_in(self, name: bytes) -> OffloadKey:
         """The chunk of one of the server's keys."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import ClassVar
@@ -120,13 +121,38 @@ class RedisTier(SecondaryTierManager):
         return [count == 1 for count in counts]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        ttl_ms = self.config.ttl_ms
+        started_s = self.context.clock.now_s()
         exchanges = []
         for transfer in batch:
             name = self._names.of(transfer.key)
-            exchanges.append(Exchange(name, set_command(name, transfer.buffers, ttl_ms)))
+            exchanges.append(
+                Exchange(name, set_command(name, transfer.buffers, self.config.expiry_ms))
+            )
         await self._chunks.run([*exchanges, *self._manifest_beside(exchanges)])
-        return [_error(exchange.outcome) for exchange in exchanges]
+        verdicts = [_error(exchange.outcome) for exchange in exchanges]
+        stored = [
+            transfer.key
+            for transfer, verdict in zip(batch, verdicts, strict=True)
+            if verdict is None
+        ]
+        await self._mark_young(stored, started_s)
+        return verdicts
+
+    async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
+        """Let uses extend the life of chunks, until they would outlive their maximum age.
+
+        Written after the chunks: if a chunk is not replaced, its age goes on. Without a mark, a use
+        extends nothing.
+        """
+        if not self.config.young_ms:
+            return
+        past_ms = math.ceil((self.context.clock.now_s() - stored_s) * 1000)
+        if (left_ms := self.config.young_ms - past_ms) > 0:
+            names = [self._names.young(key) for key in keys]
+            asks = [command(b"SET", name, b"1", b"PX", b"%d" % left_ms) for name in names]
+            await self._commands.run(
+                [Exchange(name, [ask]) for name, ask in zip(names, asks, strict=True)]
+            )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
         """Write the manifest again: the server may have been emptied, or have evicted it.
@@ -169,10 +195,10 @@ class RedisTier(SecondaryTierManager):
                 raise count
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        if self.config.ttl_ms is None:
-            counts = await self._count(keys, b"TOUCH")
-        else:
-            counts = await self._count(keys, b"PEXPIRE", b"%d" % self.config.ttl_ms)
+        extended = await self._extended(keys)
+        expiry = b"%d" % (self.config.expiry_ms or 0)
+        counts = await self._count(list(extended), b"PEXPIRE", expiry)
+        counts += await self._count([key for key in keys if key not in extended], b"TOUCH")
         check_any_answered(counts)
 
     async def scan(self) -> AsyncIterator[Entry]:
@@ -220,14 +246,27 @@ class RedisTier(SecondaryTierManager):
             capacity_bytes=sum(limits) if all(limits) else None,
         )
 
+    async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
+        """Return the chunks whose time to live a use sets again."""
+        if self.config.ttl_s is None or self.config.young_ms == 0:
+            return set()
+        if self.config.young_ms is None:
+            return set(keys)
+        counts = await self._count(keys, b"EXISTS", name_of=self._names.young)
+        return {key for key, count in zip(keys, counts, strict=True) if count == 1}
+
     async def _count(
-        self, keys: Sequence[OffloadKey], word: bytes, *rest: bytes
+        self,
+        keys: Sequence[OffloadKey],
+        word: bytes,
+        *rest: bytes,
+        name_of: Callable[[OffloadKey], bytes] | None = None,
     ) -> list[int | TierError]:
         """Run a command whose reply is a number for each key; the numbers, or why there is none."""
-        exchanges = []
-        for key in keys:
-            name = self._names.of(key)
-            exchanges.append(Exchange(name, [command(word, name, *rest)], success=Kind.NUMBER))
+        exchanges = [
+            Exchange(name, [command(word, name, *rest)], success=Kind.NUMBER)
+            for name in map(name_of or self._names.of, keys)
+        ]
         await self._commands.run(exchanges)
         return [
             exchange.outcome
@@ -289,7 +328,7 @@ class RedisTier(SecondaryTierManager):
             raise reply_error("MOVED")
         if self.context.maintenance:
             return
-        for problem in {limit_problem(fact, self.config.ttl_ms is not None) for fact in facts}:
+        for problem in {limit_problem(fact, self.config.expiry_ms is not None) for fact in facts}:
             # A tool stores nothing.
             if problem and not self.context.maintenance:
                 self.context.logger.warning("%s", problem)

@@ -22,6 +22,9 @@ class RedisBench(Workbench):
     def name(self, key: bytes, prefix: str = "kvtier") -> bytes:
         return f"{prefix}{{}}{self.namespace.fingerprint}:".encode() + key
 
+    def young(self, key: bytes) -> bytes:
+        return f"kvtier{{}}{self.namespace.fingerprint}.young:".encode() + key
+
 
 @pytest.fixture(scope="session")
 def rights() -> SimpleNamespace:

@@ -53,5 +53,8 @@ class TestRedisTier(TierConformance):
     def short_lived_tier(self):
         return f"{self.server.url}?ttl=1s"
 
+    def aging_tier(self):
+        return f"{self.server.url}?ttl=1s&max_age=2s"
+
     def _name(self, key):
         return f"kvtier{{}}{self.namespace.fingerprint}:".encode() + key

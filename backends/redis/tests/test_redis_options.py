@@ -22,7 +22,7 @@ def test_the_backend_is_found_by_name_and_scheme(name):
 def test_defaults():
     options = config("redis:")
     assert options.seeds == [("127.0.0.1", 6379)]
-    assert (options.db, options.ttl_ms, options.connections, options.prefix) == (
+    assert (options.db, options.expiry_ms, options.connections, options.prefix) == (
         0,
         None,
         4,
@@ -41,7 +41,7 @@ def test_everything_in_a_url():
     assert options.seeds == [("kv-1", 7000)]
     assert options.username == "me"
     assert options.password.get_secret_value() == "p@ss/"
-    assert (options.db, options.ttl_ms, options.connections, options.prefix) == (3, 1500, 8, "x")
+    assert (options.db, options.expiry_ms, options.connections, options.prefix) == (3, 1500, 8, "x")
     assert "p@ss" not in repr(options)
     assert config("rediss://kv-1").tls is True
     assert config("redis+unix:///run/r.sock?db=1").socket == "/run/r.sock"
@@ -61,6 +61,8 @@ def test_everything_in_a_url():
         ("redis+unix:", r"takes a path"),
         ("redis://h?ttl=5", r"has no unit"),
         ("redis://h?ttl=1us", r"'ttl' is below one millisecond"),
+        ("redis://h?max_age=1us", r"'max_age' is below one millisecond"),
+        ("redis://h?ttl=1h&max_age=1m", r"'max_age' is 60 s but should be at least 'ttl', which"),
         ("redis://h?capacity=1GiB", r"'capacity': the server keeps the limit.*'maxmemory'"),
         ("redis://h?min_free=5%", r"'min_free': the server keeps the limit"),
         ("redis://h?conections=5", r"did you mean 'connections'"),

@@ -160,6 +160,62 @@ async def test_a_ttl_is_set_by_a_store_and_renewed_by_a_touch(bench, server):
     assert await bench.has(tier, KEYS[5]) == [False]
 
 
+def life_s(server, name) -> int:
+    return round(server.ask("PTTL", name) / 1000)
+
+
+async def test_a_maximum_age_is_set_by_a_store_and_a_touch_leaves_it(bench, server):
+    tier = await bench.open(server.url, max_age="2h")
+    await bench.put(tier, KEYS[0])
+    server.ask("PEXPIRE", bench.name(KEYS[0]), 60_000)
+    await tier.touch(KEYS[:2])
+    assert life_s(server, bench.name(KEYS[0])) == 60
+    assert server.ask("INFO", "commandstats")["cmdstat_touch"]["calls"] == 2
+    await bench.put(tier, KEYS[0])
+    assert life_s(server, bench.name(KEYS[0])) == 7200
+    assert server.ask("DBSIZE") == 2  # the manifest
+
+
+async def test_no_touch_makes_a_chunk_outlive_its_maximum_age(bench, server):
+    storing, touching = [await bench.open(server.url, ttl="20m", max_age="2h") for _ in range(2)]
+    await bench.put(storing, *KEYS[:2])
+    names, marks = map(bench.name, KEYS[:2]), [bench.young(key) for key in KEYS[:2]]
+    first, second = names
+    # A use in the first 100 minutes cannot keep a chunk for longer than two hours.
+    assert [life_s(server, mark) for mark in marks] == [6000, 6000]
+    assert life_s(server, first) == 1200
+    server.ask("DEL", marks[1])
+    for name in (first, second):
+        server.ask("PEXPIRE", name, 60_000)
+    await touching.touch(KEYS[:3])
+    assert [life_s(server, name) for name in (first, second)] == [1200, 60]
+    # A store begins anew.
+    await bench.put(touching, KEYS[1])
+    await storing.touch([KEYS[1]])
+    assert [life_s(server, name) for name in (second, marks[1])] == [1200, 6000]
+    assert sorted([entry.key async for entry in storing.scan()]) == KEYS[:2]
+    assert len([one async for one in storing.namespaces()]) == 1
+
+
+async def test_a_store_that_fails_leaves_a_chunk_as_old_as_it_is(bench, make_server):
+    server = make_server("--save", "").start()
+    tier = await bench.open(server.url, ttl="20m", max_age="2h")
+    await bench.put(tier, KEYS[0])
+    server.ask("PEXPIRE", bench.young(KEYS[0]), 60_000)
+    server.ask("CONFIG", "SET", "maxmemory", "1")
+    assert isinstance((await bench.put(tier, KEYS[0]))[0], TierCapacityError)
+    assert life_s(server, bench.young(KEYS[0])) == 60
+
+
+async def test_a_maximum_age_as_short_as_the_ttl_needs_no_mark(bench, server):
+    tier = await bench.open(server.url, ttl="1h", max_age="1h")
+    await bench.put(tier, KEYS[0])
+    server.ask("PEXPIRE", bench.name(KEYS[0]), 60_000)
+    await tier.touch([KEYS[0]])
+    assert life_s(server, bench.name(KEYS[0])) == 60
+    assert server.ask("EXISTS", bench.young(KEYS[0])) == 0
+
+
 async def test_without_a_ttl_nothing_expires_and_a_touch_counts_as_use(bench, server):
     tier = await bench.open(server.url)
     await bench.put(tier, KEYS[0])
@@ -216,6 +272,7 @@ async def test_a_server_that_is_full_and_evicts_nothing(bench, make_server, capl
     [
         ("0", "noeviction", {}, "the server has no memory limit"),
         ("0", "noeviction", {"ttl": "1h"}, None),
+        ("0", "noeviction", {"max_age": "1h"}, None),
         ("64mb", "allkeys-lfu", {}, None),
         ("64mb", "volatile-lru", {}, "evicts no chunk (maxmemory-policy volatile-lru)"),
         ("64mb", "volatile-lru", {"ttl": "1h"}, None),

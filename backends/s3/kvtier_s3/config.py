@@ -76,10 +76,13 @@ class S3TierConfig(BoundedTierConfig):
     Credentials, region and endpoint that are absent come from where all AWS tools find them: the
     environment, ``~/.aws``, the machine's own service.
 
-    A bucket does not know when an object was read. So ``ttl`` counts from the store, and
-    ``capacity`` deletes the oldest first; both are kept by a sweep at intervals.
+    A bucket does not know when an object was read. So chunks expire by ``max_age`` and not by
+    ``ttl``, and ``capacity`` deletes the oldest first; both are kept by a sweep at intervals.
 
     Attributes:
+        ttl_s: refused, because it counts from the last use; write ``max_age``.
+        max_age_s: the time after its store at which a chunk is deleted, used or not. Default:
+            chunks stay.
         bucket: the bucket; it must be there.
         prefix: the beginning of the names of all objects, without slashes at its ends.
         endpoint: URL of a service that is not AWS's own.
@@ -102,7 +105,7 @@ class S3TierConfig(BoundedTierConfig):
         lookup_connections: the most connections that look chunks up, one at a time each.
         connect_timeout_s: the limit for making a connection.
         read_timeout_s: the longest that a request may move no byte.
-        sweep_interval_s: the time between two sweeps that keep ``capacity`` and ``ttl``.
+        sweep_interval_s: the time between two sweeps that keep ``capacity`` and ``max_age``.
         tls_ca: file with the certificates to trust; the system's if absent.
         tls_verify: whether the server's certificate and name are checked.
     """
@@ -141,6 +144,15 @@ class S3TierConfig(BoundedTierConfig):
         ("profile", "access_key_id"),
         ("sse", "sse_secret_key"),
     )
+
+    @model_validator(mode="after")
+    def _check_no_ttl(self) -> Self:
+        if self.ttl_s is not None:
+            raise ValueError(
+                "option 'ttl' counts from a chunk's last use, which a bucket does not know; write "
+                "'max_age', which counts from its store"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_headers(self) -> Self:

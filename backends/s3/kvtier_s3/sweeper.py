@@ -1,4 +1,4 @@
-"""Keeps a bucket's prefix within capacity and ttl: one process lists it and deletes the oldest."""
+"""Keeps a bucket's prefix within its limits: one process lists it and deletes the oldest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sweeper:
     prefix for one interval, which is harmless: both delete the same oldest objects.
 
     Args:
-        config: the options; ``capacity``, ``ttl`` or both are given.
+        config: the options; ``capacity``, ``max_age`` or both are given.
         context: the tier's context; it receives the removals.
         bucket: lists and deletes.
         objects: writes.
@@ -77,9 +77,9 @@ class Sweeper:
             try:
                 has_more = await self._take_turn()
             except TierError as error:
-                self._context.logger.warning("capacity and ttl were not kept: %s", error)
+                self._context.logger.warning("capacity and max_age were not kept: %s", error)
             except Exception:
-                self._context.logger.exception("capacity and ttl were not kept")
+                self._context.logger.exception("capacity and max_age were not kept")
             if not has_more:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
@@ -124,11 +124,11 @@ class Sweeper:
         self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float
     ) -> dict[bool, list[str]]:
         """Names of expired objects, under false, and of those that make room, under true."""
-        capacity_bytes, ttl_s = self._config.capacity_bytes, self._config.ttl_s
+        capacity_bytes, max_age_s = self._config.capacity_bytes, self._config.max_age_s
         victims: dict[bool, list[str]] = {False: [], True: []}
         for found in oldest:
             is_over = capacity_bytes is not None and total_bytes > capacity_bytes
-            has_expired = ttl_s is not None and found.modified_s <= now_s - ttl_s
+            has_expired = max_age_s is not None and found.modified_s <= now_s - max_age_s
             if not (is_over or has_expired):
                 break
             victims[not has_expired].append(found.name)

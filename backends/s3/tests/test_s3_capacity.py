@@ -1,4 +1,4 @@
-"""Capacity and ttl of a prefix: what a sweep deletes, who sweeps, and who takes over."""
+"""Capacity and max_age of a prefix: what a sweep deletes, who sweeps, and who takes over."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_the_oldest_are_deleted_until_the_rest_fits(bench, filled):
 
 
 async def test_chunks_expire_by_the_time_of_their_store(bench, filled):
-    await bench.open(bench.url, ttl="750s", sweep_interval=OFTEN)
+    await bench.open(bench.url, max_age="750s", sweep_interval=OFTEN)
     await wait_until(lambda: are(bench, filled, False, False, False, True, True, True))
     await reported(bench, *KEYS[:3])
 
@@ -123,17 +123,17 @@ async def test_one_of_two_processes_sweeps_and_the_other_succeeds_it(bench, fill
 
 
 async def test_a_tier_that_is_closed_signs_off(bench):
-    tier = await bench.open(bench.url, ttl="1h", sweep_interval=OFTEN)
+    tier = await bench.open(bench.url, max_age="1h", sweep_interval=OFTEN)
     await wait_until(lambda: asyncio.sleep(0, len(signatures(bench)) == 1))
     await tier.close()
     assert signatures(bench) == []
 
 
 async def test_a_sweep_that_fails_is_told_and_tried_again(bench, filled, caplog):
-    await bench.open(bench.url, ttl="850s", sweep_interval=OFTEN)
+    await bench.open(bench.url, max_age="850s", sweep_interval=OFTEN)
     await wait_until(lambda: are(bench, filled, False, False, True, True, True, True))
     bench.server.kill()
-    await wait_until(lambda: asyncio.sleep(0, "capacity and ttl were not kept" in caplog.text))
+    await wait_until(lambda: asyncio.sleep(0, "capacity and max_age were not kept" in caplog.text))
     age(bench, 500, KEYS[2])
     bench.server.start()
     await wait_until(lambda: are(bench, filled, False, False, False, True, True, True))

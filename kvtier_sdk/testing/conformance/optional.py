@@ -155,3 +155,24 @@ async def check_an_expired_chunk_is_absent(subject: TierSubject) -> None:
             raise Breach(f"lookup returned False for an expired chunk, and a load gave {what}")
         if await probe.put([key], version=1):
             await probe.expect(key, 1)
+
+
+@check(Hook.AGING_TIER, says="A missing object is a ChunkNotFoundError.")
+async def check_no_use_extends_the_maximum_age(subject: TierSubject) -> None:
+    """A chunk that is used all the time is absent once it has its maximum age."""
+    assert subject.aging_tier is not None
+    clock, aging = subject.clock, tier_spec(subject.aging_tier())
+    async with subject.opened(aging) as probe:
+        key = await probe.put_one()
+        if key is None:
+            return
+        end_s = clock.now_s() + subject.timeout_s
+        while await probe.lookup([key]) == [True]:
+            if clock.now_s() > end_s:
+                raise Breach(f"a chunk that is used is still there {subject.timeout_s:g} s later")
+            await probe.get(key)
+            if Capability.TOUCH in aging.tier_class.capabilities:
+                await probe.touch([key])
+            await clock.sleep(subject.settle_s)
+        if await probe.put([key], version=1):
+            await probe.expect(key, 1)

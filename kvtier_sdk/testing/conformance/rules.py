@@ -56,6 +56,7 @@ class Hook(Enum):
     BAD_SETTINGS = "bad_settings"
     SMALL_TIER = "small_tier"
     SHORT_LIVED_TIER = "short_lived_tier"
+    AGING_TIER = "aging_tier"
 
 
 #: A requirement of a check.

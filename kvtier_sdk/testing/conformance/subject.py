@@ -81,6 +81,8 @@ class TierSubject:
         small_tier: makes a tier with room for few chunks; its argument is the length of an object
             in bytes.
         short_lived_tier: makes a tier whose chunks expire a second after their store.
+        aging_tier: makes a tier whose chunks expire two seconds after their store, used or not, and
+            a second after their last use.
         keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
         chunk_bytes: length of a payload.
         timeout_s: after this long, a call counts as one that never ends.
@@ -102,6 +104,7 @@ class TierSubject:
     bad_settings: Mapping[str, TierLike] | None = None
     small_tier: Callable[[int], TierLike] | None = None
     short_lived_tier: Callable[[], TierLike] | None = None
+    aging_tier: Callable[[], TierLike] | None = None
     keeps_chunks: bool = True
     chunk_bytes: int = 4096
     timeout_s: float = 30.0

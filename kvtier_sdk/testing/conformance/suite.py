@@ -148,6 +148,13 @@ class TierConformance:
         """Return a tier whose chunks expire a second after their store."""
         raise NotImplementedError
 
+    def aging_tier(self) -> TierLike:
+        """Return a tier whose chunks expire two seconds after their store, used or not.
+
+        Where the tier has both limits, a second after their last use too.
+        """
+        raise NotImplementedError
+
     @pytest.fixture
     def subject(self, tier: TierLike) -> TierSubject:
         """Return the tier with every hook that is overridden."""

@@ -261,6 +261,7 @@ class World:
             SimulatedTierConfig(
                 capacity=None if capacity is None else capacity * object_bytes,
                 ttl=None,
+                max_age=None,
                 latency=0.0,
                 bandwidth=None,
                 weather=weather,

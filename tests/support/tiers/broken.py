@@ -830,6 +830,16 @@ class LoadsWhatHasExpired(BrokenTier):
         pass
 
 
+class RenewsTheAge(BrokenTier):
+    """Takes a use for a store."""
+
+    fails = "check_no_use_extends_the_maximum_age"
+
+    def use(self, key: OffloadKey) -> None:
+        super().use(key)
+        self.shelf.stored_s[self.name_of(key)] = self.context.clock.wall_s()
+
+
 class FullIsAnyError(BrokenTier):
     """Is full, and raises an error that does not say so."""
 

@@ -77,6 +77,7 @@ class Shelf:
         marks: what instances of a tier tell each other.
         manifests: of each namespace, by its fingerprint.
         used_s: the time of each object's last use.
+        stored_s: the time of each object's store.
     """
 
     objects: MutableMapping[ShelfName, bytes] = field(default_factory=dict)
@@ -87,6 +88,7 @@ class Shelf:
     marks: set[str] = field(default_factory=set)
     manifests: dict[str, bytes] = field(default_factory=dict)
     used_s: dict[ShelfName, float] = field(default_factory=dict)
+    stored_s: dict[ShelfName, float] = field(default_factory=dict)
 
     @classmethod
     def named(cls, name: str) -> Shelf:
@@ -124,6 +126,7 @@ class ShelfTierConfig(TierConfig):
         chunks: how many chunks it holds before it refuses more; unlimited by default.
         latency_s: how long every call takes.
         ttl_s: how long a chunk is kept after its last use; for ever by default.
+        max_age_s: how long a chunk is kept after its store; for ever by default.
         nonsense: a setting that cannot work.
     """
 
@@ -131,6 +134,7 @@ class ShelfTierConfig(TierConfig):
     chunks: int | None = None
     latency_s: Seconds = 0.001
     ttl_s: Seconds | None = None
+    max_age_s: Seconds | None = None
     nonsense: bool = False
 
 
@@ -239,6 +243,7 @@ class ShelfTier(ChunkTierManager):
         objects[name] = stored
         self.shelf.torn.discard(name)
         self.shelf.keys[name] = key
+        self.shelf.stored_s[name] = self.context.clock.wall_s()
         self.use(key)
 
     def take(self, key: OffloadKey) -> bytes:
@@ -276,10 +281,15 @@ class ShelfTier(ChunkTierManager):
         Args:
             name: the object.
         """
-        ttl_s, used_s = self.config.ttl_s, self.shelf.used_s.get(name)
-        if ttl_s is None or used_s is None:
-            return False
-        return self.context.clock.wall_s() >= used_s + ttl_s
+        limits = (
+            (self.shelf.used_s.get(name), self.config.ttl_s),
+            (self.shelf.stored_s.get(name), self.config.max_age_s),
+        )
+        now_s = self.context.clock.wall_s()
+        return any(
+            since_s is not None and limit_s is not None and now_s >= since_s + limit_s
+            for since_s, limit_s in limits
+        )
 
     def mend(self, stored: bytes) -> bytes:
         """Return an object of which the second half is lost.
@@ -366,6 +376,7 @@ def shelf_subject(
         bad_settings={"a setting that cannot work": spec(nonsense=True)},
         small_tier=lambda object_bytes: spec(chunks=10),
         short_lived_tier=lambda: spec(ttl_s=1.0),
+        aging_tier=lambda: spec(max_age_s=2.0),
         namespace=namespace,
         **settings,
     )

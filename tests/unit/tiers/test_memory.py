@@ -270,9 +270,33 @@ def test_a_chunk_expires_that_is_not_used(
     run_virtually(clock, scenario())
 
 
+@pytest.mark.parametrize("options", [{}, {"ttl": "1h"}])
+def test_no_use_extends_the_maximum_age(
+    make_context: ContextFactory, removed: list[OffloadKey], options: dict[str, str]
+) -> None:
+    clock = VirtualClock()
+    context = make_context(clock)
+
+    async def scenario() -> None:
+        tier = make_tier(context, max_age="2h", **options)
+        await tier.store([transfer(b"a"), transfer(b"b")])
+        for _ in range(3):
+            await clock.sleep(2000)
+            assert await tier.load([transfer(b"a")]) == [None]
+            await tier.touch([b"a"])
+            await tier.store([transfer(b"b")])
+        await clock.sleep(1300)
+        # A chunk that is stored again is as old as its last store.
+        assert await tier.lookup([b"a", b"b"], REQUEST) == [False, True]
+        assert removed == [b"a"]
+
+    run_virtually(clock, scenario())
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
+        ("max_age", "1us", "max_age' is below one millisecond"),
         ("ttl", "1us", "option 'tier.ttl' is below|option 'ttl' is below one millisecond"),
         ("min_free", "5%", "option 'min_free': the memory tier has no file system"),
     ],
@@ -282,3 +306,9 @@ def test_limits_that_cannot_be(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_tier(make_context(), **{option: value})
+
+
+def test_a_maximum_age_below_the_ttl_is_refused(make_context: ContextFactory) -> None:
+    make_tier(make_context(), ttl="1h", max_age="1h")
+    with pytest.raises(ConfigError, match="max_age' is 1800 s but should be at least 'ttl'"):
+        make_tier(make_context(), ttl="1h", max_age="30m")

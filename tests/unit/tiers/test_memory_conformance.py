@@ -22,6 +22,12 @@ class TestMemoryTier(TierConformance):
     def small_tier(self, object_bytes: int) -> TierLike:
         return {"type": "memory", "capacity": 10 * object_bytes}
 
+    def short_lived_tier(self) -> TierLike:
+        return "memory:?ttl=1s"
+
+    def aging_tier(self) -> TierLike:
+        return "memory:?ttl=1s&max_age=2s"
+
 
 class TestMemoryTierOnASlowWire(TestMemoryTier):
     @pytest.fixture
