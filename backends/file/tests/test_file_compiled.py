@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -267,6 +268,25 @@ def test_loads(twins, state, used_ns, lifetime):
     assert verdicts == by_python
     ours, theirs = twins.trees()
     assert ours == theirs
+
+
+def test_loads_at_once_leave_the_time_of_the_store(twins, part):
+    """A load that restored the time would find the one that another's read has just set."""
+    twins.arrange(STATES["whole"][0])
+    fd = os.open(twins.roots[0], os.O_RDONLY)
+    name, size_bytes = f"{KEY.hex()}.kv", twins.bench.object_bytes
+    loads = [twins.bench.empty(KEY) for _ in range(2)]
+
+    def read(load):
+        file = (shard_of(KEY), name, load.header, load.payload, USED_NS)
+        return part.read(fd, size_bytes, 0, True, (LATEST_NS, 0, 0), (file,) * 20_000)
+
+    try:
+        with ThreadPoolExecutor() as threads:
+            assert all(set(outcomes) == {DONE} for outcomes in threads.map(read, loads))
+    finally:
+        os.close(fd)
+    assert (twins.roots[0] / shard_of(KEY) / name).stat().st_atime_ns == STORED_NS
 
 
 @pytest.mark.parametrize("state", STATES)
