@@ -201,3 +201,21 @@ def test_a_chunk_whose_use_is_unknown_stays_counted() -> None:
         budget.victims(1, 0, pinned=(), open_namespaces=(), last_used_ns=broken)
     assert len(list(budget)) == 2
     assert len(victims(budget, 1)) == 2
+
+
+def test_times_of_the_future_are_none_also_once_the_clock_was_set_back() -> None:
+    budget = Budget(2)
+    budget.know_time(1000)
+    budget.add("a", b"early", 1, 500)
+    budget.add("a", b"late", 1, 900)
+    budget.add("a", b"future", 1, 1001)
+    assert {key: used_ns for _, key, _, used_ns in budget} == {
+        b"early": 500,
+        b"late": 900,
+        b"future": 0,
+    }
+    assert budget.latest_ns == 900
+    budget.know_time(600)
+    assert budget.latest_ns == 500
+    assert victims(budget, 0) == [ChunkId("a", b"future")]
+    assert [chunk.key for chunk in victims(budget, 1)] == [b"future", b"late"]
