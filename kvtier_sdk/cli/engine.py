@@ -90,8 +90,10 @@ def _purge_pool(socket: Path, namespaces: Collection[str]) -> dict[str, Any]:
 
 def tell_purge(config: TieringConfig, purged: list[dict[str, Any]]) -> Iterator[str]:
     """Say what engines have forgotten, and what they may still serve; a line each."""
-    if config.admin_socket is None:
-        yield "no engine was asked, since there is no 'admin_socket': pools may still serve these"
+    if not purged:
+        where = config.admin_socket
+        why = "there is no 'admin_socket'" if where is None else f"there is none at {where}"
+        yield f"no engine was asked, since {why}: pools may still serve these"
     for engine in purged:
         if "fault" in engine:
             yield f"{engine['socket']}: {engine['fault']}"
@@ -102,8 +104,11 @@ def tell_purge(config: TieringConfig, purged: list[dict[str, Any]]) -> Iterator[
         else:
             rest = f"; {in_use:,} in use will be, when they no longer are" if in_use else ""
             yield f"{engine['socket']}: {engine['forgotten_chunks']:,} chunks forgotten{rest}"
-    if config.admin_socket is None or any("fault" not in engine for engine in purged):
-        yield "an engine's device may still serve them: reset its prefix cache, or restart it"
+    if not purged or any("fault" not in engine for engine in purged):
+        yield (
+            "an engine's device may still serve them, and store them again: reset its prefix cache "
+            "(vLLM: POST /reset_prefix_cache, in development mode), or restart it"
+        )
 
 
 def wait(duration_s: float) -> None:

@@ -258,10 +258,30 @@ def test_what_is_asked_of_nobody_or_of_no_tier_is_one_line(idle: Path, tmp_path:
     assert ask(idle, {"command": "stop"})["error"].startswith("no command 'stop'")
 
 
-def test_rm_reaches_the_pools_of_running_engines(tmp_path: Path) -> None:
+DEVICE = (
+    "an engine's device may still serve them, and store them again: reset its prefix cache "
+    "(vLLM: POST /reset_prefix_cache, in development mode), or restart it\n"
+)
+
+
+@pytest.fixture(params=["file", "redis"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/kv"
+        return
+    server = Server(tmp_path / "redis").start()
+    yield server.url
+    server.kill()
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_rm_reaches_the_pools_of_running_engines(
+    tmp_path: Path, store_url: str, runner: str
+) -> None:
     path, file = tmp_path / "engine.sock", tmp_path / "kv.json"
     options = {"slots": 60, "chunk_bytes": 4096, "admin_socket": str(path)}
-    file.write_text(json.dumps(options | {"tiers": [f"file://{tmp_path}/kv?runner=thread"]}))
+    tier = {"url": store_url, "runner": runner, **PATIENT}
+    file.write_text(json.dumps(options | {"tiers": [tier]}))
     config = TieringConfig.from_file(file)
     alone = config.model_copy(update={"admin_socket": None})
     keys, request = WORKLOAD[0].keys[:3], RequestContext("r")
@@ -290,12 +310,31 @@ def test_rm_reaches_the_pools_of_running_engines(tmp_path: Path) -> None:
             said = removing.result()
         assert "3 chunks deleted" in said
         assert "engine.sock: 3 chunks forgotten" in said
-        assert said.endswith("may still serve them: reset its prefix cache, or restart it\n")
+        assert said.endswith(DEVICE)
         assert manager.lookup(keys[0], request) is not LookupResult.HIT
         store(manager, keys, request)
-        assert "is idle; it will forget before its next lookup" in removed(file, "llama")
+        said = removed(file, "llama")
+        assert "3 chunks deleted" in said, "they were stored again"
+        assert "is idle; it will forget before its next lookup" in said
         assert manager.lookup(keys[1], request) is not LookupResult.HIT
         manager.on_request_finished(request)
+
+
+def test_rm_says_that_it_finds_no_engine(tmp_path: Path) -> None:
+    file, sockets = tmp_path / "kv.json", tmp_path / "sockets"
+    sockets.mkdir()
+    options = {"slots": 60, "chunk_bytes": 4096, "tiers": [f"file://{tmp_path}/kv?runner=thread"]}
+    file.write_text(json.dumps(options | {"admin_socket": str(sockets)}))
+    config = TieringConfig.from_dict(options)
+    request = RequestContext("r")
+    with (
+        open_pool(config) as pool,
+        open_manager(pool, config, Namespace({"model": "m"})) as manager,
+    ):
+        manager.on_new_request(request)
+        store(manager, WORKLOAD[0].keys[:3], request)
+    said = removed(file, "m")
+    assert said.endswith(f"since there is none at {sockets}: pools may still serve these\n{DEVICE}")
 
 
 def store(manager: TieringManager, keys: Sequence[OffloadKey], request: RequestContext) -> None:
