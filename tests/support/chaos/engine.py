@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from array import array
@@ -56,6 +57,9 @@ class Engine:
         wrong_bytes: bytes that were loaded and were not those that were stored.
         compared_bytes: bytes that were compared.
         late_retries: lookups that were still pending after their deadline.
+        destroyed_s: what was written or stored before this time is gone.
+        revived: chunks that were served all the same.
+        restored: chunks that the tier has stored before and after.
         longest_wait_s: how long a request waited for the tier before it went on.
 
     Args:
@@ -78,6 +82,9 @@ class Engine:
         self.wrong_bytes = 0
         self.compared_bytes = 0
         self.late_retries = 0
+        self.destroyed_s = -math.inf
+        self.revived = 0
+        self.restored = 0
         self.longest_wait_s = 0.0
         self._manager = manager
         self._pool = pool
@@ -85,7 +92,10 @@ class Engine:
         self._lookup_deadline_s = lookup_deadline_s
         self._content = ChunkContent(pool.chunk_bytes)
         self._active: list[Iterator[None]] = []
-        self._step_began_s = 0.0
+        # When chunks were last written, and first stored.
+        self._written_s: dict[OffloadKey, float] = {}
+        self._stored_s: dict[OffloadKey, float] = {}
+        self._step_began_s = self._handed_over_s = 0.0
 
     def play(
         self,
@@ -122,6 +132,7 @@ class Engine:
         self._reported.clear()
         self._active = [serving for serving in self._active if next(serving, self) is not self]
         self.times.call(self._manager.on_schedule_end)
+        self._handed_over_s = time.monotonic()
         self._take_events()
         self._reported.wait(STEP_S)
         self._step_began_s = time.monotonic()
@@ -133,8 +144,10 @@ class Engine:
                 if event.removed:
                     for key in event.keys:
                         self.announced.pop(key, None)
-                else:
-                    self.announced.update(dict.fromkeys(event.keys, now_s))
+                    continue
+                self.announced.update(dict.fromkeys(event.keys, now_s))
+                for key in event.keys:
+                    self.restored += self._stored_s.setdefault(key, now_s) < self.destroyed_s
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
         """One request. Yields at the end of each of its steps."""
@@ -142,14 +155,17 @@ class Engine:
         context = RequestContext(request.request_id)
         call(manager.on_new_request, context)
         began_s = time.monotonic()
-        pending_since: dict[OffloadKey, float] = {}
-        while (hits := self._scan(request.keys, context, pending_since)) is None:
+        pending: dict[OffloadKey, list[float]] = {}
+        while (hits := self._scan(request.keys, context, pending)) is None:
             yield None
+            for ends_s in pending.values():
+                ends_s.append(self._handed_over_s)
         self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began_s)
         found, rest = request.keys[:hits], request.keys[hits:]
         loads = call(manager.prepare_load, found, context)
         for key, slot in zip(found, loads.slots, strict=True):
             self.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
+            self.revived += self._written_s[key] < self.destroyed_s
             self.compared_bytes += self._pool.chunk_bytes
         # The device copies while the model runs.
         yield None
@@ -157,6 +173,7 @@ class Engine:
         stores = call(manager.prepare_store, rest, context)
         for key, slot in zip(stores.keys_to_store, stores.slots, strict=True):
             self._content.write(key, self._pool.view(slot))
+            self._written_s[key] = time.monotonic()
         yield None
         call(manager.complete_store, stores.keys_to_store, context)
         call(manager.on_request_finished, context)
@@ -166,18 +183,24 @@ class Engine:
         self,
         keys: tuple[OffloadKey, ...],
         context: RequestContext,
-        pending_since: dict[OffloadKey, float],
+        pending: dict[OffloadKey, list[float]],
     ) -> int | None:
-        """Look chunks up as vLLM's connector does; the hits, or ``None`` while some are pending."""
+        """Look chunks up as vLLM's connector does; the hits, or ``None`` while some are pending.
+
+        Those have the ends of the steps that they were pending in.
+        """
         hits, is_pending = 0, False
         for key in keys:
             result = self.times.call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                since_s = pending_since.setdefault(key, time.monotonic())
-                # The step began before the manager looked at its clock, so this is never early.
-                self.late_retries += self._step_began_s > since_s + self._lookup_deadline_s
+                # The tier is asked at the end of the first step, or of the second if the chunk is
+                # known to be there and its load finds no room. A step begins before the manager
+                # looks at its clock, so this is never early.
+                ends_s = pending.setdefault(key, [])
+                until_s = self._step_began_s - self._lookup_deadline_s
+                self.late_retries += len(ends_s) > 1 and ends_s[1] < until_s
             else:
-                pending_since.pop(key, None)
+                pending.pop(key, None)
             if result is LookupResult.MISS:
                 break
             if result is LookupResult.HIT:

@@ -7,8 +7,10 @@ import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 
+from kvtier_sdk import TierSpec
 from support.chaos.play import CHUNK_BYTES, LOOKUP_DEADLINE_S, PER_SECOND, SLOTS, Outcome, Pace
 from support.chaos.scenarios import FAULTS, Scenario
 
@@ -32,6 +34,7 @@ def write_page(path: Path, outcomes: Sequence[Outcome], pace: Pace) -> None:
     by_scenario: dict[Scenario, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_scenario[outcome.scenario].append(outcome)
+    defaults = TierSpec.from_url("memory:").runner
     page = _TEMPLATE.read_text().format(
         tries=max(map(len, by_scenario.values())),
         per_second=PER_SECOND,
@@ -40,7 +43,8 @@ def write_page(path: Path, outcomes: Sequence[Outcome], pace: Pace) -> None:
         before_s=pace.before_s,
         fault_s=pace.fault_s,
         lookup_ms=LOOKUP_DEADLINE_S * 1e3,
-        deadline_s=min(1.0, pace.fault_s / 2),
+        load_s=defaults.load_deadline_s,
+        store_s=defaults.store_deadline_s,
         probe_s=pace.probe_interval_s,
         tried=len(outcomes),
         machine=_machine(),
@@ -67,9 +71,20 @@ def _row(scenario: Scenario, tries: Sequence[Outcome]) -> list[object]:
         len(tries),
         sum(outcome.wrong_bytes for outcome in tries),
         lost,
+        _shown(tries),
         _spread(outcome.closed_s for outcome in tries),
         _spread(outcome.loaded_s for outcome in tries),
     ]
+
+
+def _shown(tries: Sequence[Outcome]) -> str:
+    """Name the states that were seen, each with the longest time until it was."""
+    latest: dict[str, float] = {}
+    for outcome in tries:
+        for state, after_s in outcome.shown.items():
+            latest[state] = max(after_s, latest.get(state, 0.0))
+    in_order = sorted(latest.items(), key=itemgetter(1))
+    return ", ".join(f"{state} {after_s:.1f}" for state, after_s in in_order) or "ok"
 
 
 def _stall(scenario: Scenario, tries: Sequence[Outcome]) -> list[object]:
@@ -96,9 +111,9 @@ def _table(rows: Iterable[Sequence[object]]) -> str:
 
 
 def _quick(outcomes: Sequence[Outcome], pace: Pace) -> str:
-    opened = [outcome.closed_s for outcome in outcomes if outcome.opened]
-    quick = [s for s in opened if s is not None and s <= pace.probe_interval_s]
-    return f"{len(quick)} of the {len(opened)} tries in which one had opened"
+    shown = [outcome.closed_s for outcome in outcomes if outcome.shown]
+    quick = [s for s in shown if s is not None and s <= pace.probe_interval_s]
+    return f"{len(quick)} of the {len(shown)} tries in which it was not"
 
 
 def _failures(outcomes: Sequence[Outcome]) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -18,6 +20,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64_digest, xxh3_128_digest
 
 from kvtier_sdk import SystemClock
 from support.chaos.link import Link
@@ -25,8 +30,15 @@ from support.redis_server import Server
 from support.s3_server import S3Server
 from support.tier_process import tier_processes
 
+#: Of the engine.
+MODEL = "chaos"
 _HOUR_S = 3600.0
 _TMPFS_BYTES = 64 * 2**20
+# What a namespace takes with all its directories, and some hundred chunks.
+_TMPFS_INODES = 700
+_NOBODY = 65534
+# Chunks of the second model by which its first request has been stored.
+_REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6
 # More than a reply to a lookup, and less than a chunk.
@@ -42,6 +54,9 @@ def behind(real=time.time, flag={flag!r}):
 
 time.time = behind
 """
+
+
+_KVTIER = (sys.executable, "-m", "kvtier_sdk.cli")
 
 
 class CannotHappenError(Exception):
@@ -62,8 +77,10 @@ class Place(ABC):
     """A tier's place of its own, ready when it is made.
 
     Attributes:
+        config: the engine's configuration, for the engine to write.
+        broken: rules that did not hold for another engine or a command.
         clock: of the engine's process.
-        environment: for processes of the tier.
+        environment: for processes of the tier, and for commands.
 
     Args:
         directory: of its own, empty.
@@ -74,6 +91,8 @@ class Place(ABC):
     """
 
     def __init__(self, directory: Path, fault: str) -> None:
+        self.config = directory / "kv.json"
+        self.broken: list[str] = []
         self._flag = directory / "clock-is-behind"
         self.clock = FlaggedClock(self._flag)
         self._ended = ExitStack()
@@ -87,7 +106,8 @@ class Place(ABC):
         (customs / "sitecustomize.py").write_text(
             _CLOCK_BEHIND.format(flag=str(self._flag), behind_s=_HOUR_S)
         )
-        self.environment = {"PYTHONPATH": str(customs)}
+        path = filter(None, (str(customs), os.environ.get("PYTHONPATH")))
+        self.environment = {"PYTHONPATH": os.pathsep.join(path)}
 
     @property
     @abstractmethod
@@ -117,6 +137,39 @@ class Place(ABC):
         for child in tier_processes(os.getpid()):
             os.kill(child, signal.SIGKILL)
         yield
+
+    @contextmanager
+    def model_deleted(self) -> Iterator[None]:
+        removal = self._kvtier("tier", "rm", self.config, "--model", MODEL, "--yes")
+        (engine,) = removal["engines"]
+        if not engine.get("forgotten_chunks") or engine["chunks_in_use"]:
+            self.broken.append(f"the host pool was not purged: {engine}")
+        yield
+
+    @contextmanager
+    def second_model(self) -> Iterator[None]:
+        replay = ("replay", "--tier", self.url, "--slots", "96")
+        command = [*_KVTIER, *replay, "--requests", "2000"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as engine:
+            while engine.poll() is None:
+                listed = self._kvtier("tier", "ls", self.url)["tiers"][0]["namespaces"]
+                second = [one for one in listed if one["facts"]["engine"] == "kvtier replay"]
+                if second and second[0]["chunks"] > _REQUEST_CHUNKS:
+                    engine.kill()
+        yield
+        again = self._kvtier(*replay, "--requests", "1")
+        if again["hit_blocks"] < again["blocks"]:
+            self.broken.append(f"{again['hit_blocks']} of {again['blocks']} chunks came back")
+        fingerprint = second[0]["fingerprint"]
+        self._kvtier("tier", "rm", self.url, "--namespace", fingerprint, "--yes")
+
+    def _kvtier(self, *words: str | Path) -> Any:
+        """Run a command, and return its answer."""
+        command = [*_KVTIER, *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            self.broken.append(f"kvtier {words[0]} ended with {done.returncode}: {done.stderr}")
+        return json.loads(done.stdout)
 
     @abstractmethod
     def _prepare(self, directory: Path, fault: str) -> None: ...
@@ -237,8 +290,13 @@ class FilePlace(Place):
     def _prepare(self, directory: Path, fault: str) -> None:
         self._at = directory / "at"
         self._at.mkdir()
+        self._root = self._at / "kv"
         if fault == "file_system_full":
             self._mount("-t", "tmpfs", "-o", f"size={_TMPFS_BYTES}", "kvtier")
+        elif fault == "inodes_used_up":
+            self._mount("-t", "tmpfs", "-o", f"nr_inodes={_TMPFS_INODES}", "kvtier")
+        elif fault == "root_planted" and os.geteuid() != 0:
+            raise CannotHappenError("only root can give a directory to another user")
         elif fault == "writes_frozen":
             self._mount_disk(directory / "image")
         elif fault in ("file_system_hung", "read_only", "io_errors"):
@@ -247,13 +305,29 @@ class FilePlace(Place):
 
     @property
     def url(self) -> str:
-        return f"file://{self._at}/kv?min_free=0"
+        return f"file://{self._root}?min_free=0"
 
     @contextmanager
     def directory_removed(self) -> Iterator[None]:
         # The tier may make something in it meanwhile.
-        shutil.rmtree(self._at / "kv", ignore_errors=True)
+        shutil.rmtree(self._root, ignore_errors=True)
         yield
+
+    @contextmanager
+    def root_planted(self) -> Iterator[None]:
+        planted = self._at / "planted"
+        with suppress(shutil.Error):  # what is being stored may be renamed meanwhile
+            shutil.copytree(self._root, planted)
+        for path in (planted, *planted.rglob("*")):
+            if path.suffix == ".kv":
+                path.write_bytes(_forged(path.read_bytes()))
+            os.chown(path, _NOBODY, _NOBODY)
+        former = self._root.rename(self._at / "former")
+        planted.rename(self._root)
+        while former.exists():  # the tier may make something in it meanwhile
+            shutil.rmtree(former, ignore_errors=True)
+        yield
+        shutil.rmtree(self._root)
 
     @contextmanager
     def file_system_full(self) -> Iterator[None]:
@@ -263,6 +337,16 @@ class FilePlace(Place):
                 file.write(bytes(4096))
         yield
         filler.unlink()
+
+    @contextmanager
+    def inodes_used_up(self) -> Iterator[None]:
+        filler = self._at / "filler"
+        filler.mkdir()
+        with suppress(OSError):
+            for number in range(_TMPFS_INODES):
+                (filler / str(number)).touch()
+        yield
+        shutil.rmtree(filler)
 
     @contextmanager
     def writes_frozen(self) -> Iterator[None]:
@@ -337,6 +421,14 @@ class FilePlace(Place):
         self._mirror.communicate()
         libc = ctypes.CDLL(None, use_errno=True)
         libc.umount2(os.fsencode(self._at), 2)
+
+
+def _forged(chunk: bytes) -> bytes:
+    """Return a chunk's file with another payload, and a header that fits it."""
+    (header_bytes,) = struct.unpack_from("<Q", chunk, 8)
+    payload = bytes(len(chunk) - header_bytes)
+    fields = chunk[:40] + xxh3_128_digest(payload)
+    return fields + xxh3_64_digest(fields)[::-1] + chunk[64:header_bytes] + payload
 
 
 #: By the backend's name.

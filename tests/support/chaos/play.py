@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import math
 import os
 import re
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +30,7 @@ from kvtier_sdk import (
 from kvtier_sdk.replay import chat_workload
 from kvtier_sdk.replay.content import ChunkContent
 from support.chaos.engine import Engine
-from support.chaos.places import PLACES, Place
+from support.chaos.places import MODEL, PLACES, Place
 from support.chaos.scenarios import Scenario
 from support.live import Live
 
@@ -35,7 +38,7 @@ CHUNK_BYTES = 32 * 1024
 SLOTS = 96
 PER_SECOND = 15.0
 LOOKUP_DEADLINE_S = 0.1
-_NAMESPACE = Namespace({"engine": "chaos"})
+_NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
 #: A tier that is not back by then does not come back.
 _PATIENCE_S = 60.0
 #: Stores reported so soon after a medium was destroyed may have come before.
@@ -61,7 +64,7 @@ class Pace:
     probe_interval_s: float = 1.0
 
 
-BRIEF = Pace(before_s=0.3, fault_s=1.6, after_s=0.2, probe_interval_s=0.25)
+BRIEF = Pace(before_s=0.3, fault_s=3.0, after_s=0.2, probe_interval_s=0.25)
 
 
 @dataclass
@@ -73,8 +76,13 @@ class Outcome:
         lost: chunks that the tier was announced to have stored and does not bring back; of a
             destroyed medium only those that were stored afterwards.
         late_retries: lookups that were pending after their deadline.
-        opened: the breakers that opened during the fault.
-        closed_s: from the fault's end until both breakers were closed; ``None`` for never.
+        revived: chunks that were served after they had been deleted everywhere.
+        restored: chunks that a destroyed medium has got again.
+        refused: chunks that were kept from the tier to spare what is in it.
+        broken: rules that did not hold for another engine or a command.
+        shown: the states that the fault led to, each with the seconds from the fault's beginning
+            until it was seen.
+        closed_s: from the fault's end until the tier was in none of them; ``None`` for never.
         loaded_s: from the fault's end until the tier served a chunk; ``None`` for never.
         stored_s: from the fault's end until the tier stored a chunk; ``None`` for never.
         grown: counters that grew during the fault, by how much.
@@ -92,7 +100,11 @@ class Outcome:
     wrong_bytes: int = 0
     lost: int = 0
     late_retries: int = 0
-    opened: set[str] = field(default_factory=set)
+    revived: int = 0
+    restored: int = 0
+    refused: int = 0
+    broken: list[str] = field(default_factory=list)
+    shown: dict[str, float] = field(default_factory=dict)
     closed_s: float | None = None
     loaded_s: float | None = None
     stored_s: float | None = None
@@ -107,15 +119,21 @@ class Outcome:
     def breaches(self) -> list[str]:
         """Name the rules that did not hold."""
         fault = self.scenario.fault
-        found = []
+        found = [*self.broken]
         if self.wrong_bytes:
             found.append(f"{self.wrong_bytes} wrong bytes")
         if self.lost:
             found.append(f"{self.lost} of {self.stored} stored chunks lost")
         if self.late_retries:
             found.append(f"{self.late_retries} lookups pending after their deadline")
-        if not fault.opens <= self.opened:
-            found.append(f"opened {sorted(self.opened)}, not {sorted(fault.opens)}")
+        if fault.purges and self.revived:
+            found.append(f"{self.revived} deleted chunks served")
+        if fault.destroys and not self.restored:
+            found.append("nothing stored a second time")
+        if self.refused and not fault.fills:
+            found.append(f"{self.refused} chunks refused by a tier with room")
+        if not fault.shows <= self.shown.keys():
+            found.append(f"shown {sorted(self.shown)}, not {sorted(fault.shows)}")
         found += [
             f"never {what} again"
             for what, after_s in (
@@ -157,19 +175,20 @@ def play(scenario: Scenario, directory: Path, pace: Pace, seed: int = 0) -> Outc
 def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
     reported = threading.Event()
     outcome = Outcome(scenario)
-    options = {
+    tier = {
+        "url": place.url,
         "runner": scenario.runner,
         "lookup_deadline": LOOKUP_DEADLINE_S,
         # A new engine would wait longer.
         "max_lookup_deadline": LOOKUP_DEADLINE_S,
-        "load_deadline": min(1.0, pace.fault_s / 2),
-        "store_deadline": min(1.0, pace.fault_s / 2),
         "probe_interval": pace.probe_interval_s,
         "max_probe_interval": pace.probe_interval_s,
         "name": "tier",
     }
-    spec = TierSpec.from_url(place.url, **options)
-    config = TieringConfig.from_dict({"slots": SLOTS, "chunk_bytes": CHUNK_BYTES, "tiers": [spec]})
+    options = {"slots": SLOTS, "chunk_bytes": CHUNK_BYTES, "tiers": [tier]}
+    options["admin_socket"] = str(place.config.with_suffix(".sock"))
+    place.config.write_text(json.dumps(options))
+    config = TieringConfig.from_file(place.config)
     # Nothing is computed, so there is nothing to compare a load with.
     config = config.model_copy(update={"recompute_s": math.inf})
     with (
@@ -179,10 +198,12 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
         ) as manager,
     ):
         engine = Engine(manager, pool, reported, LOOKUP_DEADLINE_S)
-        watch = _Watch(manager, outcome, place, pace)
+        watch = _Watch(manager, engine, outcome, place, pace)
         with watch:
             engine.play(chat_workload(_REQUESTS, seed), PER_SECOND, watch.goes_on)
         outcome.left_over = manager.left_over()
+        outcome.refused = manager.stats[1].not_admitted_chunks
+    outcome.broken = place.broken
     _note(outcome, engine)
     since_s = watch.ended_s + _REPORT_DELAY_S if scenario.fault.destroys else 0.0
     kept = [key for key, stored_s in engine.announced.items() if stored_s >= since_s]
@@ -194,13 +215,21 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
 class _Watch:
     """Begins and ends the fault, in a thread, and notes on the engine's thread what it causes."""
 
-    def __init__(self, manager: TieringManager, outcome: Outcome, place: Place, pace: Pace) -> None:
-        self.ended_s = float("inf")
+    def __init__(
+        self,
+        manager: TieringManager,
+        engine: Engine,
+        outcome: Outcome,
+        place: Place,
+        pace: Pace,
+    ) -> None:
+        self.began_s = self.ended_s = math.inf
         self._stats = manager.stats[1]
         self._outcome = outcome
         self._place = place
         self._pace = pace
-        self._began = threading.Event()
+        self._destroyed = threading.Event()
+        self._engine = engine
         self._warm = threading.Event()
         self._failure: BaseException | None = None
         self._before: dict[str, int] = {}
@@ -223,16 +252,16 @@ class _Watch:
         """Look at the tier; false when it is over."""
         now_s = time.monotonic()
         stats = self._stats
-        if not self._began.is_set():
-            is_well = stats.loaded_chunks and not (stats.reads_open or stats.stores_open)
+        if now_s < self.began_s:
+            is_well = stats.loaded_chunks and not _states(stats)
             if is_well and now_s > self._started_s + self._pace.before_s:
                 self._before = _counters(self._manager.stats)
                 self._warm.set()
             return self._goes_on_until(self._started_s + _PATIENCE_S)
-        if stats.reads_open:
-            self._outcome.opened.add("read")
-        if stats.stores_open:
-            self._outcome.opened.add("write")
+        for state in _states(stats):
+            self._outcome.shown.setdefault(state, now_s - self.began_s)
+        if self._destroyed.is_set():
+            self._engine.destroyed_s = self.began_s
         if now_s < self.ended_s:
             return self._failure is None
         if self._at_end is None:
@@ -250,7 +279,7 @@ class _Watch:
 
     def _note_recovery(self, after_s: float, loaded: int, stored: int) -> None:
         outcome, stats = self._outcome, self._stats
-        if outcome.closed_s is None and not (stats.reads_open or stats.stores_open):
+        if outcome.closed_s is None and not _states(stats):
             outcome.closed_s = after_s
         if outcome.loaded_s is None and stats.loaded_chunks > loaded:
             outcome.loaded_s = after_s
@@ -266,20 +295,28 @@ class _Watch:
     def _disturb(self) -> None:
         try:
             self._warm.wait(_PATIENCE_S)
-            self._began.set()
+            self.began_s = time.monotonic()
             with getattr(self._place, self._outcome.scenario.fault.name)():
+                self._destroyed.set()
                 time.sleep(self._pace.fault_s)
             self.ended_s = time.monotonic()
         except BaseException as error:
             self._failure = error
 
 
+def _states(stats: TierStats) -> set[str]:
+    """Return the states of a tier that is not well, as ``kvtier top`` names them."""
+    states = {"no reads": stats.reads_open, "no stores": stats.stores_open, "slow": stats.is_slow}
+    return {state for state, is_so in states.items() if is_so}
+
+
 def _counters(stats: list[TierStats]) -> dict[str, int]:
-    """Counters of the tier, and why lookups were misses."""
-    primary, tier = stats
-    counted = {f"misses.{reason}": count for reason, count in primary.misses.items()}
-    for kind in ("failures", "dropped", "retries"):
-        counted |= {f"{kind}.{name}": count for name, count in getattr(tier, kind).items()}
+    """Counters of host pool and tier together."""
+    tier = stats[1]
+    counted = Counter[str]()
+    for kind, of in itertools.product(("misses", "failures", "dropped", "retries"), stats):
+        for name, count in getattr(of, kind).items():
+            counted[f"{kind}.{name}"] += count
     return counted | {
         "evicted": tier.evicted_chunks,
         "restarts": tier.restarts,
@@ -292,6 +329,8 @@ def _note(outcome: Outcome, engine: Engine) -> None:
     outcome.compared_bytes = engine.compared_bytes
     outcome.wrong_bytes = engine.wrong_bytes
     outcome.late_retries = engine.late_retries
+    outcome.revived = engine.revived
+    outcome.restored = engine.restored
     outcome.wait_s = engine.longest_wait_s
     outcome.stall_in, outcome.stall_us, _ = engine.times.longest
     outcome.stall_cpu_us = engine.times.longest_cpu_us

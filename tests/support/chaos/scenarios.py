@@ -19,9 +19,12 @@ class Fault:
         title: for people.
         made_by: how it is made, in a sentence.
         backends: those that it can happen to.
-        opens: the breakers that it must open; others may open too.
+        shows: the states of the tier that it must lead to, as ``kvtier top`` names them; others
+            may come too.
         counted: a regular expression; one of the counters that grow during the fault fits.
         destroys: true if the medium loses what was stored.
+        purges: true if the host pool loses it too.
+        fills: true if the medium has no room, so that a chunk may be refused.
         runners: those that it can happen to.
     """
 
@@ -29,14 +32,16 @@ class Fault:
     title: str
     made_by: str
     backends: tuple[str, ...]
-    opens: frozenset[str]
+    shows: frozenset[str]
     counted: str
     destroys: bool = False
+    purges: bool = False
+    fills: bool = False
     runners: tuple[str, ...] = RUNNERS
 
 
 _NONE: frozenset[str] = frozenset()
-_READ, _WRITE = frozenset({"read"}), frozenset({"write"})
+_READ, _WRITE, _SLOW = (frozenset({state}) for state in ("no reads", "no stores", "slow"))
 _NO_ANSWER = r"failures\.\w+\.(unavailable|timeout)"
 
 FAULTS = (
@@ -55,7 +60,7 @@ FAULTS = (
         "server frozen",
         "SIGSTOP: the system accepts for it, and nothing answers; at its end SIGCONT",
         NETWORK,
-        _READ | _WRITE,
+        _READ | _SLOW,
         _NO_ANSWER,
     ),
     Fault(
@@ -93,6 +98,16 @@ FAULTS = (
         destroys=True,
     ),
     Fault(
+        "root_planted",
+        "directory made anew by another user",
+        "another user's directory takes the place of the tier's root, with all its chunks changed "
+        "and their digests made to fit; at its end it is removed",
+        ("file",),
+        _READ | _WRITE,
+        r"failures\.\w+\.auth",
+        destroys=True,
+    ),
+    Fault(
         "read_only",
         "read-only file system",
         "a FUSE file system refuses every change with EROFS",
@@ -115,21 +130,31 @@ FAULTS = (
         ("file",),
         _NONE,
         r"evicted",
+        fills=True,
+    ),
+    Fault(
+        "inodes_used_up",
+        "no inode left",
+        "empty files take the last inodes of a tmpfs, which still shows free space",
+        ("file",),
+        _NONE,
+        r"evicted",
+        fills=True,
     ),
     Fault(
         "writes_frozen",
         "frozen file system",
         "`fsfreeze` of an ext4 on a loop device: writes hang in the kernel, and reads do not",
         ("file",),
-        _WRITE,
-        r"failures\.store\.timeout",
+        _SLOW,
+        r"dropped\.store",
     ),
     Fault(
         "file_system_hung",
         "file system that does not answer",
         "SIGSTOP of the process behind a FUSE file system: every call hangs in the kernel",
         ("file",),
-        _READ | _WRITE,
+        _READ | _SLOW,
         r"failures\.\w+\.timeout",
     ),
     Fault(
@@ -148,6 +173,27 @@ FAULTS = (
         _READ | _WRITE,
         r"\.unavailable",
         runners=("process",),
+    ),
+    Fault(
+        "model_deleted",
+        "model deleted",
+        "`kvtier tier rm --model` of the engine's own model, with its admin socket; the engine "
+        "goes on",
+        EVERY,
+        _NONE,
+        r"absent",
+        destroys=True,
+        purges=True,
+    ),
+    Fault(
+        "second_model",
+        "second model, killed and deleted",
+        "another engine with another model stores chunks with the same keys in the tier; SIGKILL; "
+        "at its end it is started again, gets back what it has stored, and is deleted with "
+        "`kvtier tier rm`",
+        EVERY,
+        _NONE,
+        r"",
     ),
 )
 
