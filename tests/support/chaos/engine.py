@@ -57,9 +57,10 @@ class Engine:
         wrong_bytes: bytes that were loaded and were not those that were stored.
         compared_bytes: bytes that were compared.
         late_retries: lookups that were still pending after their deadline.
-        destroyed_s: what was written or stored before this time is gone.
-        revived: chunks that were served all the same.
-        restored: chunks that the tier has stored before and after.
+        began_s: time at which the fault began, which may take a while to destroy what is there.
+        is_destroyed: true when it has.
+        revived: chunks that were written before the fault and served after the destruction.
+        restored: chunks that the tier has stored before the fault and again.
         longest_wait_s: how long a request waited for the tier before it went on.
 
     Args:
@@ -82,7 +83,8 @@ class Engine:
         self.wrong_bytes = 0
         self.compared_bytes = 0
         self.late_retries = 0
-        self.destroyed_s = -math.inf
+        self.began_s = -math.inf
+        self.is_destroyed = False
         self.revived = 0
         self.restored = 0
         self.longest_wait_s = 0.0
@@ -147,7 +149,7 @@ class Engine:
                     continue
                 self.announced.update(dict.fromkeys(event.keys, now_s))
                 for key in event.keys:
-                    self.restored += self._stored_s.setdefault(key, now_s) < self.destroyed_s
+                    self.restored += self._stored_s.setdefault(key, now_s) < self.began_s
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
         """One request. Yields at the end of each of its steps."""
@@ -165,7 +167,7 @@ class Engine:
         loads = call(manager.prepare_load, found, context)
         for key, slot in zip(found, loads.slots, strict=True):
             self.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
-            self.revived += self._written_s[key] < self.destroyed_s
+            self.revived += self.is_destroyed and self._written_s[key] < self.began_s
             self.compared_bytes += self._pool.chunk_bytes
         # The device copies while the model runs.
         yield None

@@ -228,7 +228,7 @@ class _Watch:
         self._outcome = outcome
         self._place = place
         self._pace = pace
-        self._destroyed = threading.Event()
+        self._is_destroyed = False
         self._engine = engine
         self._warm = threading.Event()
         self._failure: BaseException | None = None
@@ -260,8 +260,7 @@ class _Watch:
             return self._goes_on_until(self._started_s + _PATIENCE_S)
         for state in _states(stats):
             self._outcome.shown.setdefault(state, now_s - self.began_s)
-        if self._destroyed.is_set():
-            self._engine.destroyed_s = self.began_s
+        self._engine.began_s, self._engine.is_destroyed = self.began_s, self._is_destroyed
         if now_s < self.ended_s:
             return self._failure is None
         if self._at_end is None:
@@ -297,7 +296,7 @@ class _Watch:
             self._warm.wait(_PATIENCE_S)
             self.began_s = time.monotonic()
             with getattr(self._place, self._outcome.scenario.fault.name)():
-                self._destroyed.set()
+                self._is_destroyed = True
                 time.sleep(self._pace.fault_s)
             self.ended_s = time.monotonic()
         except BaseException as error:
