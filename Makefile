@@ -223,7 +223,8 @@ bench-scheduler: setup
 	$(BIN)/python benchmarks/scheduler.py $(TRACE)
 
 bench-core: wheels
-	$(BIN)/python benchmarks/cores.py $(TRACE)
+	$(BIN)/python benchmarks/versions.py . $$(ls dist/kvtier_sdk-*-cp*.whl) \
+		scheduler.py $(TRACE) --cost-only --rounds 1 --concurrency 8
 
 bench-backends: compiled redis-server mooncake
 	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python benchmarks/backends.py $(BENCH)

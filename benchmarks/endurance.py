@@ -24,11 +24,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, fields
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
+from runner import positive
 from support.redis_server import Server
 from support.tier_process import tier_processes
 
@@ -51,8 +49,8 @@ _FAULT_S = 0.2
 def main() -> int:
     """Play, and say what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=100_000, help="default: 100000")
-    parser.add_argument("--concurrency", type=int, default=64, help="default: 64")
+    parser.add_argument("--requests", type=positive, default=100_000, help="default: 100000")
+    parser.add_argument("--concurrency", type=positive, default=64, help="default: 64")
     parser.add_argument("--seed", type=int, default=0, help="of the workload; default: 0")
     parser.add_argument(
         "--tier",
@@ -64,9 +62,9 @@ def main() -> int:
     arguments = parser.parse_args()
     workload = chat_workload(arguments.requests, arguments.seed)
     distinct = len({key for request in workload for key in request.keys})
-    curve: list[Sample] = []
+    curve: list[dict[str, int]] = []
     every = max(1, arguments.requests // _SAMPLES)
-    print("requests", *(f"{field.name:>13}" for field in fields(Sample)))
+    print("requests", *(f"{name:>13}" for name in take_sample()))
 
     def on_progress(done: int) -> None:
         if done % every == 0:
@@ -111,43 +109,21 @@ def main() -> int:
     return 1 if wrongs else 0
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The memory, descriptors and threads of the engine and its tiers' processes at one time."""
-
-    engine_kib: int
-    tiers_kib: int
-    descriptors: int
-    threads: int
-    processes: int
-    shm_kib: int
-
-    def values(self) -> list[int]:
-        """Return the values, in order."""
-        return [getattr(self, field.name) for field in fields(self)]
-
-
-def take_sample() -> Sample:
-    """Count what is held now."""
+def take_sample() -> dict[str, int]:
+    """Count what the engine and its tiers' processes hold now, by name."""
     children = tier_processes(os.getpid())
-    return Sample(
-        engine_kib=_resident_kib("self"),
-        tiers_kib=sum(map(_resident_kib, children)),
-        descriptors=len(os.listdir("/proc/self/fd")),
-        threads=len(os.listdir("/proc/self/task")),
-        processes=len(children),
-        shm_kib=_shared_kib() + _left_in_shm_kib(),
-    )
+    return {
+        "engine_kib": _resident_kib("self"),
+        "tiers_kib": sum(map(_resident_kib, children)),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "processes": len(children),
+        "shm_kib": _shared_kib() + _left_in_shm_kib(),
+    }
 
 
 class Faults:
-    """Lets something happen to a server or a directory each second, in a thread.
-
-    Args:
-        server: the server.
-        root: the file tier's.
-        happened: counts what did.
-    """
+    """Lets something happen to a server or a file tier's root each second, in a thread."""
 
     def __init__(self, server: Server, root: Path, happened: Counter[str]) -> None:
         self._server = server
@@ -196,7 +172,7 @@ class Faults:
                 os.kill(process, signal.SIGKILL)
 
 
-def find_wrongs(report: ReplayReport, curve: list[Sample]) -> list[str]:
+def find_wrongs(report: ReplayReport, curve: list[dict[str, int]]) -> list[str]:
     """Name what should not be: wrong bytes, what is left over, what has grown."""
     wrongs = []
     if report.wrong_bytes:
@@ -204,12 +180,12 @@ def find_wrongs(report: ReplayReport, curve: list[Sample]) -> list[str]:
     wrongs += [f"{count} {what} left over" for what, count in report.left_over.items() if count]
     quarter = len(curve) // 4
     if quarter:
-        for field in fields(Sample):
-            values = [getattr(sample, field.name) for sample in curve]
+        for name in curve[0]:
+            values = [sample[name] for sample in curve]
             before = statistics.median(values[quarter : 2 * quarter])
             after = statistics.median(values[-quarter:])
             if after > before * (1 + _GROWTH) + _MORE:
-                wrongs.append(f"{field.name} grew from {before:,.0f} to {after:,.0f}")
+                wrongs.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
     return wrongs
 
 

@@ -77,27 +77,21 @@ class KVTierSide:
         self.manager.add_tier(spec, self._runner)
 
     def context(self, request: ReplayRequest) -> RequestContext:
-        """Return the request in the manager's own type."""
         return RequestContext(request.request_id)
 
     def load_slots(self, spec: Any) -> list[int]:
-        """Return the slots of a prepared load."""
         return list(spec.slots)
 
     def store_slots(self, output: Any) -> tuple[Sequence[OffloadKey], Sequence[int]]:
-        """Return the keys and slots of a prepared store."""
         return output.keys_to_store, output.slots
 
     def view(self, slot: int) -> memoryview:
-        """Return a view of a slot's payload."""
         return self._pool.view(slot)
 
     def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[()]:
-        """Return the arguments of ``on_schedule_end``."""
         return ()
 
     def run_model(self) -> None:
-        """Sleep for a step, or until the tier has reported all its jobs."""
         if self._step_s is not None:
             time.sleep(self._step_s)
         elif self._runner is not None:
@@ -105,7 +99,6 @@ class KVTierSide:
                 time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """Close the tier and release the memory."""
         self.manager.shutdown(timeout_s=60.0)
         self._pool.close()
 

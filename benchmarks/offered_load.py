@@ -1,22 +1,16 @@
-"""Stores and loads that are offered to a tier at a steady rate, even if it does not take them.
-
-Run as a program, it offers them from a process of its own, for ``interference.py``:
-
-Usage: python benchmarks/offered_load.py URL MB_PER_S
-"""
+"""Stores and loads that are offered to a tier at a steady rate, even if it does not take them."""
 
 from __future__ import annotations
 
 import itertools
-import select
-import subprocess
+import multiprocessing
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Protocol
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 
 from kvtier_sdk import (
     HostPool,
@@ -38,23 +32,6 @@ _SLOTS = 64
 _FIRST_CHUNKS = 16
 _TURN_S = 0.005
 _REQUEST = RequestContext("bench")
-
-
-class Load(Protocol):
-    """A load that is offered to a tier at times."""
-
-    def begin(self) -> None:
-        """Start to offer."""
-
-    def turn(self) -> None:
-        """Do the work of the engine's thread for one step, without waiting."""
-
-    def rest(self) -> tuple[int, float]:
-        """Stop offering, and wait until nothing is in flight.
-
-        Returns:
-            Bytes moved since :meth:`begin`, and the seconds that it took.
-        """
 
 
 class OfferedLoad(TierListener):
@@ -94,10 +71,12 @@ class OfferedLoad(TierListener):
         self._opening.__exit__(None, None, None)
 
     def begin(self) -> None:
+        """Start to offer."""
         self._moved_bytes = 0
         self._begun_s = self._due_since_s = time.perf_counter()
 
     def turn(self) -> None:
+        """Do the work of the engine's thread for one step, without waiting."""
         self._tier.poll()
         now_s = time.perf_counter()
         due = int((now_s - self._due_since_s) * self._bytes_per_s / CHUNK_BYTES)
@@ -107,6 +86,11 @@ class OfferedLoad(TierListener):
         self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
+        """Stop offering, and wait until nothing is in flight.
+
+        Returns:
+            Bytes moved since :meth:`begin`, and the seconds that it took.
+        """
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
         while self._tier.jobs.unreleased:
             time.sleep(0.001)
@@ -147,18 +131,11 @@ def _numbers(start: int) -> Iterator[bytes]:
 
 
 @contextmanager
-def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[Load]:
-    """Open a tier with its own pool, and close both at the end.
-
-    Args:
-        url: the tier.
-        mb_per_s: offered.
-        runner: ``thread`` or ``process``.
-
-    Yields:
-        The load, at rest.
-    """
+def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
+    """Open a tier with its own pool, and close both at the end; it begins at rest."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
+    for slot in range(_SLOTS):
+        pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
     load = OfferedLoad(url, runner, pool, mb_per_s)
     try:
         load.fill()
@@ -169,64 +146,47 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[Load]:
 
 
 @contextmanager
-def offered_apart(url: str, mb_per_s: float) -> Iterator[Load]:
-    """Have another program open the tier and offer the load.
-
-    Args:
-        url: the tier.
-        mb_per_s: offered.
-
-    Yields:
-        The load, at rest.
-    """
-    with subprocess.Popen(
-        [sys.executable, Path(__file__), url, str(mb_per_s)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as other:
-        try:
-            assert other.stdin is not None
-            assert other.stdout is not None
-            if not other.stdout.readline():
-                sys.exit("the program apart did not begin")
-            yield _Apart(other.stdin, other.stdout)
-        finally:
-            other.kill()
+def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
+    """Have another program open the tier and offer the load; it begins at rest."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)
+    other.start()
+    there.close()
+    try:
+        here.recv()
+        yield _Apart(here)
+    finally:
+        here.close()
+        other.join()
 
 
 class _Apart:
-    def __init__(self, orders: IO[bytes], answers: IO[bytes]) -> None:
-        self._orders = orders
-        self._answers = answers
+    """The other program's load; each message through the pipe begins it or ends it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
 
     def begin(self) -> None:
-        self._order()
+        self._pipe.send(None)
 
     def turn(self) -> None:
         pass
 
     def rest(self) -> tuple[int, float]:
-        self._order()
-        moved_bytes, spent_s = self._answers.readline().split()
-        return int(moved_bytes), float(spent_s)
-
-    def _order(self) -> None:
-        self._orders.write(b"\n")
-        self._orders.flush()
+        self._pipe.send(None)
+        moved: tuple[int, float] = self._pipe.recv()
+        return moved
 
 
-def main() -> None:
-    """Offer from each line of the standard input to the next, and print the bytes moved."""
-    url, mb_per_s = sys.argv[1:]
-    with offered_here(url, float(mb_per_s), "thread") as load:
-        print("ready", flush=True)
-        while sys.stdin.readline():
+def _offer(url: str, mb_per_s: float, pipe: Connection) -> None:
+    """Offer from one message to the next, and answer with what was moved."""
+    with offered_here(url, mb_per_s, "thread") as load, suppress(EOFError):
+        pipe.send(None)
+        while True:
+            pipe.recv()
             load.begin()
-            while not select.select([sys.stdin], [], [], _TURN_S)[0]:
+            while not pipe.poll(_TURN_S):
                 load.turn()
-            sys.stdin.readline()
-            print(*load.rest(), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            pipe.recv()
+            pipe.send(load.rest())

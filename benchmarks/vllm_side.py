@@ -69,31 +69,26 @@ class VLLMSide:
         return context
 
     def load_slots(self, spec: Any) -> list[int]:
-        """Return the slots of a prepared load."""
         return spec.chunk_ids.tolist()
 
     def store_slots(self, output: Any) -> tuple[list[bytes], list[int]]:
-        """Return the keys and slots of a prepared store; ``None`` means that there is no room."""
-        if output is None:
+        if output is None:  # there is no room
             return [], []
         return output.keys_to_store, output.store_spec.chunk_ids.tolist()
 
     def view(self, slot: int) -> memoryview:
-        """Return a view of a slot's payload."""
         return self._flat[slot * self._chunk_bytes :][: self._chunk_bytes]
 
     def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[ScheduleEndContext]:
-        """Return the arguments of ``on_schedule_end``."""
         return (ScheduleEndContext(new_req_ids=scheduled, preempted_req_ids=()),)
 
     def run_model(self) -> None:
-        """Wait until the tier has finished, then take statistics as the engine does."""
         while not self._tier.is_settled():
             time.sleep(_POLL_S)
+        # As the engine does.
         self.manager.get_stats()
 
     def close(self) -> None:
-        """End the threads and release the memory."""
         self._flat.release()
         self.manager.shutdown()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from results import Result, Series, figure
+from results import Result, Series, figure, gain
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,27 @@ class Figures:
     def find(self, run: str, group: str, case: str, way: str, quantity: str) -> Series | None:
         """Return one series, or ``None`` where it was not measured."""
         wanted = (group, case, way, quantity)
-        for each in self.runs[run].series if run in self.runs else ():
+        for each in self._series(run):
             if (each.group, each.case, each.way, each.quantity) == wanted:
                 return each
         return None
 
+    def gain(self, run: str, group: str, case: str, quantity: str, *ways: str) -> str | None:
+        """Format the ratio of the first way to the second, above 1 if it is better."""
+        return gain(*(self.find(run, group, case, way, quantity) for way in ways))
+
     def groups(self, run: str) -> Sequence[str]:
         """Return the groups that were measured, in the order of the benchmark."""
-        series = self.runs[run].series if run in self.runs else ()
-        return list(dict.fromkeys(each.group for each in series))
+        return list(dict.fromkeys(each.group for each in self._series(run)))
 
     def cases(self, run: str, group: str, quantity: str) -> Sequence[str]:
         """Return the cases in which a quantity was measured, in the order of the benchmark."""
-        series = self.runs[run].series if run in self.runs else ()
-        of = (each.case for each in series if (each.group, each.quantity) == (group, quantity))
+        wanted = (group, quantity)
+        of = (each.case for each in self._series(run) if (each.group, each.quantity) == wanted)
         return list(dict.fromkeys(of))
 
-
-def ratio(own: Series | None, peer: Series | None) -> str | None:
-    """Format the ratio of two ways with its quartiles; ``None`` where one was not measured."""
-    return own.relative_to(peer).spread if own and peer else None
-
-
-def gain(own: Series | None, peer: Series | None, higher_is_better: bool) -> str | None:
-    """Format the ratio of two ways such that above 1 is better for the first."""
-    return ratio(own, peer) if higher_is_better else ratio(peer, own)
+    def _series(self, run: str) -> Sequence[Series]:
+        return self.runs[run].series if run in self.runs else ()
 
 
 def median(series: Series | None) -> str | None:

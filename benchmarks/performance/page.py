@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from results import Series, figure
+from results import Series, gain
 
-from performance.figures import Figures, gain
+from performance.figures import Figures, median
 from performance.sections import SECTIONS, Panel, Section, Way, label
 
 _BEGIN, _END = "<!-- written by make bench -->", "<!-- end of what make bench writes -->"
@@ -81,8 +81,8 @@ class Glance:
 def glance(figures: Mapping[str, Figures]) -> list[Glance]:
     """Return the lines for which both sides were measured."""
     return [
-        Glance(subject, section, _short(peer), _short(own), gain(own, peer, higher) or "")
-        for section, subject, own, peer, higher in _compared(figures)
+        Glance(subject, section, median(peer) or "", median(own) or "", gain(own, peer) or "")
+        for section, subject, own, peer in _compared(figures)
         if own and peer
     ] + _damaged(figures)
 
@@ -104,8 +104,8 @@ def glance_table(figures: Mapping[str, Figures], rows: Sequence[Glance], page: s
 
 def _compared(
     figures: Mapping[str, Figures],
-) -> Iterator[tuple[str, str, Series | None, Series | None, bool]]:
-    """Give section, subject, kvtier's series and vLLM's, and whether higher is better."""
+) -> Iterator[tuple[str, str, Series | None, Series | None]]:
+    """Give section, subject, kvtier's series and vLLM's."""
     for name, section in SECTIONS.items():
         for panel in section.panels_for(figures[name]):
             (peer, *_) = [way for way in panel.ways if way.role == "vllm"] or [None]
@@ -113,7 +113,7 @@ def _compared(
                 own, theirs = (
                     _find(figures[name], panel, case, way) for way in (panel.ways[0], peer)
                 )
-                yield name, subject, own, theirs, panel.higher_is_better
+                yield name, subject, own, theirs
 
 
 def _damaged(figures: Mapping[str, Figures]) -> list[Glance]:
@@ -133,10 +133,6 @@ def _damaged(figures: Mapping[str, Figures]) -> list[Glance]:
             "",
         )
     ]
-
-
-def _short(series: Series) -> str:
-    return f"{figure(series.median)} {series.unit}".strip()
 
 
 def _vllm_release(figures: Mapping[str, Figures]) -> str:
@@ -170,7 +166,7 @@ def _section(section: Section, figures: Figures) -> str:
         f"{command} · {rounds} round{'s' * (rounds > 1)} · "
         f"[all figures of all rounds](performance/{section.name}.json)"
     )
-    shown = _grids(figures) if section.grid else [plot, *_tables(section, figures)]
+    shown = _grids(figures) if not section.panels else [plot, *_tables(section, figures)]
     parts = [section.answer(figures), section.question, *shown]
     parts += [*_absences(section, figures), notes]
     return head + "\n\n".join(filter(None, parts)) + "\n"
@@ -178,13 +174,13 @@ def _section(section: Section, figures: Figures) -> str:
 
 def _tables(section: Section, figures: Figures) -> Iterator[str]:
     """Give a table for each row of panels with equal columns."""
-    for (axis, ways, higher), panels in itertools.groupby(
+    for (axis, ways, better), panels in itertools.groupby(
         section.panels_for(figures),
-        lambda panel: (panel.axis, tuple(panel.ways), panel.higher_is_better),
+        lambda panel: (panel.axis, tuple(panel.ways), panel.better),
     ):
         peers = compared(ways)
-        heads = [f"{axis}, {'more' if higher else 'less'} is better"]
-        heads += [way.label for way in ways] + [f"beside {way.label}" for way in peers]
+        heads = [f"{axis}, {better} is better"]
+        heads += [way.shown for way in ways] + [f"beside {way.shown}" for way in peers]
         lines = [heads, ["---"] * len(heads)]
         for panel in (panel for panel in panels if panel.tabled):
             for case in panel.cases or figures.cases(panel.run, panel.group, panel.quantity):
@@ -192,7 +188,7 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
                 if any(series.values()):
                     own = series[ways[0]]
                     cells = [one.spread if one else "" for one in series.values()]
-                    ratios = [gain(own, series[way], higher) or "" for way in peers]
+                    ratios = [gain(own, series[way]) or "" for way in peers]
                     lines.append(
                         [", ".join(filter(None, (panel.title, label(case)))), *cells, *ratios]
                     )
@@ -206,7 +202,7 @@ def _grids(figures: Figures) -> Iterator[str]:
         for group in figures.groups(name):
             of_group = [each for each in run.series if each.group == group]
             cases = list(dict.fromkeys(each.case for each in of_group))
-            cells = {(each.quantity, each.case): _short(each) for each in of_group}
+            cells = {(each.quantity, each.case): median(each) or "" for each in of_group}
             lines = [[group, *cases], ["---"] * (len(cases) + 1)]
             lines += [
                 [quantity, *(cells.get((quantity, case), "") for case in cases)]
@@ -245,7 +241,7 @@ def _absences(section: Section, figures: Figures) -> Iterator[str]:
                 for each in run.series
             ):
                 reason = run.absent.get(way.name, "the benchmark left it out")
-                said.add(f"Not measured, {way.label}: {reason}.")
+                said.add(f"Not measured, {way.shown}: {reason}.")
     yield from sorted(said)
 
 

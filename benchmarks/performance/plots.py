@@ -90,9 +90,9 @@ def _figure(section: Section, figures: Figures, colours: dict[str, str]) -> Figu
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     drawn.legend(
-        handles=[Patch(color=colours[role], label=name) for role, name in section.legend.items()],
+        handles=[Patch(color=colours[role], label=name) for role, name in section.legend().items()],
         loc="outside upper left",
-        ncols=len(section.legend),
+        ncols=len(section.legend()),
         frameon=False,
         handlelength=1,
         handleheight=1,
@@ -186,8 +186,7 @@ def _number(case: str) -> float:
 
 
 def _finish(axes: Any, panel: Panel, colours: dict[str, str], values: str) -> None:
-    better = "more" if panel.higher_is_better else "less"
-    label = f"{panel.axis} ({better} is better)"
+    label = f"{panel.axis} ({panel.better} is better)"
     (axes.set_xlabel if values == "x" else axes.set_ylabel)(label, fontsize=9)
     if panel.title:
         axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")

@@ -27,20 +27,26 @@ _OBJECT_BYTES = 2 << 20
 _LAYOUT = MemoryLayoutDesc([torch.Size([_OBJECT_BYTES // 1024, 512])], [torch.bfloat16])
 _PATIENCE_S = 120
 #: By group and way: the adapter with a place for its folder and the server's port.
-_ADAPTERS: dict[tuple[str, str], dict[str, Any]] = {
-    ("file", "kvtier"): {"url": "file://{folder}?direct_io=off"},
-    ("file", "kvtier, thread"): {"url": "file://{folder}?direct_io=off", "runner": "thread"},
-    ("file", "fs"): {"type": "fs", "base_path": "{folder}"},
-    ("file", "fs_native"): {"type": "fs_native", "base_path": "{folder}"},
-    ("disk", "kvtier"): {"url": "file://{folder}"},
-    ("disk", "fs_native"): {"type": "fs_native", "base_path": "{folder}", "use_odirect": True},
-    ("redis", "kvtier"): {"url": "redis://127.0.0.1:{port}/1"},
-    ("redis", "kvtier, thread"): {"url": "redis://127.0.0.1:{port}/2", "runner": "thread"},
-    ("redis", "resp"): {"type": "resp", "host": "127.0.0.1", "port": 0},
+_ADAPTERS: dict[str, dict[str, dict[str, Any]]] = {
+    "file": {
+        "kvtier": {"url": "file://{folder}?direct_io=off"},
+        "kvtier, thread": {"url": "file://{folder}?direct_io=off", "runner": "thread"},
+        "fs": {"type": "fs", "base_path": "{folder}"},
+        "fs_native": {"type": "fs_native", "base_path": "{folder}"},
+    },
+    "disk": {
+        "kvtier": {"url": "file://{folder}"},
+        "fs_native": {"type": "fs_native", "base_path": "{folder}", "use_odirect": True},
+    },
+    "redis": {
+        "kvtier": {"url": "redis://127.0.0.1:{port}/1"},
+        "kvtier, thread": {"url": "redis://127.0.0.1:{port}/2", "runner": "thread"},
+        "resp": {"type": "resp", "host": "127.0.0.1", "port": 0},
+    },
 }
 
 
-def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[tuple[str, str], Storage]:
+def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict[str, Storage]]:
     """Make every adapter, by group and way."""
     parser = add_mp_server_args(add_storage_manager_args(argparse.ArgumentParser()))
     size_gb = (batch_bytes + (8 << 20)) / 2**30
@@ -53,8 +59,8 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[tuple[str
     server = Server(folder / "server")
     server.start()
     stack.callback(server.kill)
-    made: dict[tuple[str, str], Storage] = {}
-    for (group, way), entry in _ADAPTERS.items():
+
+    def make(group: str, way: str, entry: dict[str, Any]) -> Storage:
         place = {"folder": folder / group / way, "port": server.port}
         entry = {k: v.format(**place) if isinstance(v, str) else v for k, v in entry.items()}
         if "url" in entry:
@@ -70,8 +76,12 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[tuple[str
         adapter = create_l2_adapter(parsed, l1.get_l1_memory_desc())
         stack.callback(adapter.close)
         clear = (lambda: server.ask("FLUSHALL")) if group == "redis" else (lambda: None)
-        made[group, way] = _Adapter(f"{group} {way}", adapter, objects, clear)
-    return made
+        return _Adapter(f"{group} {way}", adapter, objects, clear)
+
+    return {
+        group: {way: make(group, way, entry) for way, entry in adapters.items()}
+        for group, adapters in _ADAPTERS.items()
+    }
 
 
 class _Adapter(Storage):
