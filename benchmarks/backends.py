@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from importlib import import_module
 
@@ -54,7 +55,7 @@ def main() -> None:
     of_files = {name: True for name in ("keep", "full") if getattr(options, name)}
     for backend in options.backend:
         make_subject = getattr(import_module(f"ways.{backend}_ways"), SUBJECTS[backend])
-        with make_subject(options.root, **of_files) as subject:
+        with closing(make_subject(options.root, **of_files)) as subject:
             for kib in options.kib:
                 work = _work(subject, kib * 1024, options.total, options.at_a_time)
                 ways = subject.ways(work)

@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from runner import positive
@@ -31,7 +32,7 @@ from support.redis_server import Server
 from support.tier_process import tier_processes
 
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.replay import ReplayReport, chat_workload, replay
+from kvtier_sdk.replay import chat_workload, replay
 
 _CHUNK_BYTES = 4096
 _SAMPLES = 40
@@ -52,12 +53,8 @@ def main() -> int:
     parser.add_argument("--requests", type=positive, default=100_000, help="default: 100000")
     parser.add_argument("--concurrency", type=positive, default=64, help="default: 64")
     parser.add_argument("--seed", type=int, default=0, help="of the workload; default: 0")
-    parser.add_argument(
-        "--tier",
-        action="append",
-        metavar="URL",
-        help="repeatable; default: memory of 64MiB, then files of 64MiB in a new directory",
-    )
+    default = "repeatable; default: memory of 64MiB, then files of 64MiB in a new directory"
+    parser.add_argument("--tier", action="append", metavar="URL", help=default)
     parser.add_argument("--faults", action="store_true", help="a fault each second")
     arguments = parser.parse_args()
     workload = chat_workload(arguments.requests, arguments.seed)
@@ -84,121 +81,44 @@ def main() -> int:
                 f"{server.url}?runner=thread&{quick}",
                 f"file://{root}/kv?capacity=16MiB&runner=process&{quick}",
             ]
-            faults = Faults(server, root / "kv", happened)
-            ended.callback(faults.end)
+            ended.enter_context(faults(server, root / "kv", happened))
+        slots = min(_MOST_SLOTS, max(1, distinct // 10))
         config = TieringConfig.from_dict(
-            {
-                "slots": min(_MOST_SLOTS, max(1, distinct // 10)),
-                "chunk_bytes": _CHUNK_BYTES,
-                "tiers": tiers,
-            }
+            {"slots": slots, "chunk_bytes": _CHUNK_BYTES, "tiers": tiers}
         )
         report = replay(
             workload, config, concurrency=arguments.concurrency, on_progress=on_progress
         )
     print(
-        f"{report.chunks:,} chunks, {distinct:,} of them distinct, {config.slots:,} slots: hit "
+        f"{report.chunks:,} chunks, {distinct:,} of them distinct, {slots:,} slots: hit "
         f"rate {report.hit_rate:.3f}, {report.dropped:,} dropped, {report.elapsed_s:.0f} s"
     )
     for fault, count in happened.items():
         print(f"{count:5} times: {fault}")
     is_long = arguments.requests >= _LONG_REQUESTS
-    wrongs = find_wrongs(report, curve if is_long else [])
-    growth = "nothing grows" if is_long else "too short to tell of growth"
-    print(*(wrongs or [f"no wrong byte, nothing left, {growth}"]), sep="\n")
+    wrongs = [f"{report.wrong_bytes} wrong bytes"] if report.wrong_bytes else []
+    wrongs += [f"{count} {what} left over" for what, count in report.left_over.items() if count]
+    wrongs += growth(curve) if is_long else []
+    grown = "nothing grows" if is_long else "too short to tell of growth"
+    print(*(wrongs or [f"no wrong byte, nothing left, {grown}"]), sep="\n")
     return 1 if wrongs else 0
 
 
 def take_sample() -> dict[str, int]:
     """Count what the engine and its tiers' processes hold now, by name."""
     children = tier_processes(os.getpid())
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    # The host pool, and files in /dev/shm that carry our name.
+    pool_kib = int(status.partition("RssShmem:")[2].split()[0])
+    left = [file.stat().st_size for file in Path("/dev/shm").glob("*kvtier*") if file.is_file()]
     return {
         "engine_kib": _resident_kib("self"),
         "tiers_kib": sum(map(_resident_kib, children)),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
         "processes": len(children),
-        "shm_kib": _shared_kib() + _left_in_shm_kib(),
+        "shm_kib": pool_kib + sum(left) // 1024,
     }
-
-
-class Faults:
-    """Lets something happen to a server or a file tier's root each second, in a thread."""
-
-    def __init__(self, server: Server, root: Path, happened: Counter[str]) -> None:
-        self._server = server
-        self._root = root
-        self._happened = happened
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="faults")
-        self._thread.start()
-
-    def end(self) -> None:
-        """Let nothing happen any more."""
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        # A process that dies all the time is restarted ever more slowly.
-        faults = [self._freeze, self._remove, self._kill, self._remove] * 10 + [self._kill_tier]
-        next_s = time.monotonic()
-        for fault in itertools.cycle(faults):
-            next_s = max(next_s + _FAULT_EVERY_S, time.monotonic())
-            if self._over.wait(next_s - time.monotonic()):
-                return
-            self._happened[fault.__doc__ or ""] += 1
-            fault()
-
-    def _freeze(self) -> None:
-        """redis-server frozen for 0.2 s"""
-        self._server.pause()
-        self._over.wait(_FAULT_S)
-        self._server.resume()
-
-    def _kill(self) -> None:
-        """redis-server killed, and started again, empty"""
-        self._server.kill()
-        self._over.wait(_FAULT_S)
-        self._server.start()
-
-    def _remove(self) -> None:
-        """the file tier's root removed"""
-        subprocess.run(["rm", "-rf", self._root], capture_output=True, check=False)
-
-    def _kill_tier(self) -> None:
-        """the file tier's process killed"""
-        for process in tier_processes(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-
-
-def find_wrongs(report: ReplayReport, curve: list[dict[str, int]]) -> list[str]:
-    """Name what should not be: wrong bytes, what is left over, what has grown."""
-    wrongs = []
-    if report.wrong_bytes:
-        wrongs.append(f"{report.wrong_bytes} wrong bytes")
-    wrongs += [f"{count} {what} left over" for what, count in report.left_over.items() if count]
-    quarter = len(curve) // 4
-    if quarter:
-        for name in curve[0]:
-            values = [sample[name] for sample in curve]
-            before = statistics.median(values[quarter : 2 * quarter])
-            after = statistics.median(values[-quarter:])
-            if after > before * (1 + _GROWTH) + _MORE:
-                wrongs.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
-    return wrongs
-
-
-def _shared_kib() -> int:
-    """Return how much shared memory this process has mapped and used: the host pool."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.partition("RssShmem:")[2].split()[0])
-
-
-def _left_in_shm_kib() -> int:
-    """Return the length of the files in /dev/shm that carry our name."""
-    files = Path("/dev/shm").glob("*kvtier*")
-    return sum(file.stat().st_size for file in files if file.is_file()) // 1024
 
 
 def _resident_kib(process: str | int) -> int:
@@ -207,6 +127,65 @@ def _resident_kib(process: str | int) -> int:
     except (OSError, IndexError):
         return 0  # it has just died
     return pages * resource.getpagesize() // 1024
+
+
+def growth(curve: list[dict[str, int]]) -> list[str]:
+    """Name what has grown from the second quarter of the run to the last."""
+    quarter = len(curve) // 4
+    grown = []
+    for name in curve[0]:
+        values = [sample[name] for sample in curve]
+        before = statistics.median(values[quarter : 2 * quarter])
+        after = statistics.median(values[-quarter:])
+        if after > before * (1 + _GROWTH) + _MORE:
+            grown.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
+    return grown
+
+
+@contextlib.contextmanager
+def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]:
+    """Let something happen to a server or a file tier's root each second, in a thread."""
+    over = threading.Event()
+
+    def freeze() -> None:
+        """redis-server frozen for 0.2 s"""
+        server.pause()
+        over.wait(_FAULT_S)
+        server.resume()
+
+    def kill() -> None:
+        """redis-server killed, and started again, empty"""
+        server.kill()
+        over.wait(_FAULT_S)
+        server.start()
+
+    def remove() -> None:
+        """the file tier's root removed"""
+        subprocess.run(["rm", "-rf", root], capture_output=True, check=False)
+
+    def kill_tier() -> None:
+        """the file tier's process killed"""
+        for process in tier_processes(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def run() -> None:
+        next_s = time.monotonic()
+        # A process that dies all the time is restarted ever more slowly.
+        for fault in itertools.cycle([freeze, remove, kill, remove] * 10 + [kill_tier]):
+            next_s = max(next_s + _FAULT_EVERY_S, time.monotonic())
+            if over.wait(next_s - time.monotonic()):
+                return
+            happened[fault.__doc__ or ""] += 1
+            fault()
+
+    thread = threading.Thread(target=run, name="faults")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 if __name__ == "__main__":

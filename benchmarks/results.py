@@ -35,16 +35,13 @@ _Way = TypeVar("_Way")
 class Series:
     """One quantity of one way, measured once a round.
 
-    The n-th values of all ways of a case are from the same round, where :meth:`relative_to`
-    compares them.
-
     Attributes:
         group: subject of the measurement, such as a store or a trace.
         case: what was done: ``load 2 MiB``.
         way: the program that did it: kvtier, a peer or the limit.
         quantity: name of the values.
         unit: their unit; empty for shares and ratios.
-        values: one a round.
+        values: one a round; the n-th ones of all ways of a case are from the same round.
     """
 
     group: str
@@ -105,17 +102,12 @@ class Result:
 
 
 def is_rate(quantity: str) -> bool:
-    """Return true for a quantity of which more is better."""
+    """Return true if more of a quantity is better."""
     return quantity in _RATES
 
 
 def gain(own: Series | None, peer: Series | None) -> str | None:
-    """Format the ratio of two ways such that above 1 is better for the first.
-
-    Returns:
-        The median over the rounds, and the quartiles; ``None`` where one side has no figure, or
-        one that is not above 0.
-    """
+    """Format the ratio of two ways so that above 1 is better for the first, if all are above 0."""
     if own is None or peer is None or min(*own.values, *peer.values) <= 0:
         return None
     more, less = (own, peer) if is_rate(own.quantity) else (peer, own)
@@ -144,7 +136,7 @@ def write(file: Path, series: Sequence[Series], *, root: Path, absent: Mapping[s
         file: where to.
         series: the figures.
         root: directory on the disk that was measured.
-        absent: ways that could not be measured, and why.
+        absent: see :class:`Result`.
     """
     result = Result(
         command=_command(),

@@ -1,9 +1,8 @@
-"""Cost of many slots, chunks, tiers and waiting requests, and of a large root at the start.
+"""Cost of many slots, tiers and waiting requests, and of a large root at the start.
 
-Usage: python benchmarks/scale.py [SECTION ...] [--slots N ...] [--chunks N ...] [--root DIR] ...
+Usage: python benchmarks/scale.py [SECTION ...] [--slots N ...] [--root DIR] ...
 
     slots     the manager's memory and time, by the number of slots of the host pool
-    chunks    what a tier remembers of each chunk: memory and time, by the number of chunks
     tiers     a step and a lookup, by the number of tiers
     waiting   10,000 requests of 500 chunks that wait for a tier, looked up in each step
     files     the start of a file tier over a root with a million chunks
@@ -32,12 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from results import Series
 from runner import Benchmark, positive
 
-from kvtier_file.budget import Budget
-from kvtier_file.chunks import ChunkId
 from kvtier_file.namespace import shard_of
 from kvtier_sdk import (
     Namespace,
@@ -57,7 +53,7 @@ from kvtier_sdk.tiering import open_manager
 _CHUNK_BYTES = 4096
 _REQUEST_CHUNKS = 500
 _NAMESPACE = Namespace({"engine": "benchmark"})
-_SECTIONS = ("slots", "chunks", "tiers", "waiting", "files")
+_SECTIONS = ("slots", "tiers", "waiting", "files")
 
 Row = dict[str, float]
 _Measure = Callable[..., Row]
@@ -69,8 +65,6 @@ def main() -> None:
     bench.option("sections", nargs="*", choices=[[], *_SECTIONS], help="default: all")
     sizes = {"nargs": "+", "type": positive}
     bench.option("--slots", default=[10_000, 100_000, 1_000_000], **sizes)
-    remembered = "that tiers remember; 10,000,000 take 7 GiB of memory"
-    bench.option("--chunks", default=[100_000, 1_000_000], help=remembered, **sizes)
     bench.option("--tiers", default=[1, 4, 16, 64], **sizes)
     bench.option("--requests", type=positive, default=10_000, help="that wait")
     bench.option("--files", type=positive, default=1_000_000, help="made under the root")
@@ -92,11 +86,6 @@ def main() -> None:
     if "slots" in sections:
         title = "slots of the pool: bytes a slot, us a chunk, ms a walk"
         by_size(title, "slots", options.slots, _measure_slots)
-    if "chunks" in sections:
-        title = "chunks in the memory tier: bytes beside the chunk's own, us a chunk"
-        by_size(title, "chunks", options.chunks, _measure_memory)
-        title = "chunks in the file tier's account: bytes and us a chunk"
-        by_size(title, "chunks", options.chunks, _measure_budget)
     if "tiers" in sections:
         title = "tiers: us a step, and a request of 500 chunks, us a chunk"
         by_size(title, "tiers", options.tiers, _measure_tiers)
@@ -164,85 +153,6 @@ def _reuse(manager: TieringManager, meter: _Meter, keys: Sequence[bytes]) -> Non
     meter.batch("complete_load", manager.complete_load, keys, request)
     manager.on_request_finished(request)
     meter.call("end of step", 1e6 / len(keys), manager.on_schedule_end)
-
-
-# --- chunks -------------------------------------------------------------------------------------
-
-
-def _measure_memory(chunks: int) -> Row:
-    header_bytes, payload_bytes = 64, 64
-    spec = TierSpec.from_url(f"memory:?capacity={chunks * (header_bytes + payload_bytes)}")
-    context = _context(spec, header_bytes, payload_bytes)
-    tier = spec.tier_class(spec.config, context)
-    payload = memoryview(np.zeros(header_bytes + payload_bytes, np.uint8)).cast("B")
-    request = RequestContext("r")
-    meter = _Meter()
-
-    def transfers(keys: Sequence[bytes]) -> list[Transfer]:
-        return [Transfer(k, request, payload[:header_bytes], payload[header_bytes:]) for k in keys]
-
-    def run(name: str, call: Callable[[Any], Any], argument: Sequence[Any]) -> None:
-        meter.call(name, 1e6 / len(argument), lambda: _drive(call(argument)))
-
-    keys = _Keys()
-    before_bytes = _resident_bytes()
-    for _ in range(chunks // _REQUEST_CHUNKS):
-        _drive(tier.store(transfers(next(keys))))
-    used_bytes = _resident_bytes() - before_bytes
-    _settle()
-    for _ in range(50):
-        some = keys.earlier(1)
-        run("lookup", lambda keys: tier.lookup(keys, request), some)
-        run("load", tier.load, transfers(some))
-        run("store, evicting", tier.store, transfers(next(keys)))
-    return {"bytes": used_bytes / chunks - header_bytes - payload_bytes, **meter.medians()}
-
-
-def _drive(coroutine: Any) -> None:
-    """Run a coroutine that never waits."""
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    raise AssertionError("it waits")
-
-
-def _measure_budget(chunks: int) -> Row:
-    keys = _Keys()
-    fingerprint = _NAMESPACE.fingerprint
-    budget = Budget(chunks * _CHUNK_BYTES)
-    meter = _Meter()
-    times_ns = itertools.count(time.time_ns())
-
-    def add(keys: Sequence[bytes]) -> None:
-        for key in keys:
-            budget.add(fingerprint, key, _CHUNK_BYTES, next(times_ns))
-
-    def evict(count: int) -> None:
-        victims = budget.victims(
-            count * _CHUNK_BYTES,
-            0,
-            pinned=(),
-            open_namespaces={fingerprint},
-            last_used_ns=lambda chunk_id: None,
-        )
-        for chunk_id in victims:
-            budget.discard(*chunk_id)
-
-    before_bytes = _resident_bytes()
-    for _ in range(chunks // _REQUEST_CHUNKS):
-        add(next(keys))
-    used_bytes = _resident_bytes() - before_bytes
-    _settle()
-    for _ in range(50):
-        some = keys.earlier(1)
-        scale = 1e6 / len(some)
-        meter.call(
-            "contains", scale, lambda keys: [ChunkId(fingerprint, k) in budget for k in keys], some
-        )
-        meter.call("evict", scale, evict, _REQUEST_CHUNKS)
-        meter.call("add", scale, add, next(keys))
-    return {"bytes": used_bytes / chunks, **meter.medians()}
 
 
 # --- tiers and waiting requests -----------------------------------------------------------------
@@ -369,7 +279,17 @@ async def _start_over(root: str, files: int) -> Row:
     # Room for all, and no more than the file system has.
     capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
     spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
-    tier = spec.tier_class(spec.config, _context(spec, _CHUNK_BYTES, _CHUNK_BYTES))
+    context = TierContext(
+        name=spec.name,
+        namespace=_NAMESPACE,
+        chunk_bytes=_CHUNK_BYTES,
+        header_bytes=_CHUNK_BYTES,
+        payload_bytes=_CHUNK_BYTES,
+        clock=SystemClock(),
+        logger=logging.getLogger("benchmark"),
+        report_removed=lambda keys, *, evicted=False: None,
+    )
+    tier = spec.tier_class(spec.config, context)
     request = RequestContext("r")
     header, payload = (memoryview(mmap.mmap(-1, _CHUNK_BYTES)) for _ in range(2))
     transfer = Transfer(b"a new chunk", request, header, payload)
@@ -454,19 +374,6 @@ class _Meter:
     def medians(self) -> Row:
         """Return the median of each name's samples."""
         return {name: statistics.median(samples) for name, samples in self.samples.items()}
-
-
-def _context(spec: TierSpec, header_bytes: int, payload_bytes: int) -> TierContext:
-    return TierContext(
-        name=spec.name,
-        namespace=_NAMESPACE,
-        chunk_bytes=payload_bytes,
-        header_bytes=header_bytes,
-        payload_bytes=payload_bytes,
-        clock=SystemClock(),
-        logger=logging.getLogger("benchmark"),
-        report_removed=lambda keys, *, evicted=False: None,
-    )
 
 
 def _apart(measure: _Measure, *arguments: Any) -> Row:

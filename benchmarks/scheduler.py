@@ -18,25 +18,38 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import math
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from connector_loop import ConnectorLoop, Side
-from kvtier_side import KVTierSide
 from runner import Benchmark, Sample, positive
 
-from kvtier_sdk.aio.clock import SystemClock
-from kvtier_sdk.core import CORE
-from kvtier_sdk.options.units import parse_bytes
+from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.pool import HostPool
+from kvtier_sdk.registry import load_policy
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace
+from kvtier_sdk.runner import ThreadRunner, TierLoop
+from kvtier_sdk.runner.jobs import Job, JobResult, Report
+from kvtier_sdk.tiering import TieringManager
+from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
+_POLL_S = 50e-6
+# The tiers are waited for, so no deadline may strike.
+_PATIENT_S = 600.0
+_DEADLINES = ("lookup_deadline", "load_deadline", "store_deadline")
 _SMALL_CHUNK_BYTES = 4096
+#: Beside the saturated file tier.
+_FILE_CHUNK_BYTES = 64 * 1024
+_STEP_S = 0.002
 _VLLM_SIDES = {"vLLM, thread": True, "vLLM, at once": False}
 
 
@@ -48,39 +61,21 @@ def main() -> None:
     bench.option("--concurrency", type=positive, nargs="+", default=[1, 8], help="%(default)s")
     bench.option("--cost-only", action="store_true", help="leave the interference out")
     bench.option("--slots", type=positive, default=2000, help="of the primary tier")
-    bench.option(
-        "--file-chunk-bytes",
-        type=parse_bytes,
-        default="64KiB",
-        help="of a chunk beside the saturated file tier (%(default)s)",
-    )
-    bench.option("--step-ms", type=float, default=2.0, help="of the model's run beside it")
     options = bench.parse()
     workload = read_trace(options.trace) if options.trace else chat_workload(options.requests, 0)
-    loop = SystemClock().new_event_loop()
-    loop.close()
-    print(
-        f"Python {platform.python_version()}, {CORE} core, event loop of "
-        f"{type(loop).__module__.split('.')[0]}, {sum(len(one.keys) for one in workload)} chunks"
-    )
-    slots, chunk_bytes = options.slots, options.file_chunk_bytes
+    slots = options.slots
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root) as directory:
-        step_s = options.step_ms / 1e3
-
-        def make_saturated() -> KVTierSide:
-            url = f"file://{tempfile.mkdtemp(dir=directory)}"
-            return KVTierSide(slots, chunk_bytes, url, step_s)
-
+        large = partial(KVTierSide, slots, _FILE_CHUNK_BYTES, step_s=_STEP_S)
         saturated: dict[str, Callable[[], KVTierSide]] = {
-            "file tier": make_saturated,
-            "no tier": lambda: KVTierSide(slots, chunk_bytes, None, step_s),
+            "file tier": lambda: large(f"file://{tempfile.mkdtemp(dir=directory)}"),
+            "no tier": large,
         }
         for concurrency in options.concurrency:
             group = f"{concurrency} at a time"
             play = partial(_play, workload, concurrency, _SMALL_CHUNK_BYTES)
             sides = _sides(slots, bench).items()
             bench.measure(group, {name: partial(_cost, play, make) for name, make in sides})
-            play = partial(_play, workload, concurrency, chunk_bytes)
+            play = partial(_play, workload, concurrency, _FILE_CHUNK_BYTES)
             beside = {name: partial(_beside, play, make) for name, make in saturated.items()}
             if not options.cost_only:
                 bench.measure(group, beside)
@@ -143,6 +138,113 @@ def _play(
     finally:
         gc.unfreeze()
     return loop
+
+
+# --- our side ---------------------------------------------------------------------------------
+
+
+class KVTierSide:
+    """``TieringManager`` with one tier in a thread, digests on, or with none.
+
+    Args:
+        slots: of the host pool.
+        chunk_bytes: of a chunk.
+        url: of the tier.
+        step_s: duration of the model's run; ``None`` for as long as the tier has something to do.
+        policy: name of the eviction policy.
+    """
+
+    hit = LookupResult.HIT
+    miss = LookupResult.MISS
+
+    def __init__(
+        self,
+        slots: int,
+        chunk_bytes: int,
+        url: str | None = None,
+        step_s: float | None = None,
+        policy: str = "prefix",
+    ) -> None:
+        clock = SystemClock()
+        self._step_s = step_s
+        self._pool = HostPool(slots, chunk_bytes)
+        self._runner: _CountingRunner | None = None
+        eviction = load_policy(policy)()
+        eviction.open(slots)
+        self.manager = TieringManager(
+            self._pool,
+            policy=eviction,
+            clock=clock,
+            # Nothing is computed, so there is nothing to compare a load with.
+            recompute_s=math.inf,
+        )
+        if url is None:
+            return
+        spec = TierSpec.from_url(url, **dict.fromkeys(_DEADLINES, _PATIENT_S))
+
+        def make_loop(report: Callable[[Report], None]) -> TierLoop:
+            return TierLoop(
+                spec,
+                namespace=Namespace({"engine": "benchmark"}),
+                memory=self._pool,
+                clock=clock,
+                report=report,
+                verify=True,
+            )
+
+        self._runner = _CountingRunner(spec.name, make_loop, clock)
+        self.manager.add_tier(spec, self._runner)
+
+    def context(self, request: ReplayRequest) -> RequestContext:
+        return RequestContext(request.request_id)
+
+    def load_slots(self, spec: Any) -> list[int]:
+        return list(spec.slots)
+
+    def store_slots(self, output: Any) -> tuple[Sequence[OffloadKey], Sequence[int]]:
+        return output.keys_to_store, output.slots
+
+    def view(self, slot: int) -> memoryview:
+        return self._pool.view(slot)
+
+    def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[()]:
+        return ()
+
+    def run_model(self) -> None:
+        if self._step_s is not None:
+            time.sleep(self._step_s)
+        elif self._runner is not None:
+            while not self._runner.all_reported():
+                time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        self.manager.shutdown(timeout_s=60.0)
+        self._pool.close()
+
+
+class _CountingRunner(ThreadRunner):
+    """A runner that knows if every job was reported; only a benchmark needs to wait for that."""
+
+    def __init__(
+        self, name: str, make_loop: Callable[[Callable[[Report], None]], TierLoop], clock: Clock
+    ) -> None:
+        def make_counted(report: Callable[[Report], None]) -> TierLoop:
+            def counted(one: Report) -> None:
+                report(one)
+                self._reported += isinstance(one, JobResult)
+
+            return make_loop(counted)
+
+        super().__init__(name, make_counted, clock)
+        self._submitted = 0
+        self._reported = 0
+
+    def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
+        self._submitted += len(jobs)
+        return super().submit(jobs)
+
+    def all_reported(self) -> bool:
+        return self._reported == self._submitted
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ merged; "contiguous" names neighbours on both sides. On a GPU "run by run" is th
 without the kernel that gathers short runs; every side has a stream of its own. Bytes are random,
 and each way's are compared once, before the rounds.
 
-The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory; on a GPU where vLLM
-is installed its own copy (swap_blocks_batch) is timed as well. A worker's time is from submit to
-the end of wait. "planned" is what a job costs the engine's thread before a device has it. A job's
-fixed cost is timed too, on a CPU: "unmoved" is a worker that plans and hands over as usual but
-copies nothing, and no worker is faster than that. Both are shown in GB/s that no byte has.
+The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker's time is
+from submit to the end of wait. "planned" is what a job costs the engine's thread before a device
+has it, and "unmoved", on a CPU, a worker that hands over as usual but copies nothing: no worker is
+faster than that. Both are shown in GB/s that no byte has.
 """
 
 from __future__ import annotations
@@ -91,8 +90,6 @@ class Setting:
             found["unmoved"] = partial(self._work, self.unmoved, operation, blocks, slots, None)
         if self.device.type == "cuda":
             found["run by run"] = partial(self._run_by_run, operation, self._stream())
-            vllm = vllm_copy(*self.ours, operation, blocks, slots, self._stream())
-            found |= {} if vllm is None else {"vllm": vllm}
         return found
 
     def check(self, operation: str, name: str, copy: Callable[[], None]) -> None:
@@ -192,37 +189,6 @@ def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
         yield
     if stream is not None:
         stream.synchronize()
-
-
-def vllm_copy(
-    layers: Sequence[torch.Tensor],
-    host: torch.Tensor,
-    operation: str,
-    blocks: np.ndarray,
-    slots: np.ndarray,
-    stream: torch.cuda.Stream | None,
-) -> Callable[[], None] | None:
-    """Return vLLM's batched copy of the same pages, where it is installed."""
-    try:
-        from vllm import _custom_ops as ops
-    except ImportError:
-        return None
-    page_bytes = layers[0].shape[1]
-    rows = host.data_ptr() + slots * host.shape[1]
-    on_device = torch.from_numpy(
-        np.concatenate([layer.data_ptr() + blocks * page_bytes for layer in layers])
-    )
-    on_host = torch.from_numpy(
-        np.concatenate([rows + index * page_bytes for index in range(len(layers))])
-    )
-    sizes = torch.full_like(on_device, page_bytes)
-    ends = (on_device, on_host) if operation == "store" else (on_host, on_device)
-
-    def copy() -> None:
-        with used(stream):
-            ops.swap_blocks_batch(*ends, sizes, is_src_access_order_any=operation == "load")
-
-    return copy
 
 
 def measure(setting: Setting, case: str, operation: str, rounds: int) -> dict[str, Series]:

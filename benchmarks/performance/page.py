@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from results import Series, gain
 
@@ -37,8 +36,8 @@ def page(figures: Mapping[str, Figures]) -> str:
         figures: by section.
     """
     parts = [_INTRODUCTION, *([_QUICK + "\n"] if _is_quick(figures) else [])]
-    if rows := glance(figures):
-        parts.append("## At a glance\n\n" + glance_table(figures, rows, "") + "\n")
+    if rows := list(_glance(figures, "")):
+        parts.append("## At a glance\n\n" + _glance_table(figures, rows) + "\n")
     parts += [_section(section, figures[section.name]) for section in SECTIONS.values()]
     parts.append(_machines(figures))
     return "\n".join(parts)
@@ -46,7 +45,7 @@ def page(figures: Mapping[str, Figures]) -> str:
 
 def readme(text: str, figures: Mapping[str, Figures]) -> str:
     """Return the README's text with the table of these figures."""
-    table = glance_table(figures, glance(figures), "docs/performance.md")
+    table = _glance_table(figures, list(_glance(figures, "docs/performance.md")))
     quick = " A quick run." if _is_quick(figures) else ""
     caption = (
         f"Medians, from {_machine_words(figures)}.{quick} `make bench` measures yours;\n"
@@ -59,80 +58,34 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
 # --- at a glance ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Glance:
-    """One line of the table at a glance.
+def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
+    """Give subject, vLLM's figure, kvtier's and the ratio, where both sides were measured."""
 
-    Attributes:
-        subject: what is measured.
-        section: section that has the figure.
-        peer: vLLM's figure.
-        own: kvtier's.
-        ratio: above 1 is better for kvtier.
-    """
+    def link(section: str, subject: str) -> str:
+        return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"
 
-    subject: str
-    section: str
-    peer: str
-    own: str
-    ratio: str
-
-
-def glance(figures: Mapping[str, Figures]) -> list[Glance]:
-    """Return the lines for which both sides were measured."""
-    return [
-        Glance(subject, section, median(peer) or "", median(own) or "", gain(own, peer) or "")
-        for section, subject, own, peer in _compared(figures)
-        if own and peer
-    ] + _damaged(figures)
-
-
-def glance_table(figures: Mapping[str, Figures], rows: Sequence[Glance], page: str) -> str:
-    """Return the lines as a table, with links into the page."""
-    return "\n".join(
-        [
-            f"| | vLLM{_vllm_release(figures)} | kvtier | ratio |",
-            "| --- | --- | --- | --- |",
-            *(
-                f"| [{row.subject}]({page}#{_anchor(SECTIONS[row.section].title)}) | {row.peer} "
-                f"| {row.own} | {row.ratio} |"
-                for row in rows
-            ),
-        ]
-    )
-
-
-def _compared(
-    figures: Mapping[str, Figures],
-) -> Iterator[tuple[str, str, Series | None, Series | None]]:
-    """Give section, subject, kvtier's series and vLLM's."""
     for name, section in SECTIONS.items():
         for panel in section.panels_for(figures[name]):
-            (peer, *_) = [way for way in panel.ways if way.role == "vllm"] or [None]
-            for case, subject in panel.glance.items() if peer else ():
-                own, theirs = (
-                    _find(figures[name], panel, case, way) for way in (panel.ways[0], peer)
-                )
-                yield name, subject, own, theirs
-
-
-def _damaged(figures: Mapping[str, Figures]) -> list[Glance]:
+            peers = [way for way in panel.ways if way.role == "vllm"]
+            for case, subject in panel.glance.items() if peers else ():
+                ways = (panel.ways[0], peers[0])
+                own, peer = (_find(figures[name], panel, case, way) for way in ways)
+                if own and peer:
+                    shown = [median(peer) or "", median(own) or "", gain(own, peer) or ""]
+                    yield [link(name, subject), *shown]
     panel = SECTIONS["first-token"].panels[0]
-    own, peer = (
-        figures["first-token"].find(panel.run, panel.group, "damaged files", way, "same answer")
-        for way in (panel.ways[0].name, panel.ways[-1].name)
-    )
-    if not own or not peer:
-        return []
+    ways = (panel.ways[-1].name, panel.ways[0].name)
+    of = (panel.run, panel.group, "damaged files")
+    answers = [figures["first-token"].find(*of, way, "same answer") for way in ways]
     said = {1.0: "found, computed again: the same answer", 0.0: "**used: another answer**"}
-    return [
-        Glance(
-            "one byte of each stored chunk flips",
-            "first-token",
-            *(said[one.median] for one in (peer, own)),
-            "",
-        )
-    ]
+    if all(answers):
+        subject = link("first-token", "one byte of each stored chunk flips")
+        yield [subject, *(said[one.median] for one in answers if one), ""]
+
+
+def _glance_table(figures: Mapping[str, Figures], rows: Sequence[Sequence[str]]) -> str:
+    head = ["", f"vLLM{_vllm_release(figures)}", "kvtier", "ratio"]
+    return _table([head, ["---"] * 4, *rows]).replace("|  |", "| |", 1)
 
 
 def _vllm_release(figures: Mapping[str, Figures]) -> str:
@@ -255,25 +208,11 @@ def _machines(figures: Mapping[str, Figures]) -> str:
         for run_name, run in of.runs.items()
         if run.series
     }
-    lines = [
-        ["run", "day", "commit", "duration", "disk", "other programs"],
-        ["---"] * 6,
-        *(
-            [
-                name,
-                run.date,
-                run.commit,
-                f"{run.seconds:,.0f} s",
-                run.machine["disk"],
-                run.machine["other programs"],
-            ]
-            for name, run in runs.items()
-        ),
-    ]
-    facts = {
-        "Machine": ("CPU", "memory", "kernel"),
-        "Software": ("software",),
-    }
+    lines = [["run", "day", "commit", "duration", "disk", "other programs"], ["---"] * 6]
+    for name, run in runs.items():
+        measured = [name, run.date, run.commit, f"{run.seconds:,.0f} s"]
+        lines.append([*measured, run.machine["disk"], run.machine["other programs"]])
+    facts = {"Machine": ("CPU", "memory", "kernel"), "Software": ("software",)}
     said = []
     for title, keys in facts.items():
         by_fact: dict[str, list[str]] = {}

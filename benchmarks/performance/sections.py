@@ -538,8 +538,7 @@ SCALE = Section(
         Run(
             "growth",
             "scale.py",
-            "scale.py --slots 10000 100000 --chunks 100000 --tiers 1 4 --requests 1000 "
-            "--files 50000",
+            "scale.py --slots 10000 100000 --tiers 1 4 --requests 1000 --files 50000",
         )
     ],
 )

@@ -128,10 +128,7 @@ class FileSubject(Subject):
         self._keep = keep
         self._full = full
 
-    def __enter__(self) -> FileSubject:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
+    def close(self) -> None:
         shutil.rmtree(self._directory)
 
     def clear(self) -> None:

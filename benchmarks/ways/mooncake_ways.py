@@ -88,12 +88,9 @@ class MooncakeSubject(Subject):
     def __init__(self, root: Path) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-")
         self._store = MooncakeStore(Path(self._directory.name), segment_bytes=2**30)
-
-    def __enter__(self) -> MooncakeSubject:
         self._store.start()
-        return self
 
-    def __exit__(self, *failure: object) -> None:
+    def close(self) -> None:
         self._store.kill()
         self._directory.cleanup()
 

@@ -76,12 +76,9 @@ class RedisSubject(Subject):
     def __init__(self, root: Path) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-")
         self._server = Server(Path(self._directory.name))
-
-    def __enter__(self) -> RedisSubject:
         self._server.start()
-        return self
 
-    def __exit__(self, *failure: object) -> None:
+    def close(self) -> None:
         self._server.kill()
         self._directory.cleanup()
 

@@ -160,12 +160,9 @@ class S3Subject(Subject):
     def __init__(self, root: Path) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=root)
         self._server = S3Server(Path(self._directory.name), buckets=(_BUCKET,))
-
-    def __enter__(self) -> S3Subject:
         self._server.start()
-        return self
 
-    def __exit__(self, *failure: object) -> None:
+    def close(self) -> None:
         self._server.kill()
         self._directory.cleanup()
 

@@ -37,11 +37,10 @@ class Work:
         chunks: number of chunks to move.
         keys: number of different chunks among them.
         at_a_time: connections of a client, or threads, and calls of a tier.
-        slots: header and payload of each chunk, the payload in a slot of a host pool. Together they
-            are larger than a processor's cache, where less work would let some ways stay.
+        slots: header and payload of each chunk, the payload in a slot of a host pool.
         pool: the host pool.
         regions: the memory of all headers and of the pool.
-        values: the random bytes of each key, header and payload, for clients that take objects.
+        values: the random bytes of each key, header and payload.
     """
 
     chunk_bytes: int
@@ -126,11 +125,7 @@ def cpu_s() -> float:
 
 
 class Way(ABC):
-    """One way to move chunks.
-
-    Args:
-        work: the chunks to move.
-    """
+    """One way to move chunks."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -224,7 +219,7 @@ class ClientWay(Way):
 
 
 class Subject(ABC):
-    """A backend with all the ways to use it; it runs while its context is open.
+    """A backend with all the ways to use it, running.
 
     Attributes:
         keys_bytes: payload of all different keys; without it each chunk has a key of its own.
@@ -243,7 +238,5 @@ class Subject(ABC):
         """Remove all stored chunks."""
 
     @abstractmethod
-    def __enter__(self) -> Subject: ...
-
-    @abstractmethod
-    def __exit__(self, *failure: object) -> None: ...
+    def close(self) -> None:
+        """Stop what serves it."""

@@ -40,7 +40,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "apart"),
         ("policies.py --requests 40", "optimum"),
         (
-            "scale.py --slots 10000 --chunks 1000 --tiers 1 --requests 10 --files 500",
+            "scale.py --slots 10000 --tiers 1 --requests 10 --files 500",
             "start of the file tier",
         ),
         (
