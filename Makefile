@@ -158,7 +158,7 @@ fuzz: $(FUZZ_VENV)/.setup
 	PYTHONPATH=tests nice -n 19 $(FUZZ_VENV)/bin/python -m support.fuzz --minutes $(MINUTES)
 
 endurance: setup redis-server
-	$(BIN)/python benchmarks/endurance.py --requests 200000 --faults
+	PYTHONPATH=tests $(BIN)/python -m support.endurance --requests 200000 --faults
 
 search: setup servers
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis

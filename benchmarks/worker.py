@@ -17,15 +17,14 @@ faster than that. Both are shown in GB/s that no byte has.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
-import results
 import torch
-from results import Series
-from runner import Benchmark, must_be_equal, positive
+from runner import Benchmark, Sample, must_be_equal, positive
 
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker import (
@@ -191,25 +190,13 @@ def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
         stream.synchronize()
 
 
-def measure(setting: Setting, case: str, operation: str, rounds: int) -> dict[str, Series]:
-    """Measure the GB/s of each way by its name."""
-    copies = setting.copies(operation)
-    for name, copy in copies.items():
-        setting.check(operation, name, copy)
+def turn(case: str, size_bytes: int, copy: Callable[[], None], number: int) -> Iterator[Sample]:
     # Small copies are too short for a clock: repeat them for about a millisecond.
-    repeats = max(1, 4 * MIB // setting.size_bytes)
-    rates: dict[str, list[float]] = {name: [] for name in copies}
-    for number in range(rounds):
-        for name in results.in_turns(copies, number):
-            began_s = time.perf_counter()
-            for _ in range(repeats):
-                copies[name]()
-            taken_s = (time.perf_counter() - began_s) / repeats
-            rates[name].append(setting.size_bytes / taken_s / 1e9)
-    return {
-        name: Series(operation, case, name, "throughput", "GB/s", values)
-        for name, values in rates.items()
-    }
+    repeats = max(1, 4 * MIB // size_bytes)
+    began_s = time.perf_counter()
+    for _ in range(repeats):
+        copy()
+    yield case, "throughput", "GB/s", size_bytes * repeats / (time.perf_counter() - began_s) / 1e9
 
 
 def numbers(text: str) -> list[int]:
@@ -229,18 +216,20 @@ def main() -> None:
     bench.option("--threads", type=int, default=0, help="copy threads on a CPU (0: default)")
     options = bench.parse()
     print(f"torch {torch.__version__} on {options.device}, {torch.get_num_threads()} threads")
-    for layers in options.layers:
-        for kib in options.kib:
-            for pages in options.pages:
-                if layers * pages * kib * 1024 <= options.max_mib * MIB:
-                    setting = Setting(
-                        options.device, pages, kib * 1024, options.spread, options.threads, layers
-                    )
-                    case = f"{layers} x " * (layers > 1) + f"{pages} x {kib} KiB"
-                    for operation in ("store", "load"):
-                        found = measure(setting, case, operation, options.rounds)
-                        bench.add(list(found.values()), "scattered")
-                    setting.close()
+    for layers, kib, pages in itertools.product(options.layers, options.kib, options.pages):
+        if layers * pages * kib * 1024 > options.max_mib * MIB:
+            continue
+        setting = Setting(
+            options.device, pages, kib * 1024, options.spread, options.threads, layers
+        )
+        case = f"{layers} x " * (layers > 1) + f"{pages} x {kib} KiB"
+        for operation in ("store", "load"):
+            copies = setting.copies(operation)
+            for name, copy in copies.items():
+                setting.check(operation, name, copy)
+            time_it = partial(turn, case, setting.size_bytes)
+            bench.measure(operation, {name: partial(time_it, copies[name]) for name in copies})
+        setting.close()
     bench.finish()
 
 

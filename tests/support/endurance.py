@@ -1,6 +1,6 @@
 """A long replay: no wrong byte, nothing left over at the end, and nothing that grows.
 
-Usage: python benchmarks/endurance.py [--requests N] [--concurrency N] [--faults | --tier URL ...]
+Usage: python -m support.endurance [--requests N] [--concurrency N] [--faults | --tier URL ...]
 
 Generated chats overlap through a host pool of a tenth of the chunks that they name, at most 4,000,
 so that it is evicted from and promoted into all the time. Memory, descriptors, threads and /dev/shm
@@ -27,12 +27,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner import positive
-from support.redis_server import Server
-from support.tier_process import tier_processes
-
 from kvtier_sdk import TieringConfig
 from kvtier_sdk.replay import chat_workload, replay
+from support.redis_server import Server
+from support.tier_process import tier_processes
 
 _CHUNK_BYTES = 4096
 _SAMPLES = 40
@@ -50,8 +48,8 @@ _FAULT_S = 0.2
 def main() -> int:
     """Play, and say what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=positive, default=100_000, help="default: 100000")
-    parser.add_argument("--concurrency", type=positive, default=64, help="default: 64")
+    parser.add_argument("--requests", type=int, default=100_000, help="default: 100000")
+    parser.add_argument("--concurrency", type=int, default=64, help="default: 64")
     parser.add_argument("--seed", type=int, default=0, help="of the workload; default: 0")
     default = "repeatable; default: memory of 64MiB, then files of 64MiB in a new directory"
     parser.add_argument("--tier", action="append", metavar="URL", help=default)
