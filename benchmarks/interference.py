@@ -10,9 +10,8 @@ ways:
               moving these bytes for any engine on this machine, the limit
 
 p50 and p99 are ratios to steps without the load, a quarter of a second of them before each quarter
-of a second with it. "running" and the like say by how much a step is longer, and why: its thread
-ran, was queued (it could run, but the kernel ran others: too few processors), or slept (it does no
-I/O, so it waited for the interpreter lock).
+of a second with it. "longer" is the time by which the mean step is longer, "running" the part of it
+in which its thread ran; else it waited, for a processor or for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from busy_engine import PARTS, BusyEngine, mean_parts_s
+from busy_engine import BusyEngine
 from offered_load import offered_apart, offered_here
 from runner import Benchmark, Sample
 from support.redis_server import Server
-from support.s3_server import S3Server
 
 WAYS = ("process", "thread", "apart")
 _STEP_S = 0.005
@@ -77,8 +75,10 @@ def _turn(
     yield case, "p50", "", float(np.median(by_turn))
     yield case, "p99", "", float(p99s[0] / p99s[1])
     yield case, "moved", "MB/s", moved_bytes / spent_s / 1e6
-    for part, more_s in zip(PARTS, mean_parts_s(all_busy) - mean_parts_s(all_idle), strict=True):
-        yield case, part, "us", 1e6 * more_s
+    for name, more_s in zip(
+        ("longer", "running"), all_busy.mean(0) - all_idle.mean(0), strict=True
+    ):
+        yield case, name, "us", 1e6 * float(more_s)
 
 
 # --- tiers ------------------------------------------------------------------------------------
@@ -99,17 +99,7 @@ def _redis(directory: Path) -> Iterator[str]:
         server.kill()
 
 
-@contextmanager
-def _s3(directory: Path) -> Iterator[str]:
-    with S3Server(directory) as server:
-        yield server.url
-
-
-_TIERS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
-    "file": _file,
-    "redis": _redis,
-    "s3": _s3,
-}
+_TIERS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {"file": _file, "redis": _redis}
 
 
 if __name__ == "__main__":

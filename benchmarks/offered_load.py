@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection
 
 from kvtier_sdk import (
@@ -38,37 +38,28 @@ class OfferedLoad(TierListener):
     """A load that hands over as many chunks at each turn as are due, stores and loads in turns.
 
     A chunk without a free slot is skipped for good: the tier moves less than it is offered.
-
-    Args:
-        url: the tier.
-        runner: ``thread`` or ``process``.
-        pool: its slots.
-        mb_per_s: offered, in millions of bytes of payload a second.
     """
 
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
         # No two runs of the benchmark store the same chunk: a tier may skip what it has.
-        self._new_keys = map(make_offload_key, _numbers(time.time_ns()))
+        numbers = itertools.count(time.time_ns())
+        self._new_keys = (make_offload_key(number.to_bytes(8, "big") * 4) for number in numbers)
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
         self._free = list(range(_SLOTS))
         self._next = itertools.cycle((Operation.STORE, Operation.LOAD))
         self._begun_s = self._due_since_s = 0.0
         spec = TierSpec.from_url(url, runner=runner, max_queue=_SLOTS * CHUNK_BYTES)
-        self._opening = open_tier(spec, pool, Namespace({"bench": "interference"}), self)
-        self._tier = self._opening.__enter__()
+        self.opening = open_tier(spec, pool, Namespace({"bench": "interference"}), self)
 
-    def fill(self) -> None:
+    def fill(self, tier: TierClient) -> None:
         """Store the chunks that are loaded first."""
+        self._tier = tier
         for _ in range(_FIRST_CHUNKS):
             self._offer(Operation.STORE)
         self._tier.flush()
         self.rest()
-
-    def close(self) -> None:
-        """Close the tier."""
-        self._opening.__exit__(None, None, None)
 
     def begin(self) -> None:
         """Start to offer."""
@@ -125,24 +116,17 @@ class OfferedLoad(TierListener):
         self._moved_bytes += job.result.moved_bytes
 
 
-def _numbers(start: int) -> Iterator[bytes]:
-    for number in itertools.count(start):
-        yield number.to_bytes(8, "big") * 4
-
-
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
     """Open a tier with its own pool, and close both at the end; it begins at rest."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
-    load = OfferedLoad(url, runner, pool, mb_per_s)
-    try:
-        load.fill()
-        yield load
-    finally:
-        load.close()
-        pool.close()
+    with closing(pool):
+        load = OfferedLoad(url, runner, pool, mb_per_s)
+        with load.opening as tier:
+            load.fill(tier)
+            yield load
 
 
 @contextmanager

@@ -26,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,15 @@ from kvtier_sdk import (
     RequestContext,
     SystemClock,
     TierContext,
+    TieringConfig,
     TieringManager,
     TierSpec,
     Transfer,
+    load_policy,
     make_offload_key,
+    open_manager,
+    open_pool,
 )
-from kvtier_sdk.config.tiering import TieringConfig
-from kvtier_sdk.pool import HostPool
-from kvtier_sdk.registry import load_policy
-from kvtier_sdk.tiering import open_manager
 
 _CHUNK_BYTES = 4096
 _REQUEST_CHUNKS = 500
@@ -57,6 +57,7 @@ _SECTIONS = ("slots", "tiers", "waiting", "files")
 
 Row = dict[str, float]
 _Measure = Callable[..., Row]
+_Call = Callable[..., Any]
 
 
 def main() -> None:
@@ -98,7 +99,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root) as root:
             _make_files(Path(root), options.files, 2 * _CHUNK_BYTES)
             title = "start of the file tier: seconds from before open, MiB"
-            starts = {f"start {n}": _apart(_measure_files, root, options.files) for n in (1, 2)}
+            starts = {f"start {n}": _apart(_measure_start, root, options.files) for n in (1, 2)}
             table(title, starts)
     bench.finish()
 
@@ -122,24 +123,21 @@ def _measure_slots(slots: int) -> Row:
     meter = _Meter()
     # Filled by requests that end at once; then a request in two finds its chunks.
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
-        _compute(manager, _Meter(), next(keys))
+        _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}
     _settle()
     for _ in range(50):
-        _compute(manager, meter, next(keys), evicts=True)
+        _compute(manager, meter, next(keys), ", evicting")
         _reuse(manager, meter, keys.earlier(min(slots, 5000) // _REQUEST_CHUNKS))
         meter.call("ms usage", 1e3, manager.usage)
     return {**row, **meter.medians()}
 
 
-def _compute(
-    manager: TieringManager, meter: _Meter, keys: Sequence[bytes], *, evicts: bool = False
-) -> None:
+def _compute(manager: TieringManager, meter: _Meter, keys: Sequence[bytes], evicts: str) -> None:
     request = RequestContext("compute")
     manager.on_new_request(request)
     meter.each("lookup, miss", manager.lookup, keys, request)
-    name = "prepare_store, evicting" if evicts else "prepare_store"
-    meter.batch(name, manager.prepare_store, keys, request)
+    meter.batch(f"prepare_store{evicts}", manager.prepare_store, keys, request)
     meter.batch("complete_store", manager.complete_store, keys, request)
     manager.on_request_finished(request)
     manager.on_schedule_end()
@@ -162,19 +160,12 @@ def _reuse(manager: TieringManager, meter: _Meter, keys: Sequence[bytes]) -> Non
 def _engine(tiers: int, **options: object) -> Iterator[TieringManager]:
     """Open a manager with memory tiers, each in a thread of its own."""
     entries = [{"type": "memory", "name": f"tier{index}", **options} for index in range(tiers)]
+    size = {"slots": 4 * _REQUEST_CHUNKS, "chunk_bytes": _CHUNK_BYTES}
     config = TieringConfig.from_dict(
-        {
-            "slots": 4 * _REQUEST_CHUNKS,
-            "chunk_bytes": _CHUNK_BYTES,
-            "policy": "lru",
-            "shutdown_timeout": 1,
-            "tiers": entries,
-        }
+        {**size, "policy": "lru", "shutdown_timeout": 1, "tiers": entries}
     )
-    with ExitStack() as stack:
-        pool = HostPool(4 * _REQUEST_CHUNKS, _CHUNK_BYTES)
-        stack.callback(pool.close)
-        yield stack.enter_context(open_manager(pool, config, _NAMESPACE))
+    with open_pool(config) as pool, open_manager(pool, config, _NAMESPACE) as manager:
+        yield manager
 
 
 def _measure_tiers(tiers: int) -> Row:
@@ -271,11 +262,11 @@ def _make_files(root: Path, files: int, object_bytes: int) -> None:
         os.close(fd)
 
 
-def _measure_files(root: str, files: int) -> Row:
-    return asyncio.run(_start_over(root, files))
+def _measure_start(root: str, files: int) -> Row:
+    return asyncio.run(_start(root, files))
 
 
-async def _start_over(root: str, files: int) -> Row:
+async def _start(root: str, files: int) -> Row:
     # Room for all, and no more than the file system has.
     capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
     spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
@@ -328,18 +319,13 @@ class _Keys(Iterator[list[bytes]]):
 
     def __next__(self) -> list[bytes]:
         self._requests += 1
-        return self._of(self._requests)
+        return self.earlier(1)
 
     def earlier(self, requests: int) -> list[bytes]:
         """Return the keys of the request so many before the next one."""
-        return self._of(self._requests - requests + 1)
-
-    def _of(self, request: int) -> list[bytes]:
-        start = request * _REQUEST_CHUNKS
-        return [
-            make_offload_key(index.to_bytes(32, "little"))
-            for index in range(start, start + _REQUEST_CHUNKS)
-        ]
+        start = (self._requests - requests + 1) * _REQUEST_CHUNKS
+        numbers = range(start, start + _REQUEST_CHUNKS)
+        return [make_offload_key(number.to_bytes(32, "little")) for number in numbers]
 
 
 class _Meter:
@@ -355,19 +341,17 @@ class _Meter:
         self.samples[name].append((time.thread_time() - started_s) * scale)
 
     def batch(
-        self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *args: Any
+        self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *a: Any
     ) -> None:
         """Sample microseconds a key of a call that takes them all."""
-        self.call(name, 1e6 / len(keys), function, keys, *args)
+        self.call(name, 1e6 / len(keys), function, keys, *a)
 
-    def each(
-        self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *args: Any
-    ) -> None:
+    def each(self, name: str, function: _Call, keys: Sequence[bytes], *a: Any) -> None:
         """Sample microseconds a key of a call for each."""
 
         def run() -> None:
             for key in keys:
-                function(key, *args)
+                function(key, *a)
 
         self.call(name, 1e6 / len(keys), run)
 

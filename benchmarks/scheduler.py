@@ -31,16 +31,23 @@ from typing import Any
 from connector_loop import ConnectorLoop, Side
 from runner import Benchmark, Sample, positive
 
-from kvtier_sdk.aio.clock import Clock, SystemClock
-from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.pool import HostPool
-from kvtier_sdk.registry import load_policy
+from kvtier_sdk import (
+    Clock,
+    HostPool,
+    Job,
+    JobResult,
+    LookupResult,
+    Namespace,
+    OffloadKey,
+    RequestContext,
+    SystemClock,
+    TieringManager,
+    TierSpec,
+    load_policy,
+)
 from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace
 from kvtier_sdk.runner import ThreadRunner, TierLoop
-from kvtier_sdk.runner.jobs import Job, JobResult, Report
-from kvtier_sdk.tiering import TieringManager
-from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
+from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
 # The tiers are waited for, so no deadline may strike.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from results import Result, Series, figure, gain
+from results import Result, Series, figure
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,6 @@ class Figures:
                 return each
         return None
 
-    def gain(self, run: str, group: str, case: str, quantity: str, *ways: str) -> str | None:
-        """Format the ratio of the first way to the second, above 1 if it is better."""
-        return gain(*(self.find(run, group, case, way, quantity) for way in ways))
-
     def groups(self, run: str) -> Sequence[str]:
         """Return the groups that were measured, in the order of the benchmark."""
         return list(dict.fromkeys(each.group for each in self._series(run)))
@@ -52,11 +48,6 @@ class Figures:
 def median(series: Series | None) -> str | None:
     """Format a median with its unit; ``None`` where it was not measured."""
     return f"{figure(series.median)} {series.unit}".strip() if series else None
-
-
-def sentence(template: str, *values: str | None) -> str:
-    """Fill in a sentence, or leave it out where one of its figures was not measured."""
-    return "" if None in values else template.format(*values)
 
 
 def read(file: Path) -> Figures:

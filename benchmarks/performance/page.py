@@ -6,10 +6,10 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from results import Series, gain
+from results import gain
 
 from performance.figures import Figures, median
-from performance.sections import SECTIONS, Panel, Section, Way, label
+from performance.sections import SECTIONS, Section, Way, label
 
 _BEGIN, _END = "<!-- written by make bench -->", "<!-- end of what make bench writes -->"
 _INTRODUCTION = """# Performance
@@ -69,7 +69,7 @@ def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
             peers = [way for way in panel.ways if way.role == "vllm"]
             for case, subject in panel.glance.items() if peers else ():
                 ways = (panel.ways[0], peers[0])
-                own, peer = (_find(figures[name], panel, case, way) for way in ways)
+                own, peer = (panel.find(figures[name], case, way.name) for way in ways)
                 if own and peer:
                     shown = [median(peer) or "", median(own) or "", gain(own, peer) or ""]
                     yield [link(name, subject), *shown]
@@ -120,7 +120,7 @@ def _section(section: Section, figures: Figures) -> str:
         f"[all figures of all rounds](performance/{section.name}.json)"
     )
     shown = _grids(figures) if not section.panels else [plot, *_tables(section, figures)]
-    parts = [section.answer(figures), section.question, *shown]
+    parts = [section.said(figures), section.question, *shown]
     parts += [*_absences(section, figures), notes]
     return head + "\n\n".join(filter(None, parts)) + "\n"
 
@@ -137,7 +137,7 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
         lines = [heads, ["---"] * len(heads)]
         for panel in (panel for panel in panels if panel.tabled):
             for case in panel.cases or figures.cases(panel.run, panel.group, panel.quantity):
-                series = {way: _find(figures, panel, case, way) for way in ways}
+                series = {way: panel.find(figures, case, way.name) for way in ways}
                 if any(series.values()):
                     own = series[ways[0]]
                     cells = [one.spread if one else "" for one in series.values()]
@@ -172,10 +172,6 @@ def compared(ways: Sequence[Way]) -> list[Way]:
     """Return the ways that kvtier's ratio is given to: the nearest peer, and the limit."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
-
-
-def _find(figures: Figures, panel: Panel, case: str, way: Way) -> Series | None:
-    return figures.find(panel.run, panel.group, case, way.name, panel.quantity)
 
 
 def _absences(section: Section, figures: Figures) -> Iterator[str]:

@@ -112,10 +112,7 @@ def _cases(panel: Panel, figures: Figures) -> list[str]:
 
 def _measured(panel: Panel, figures: Figures, case: str) -> list[tuple[str, Series]]:
     """Return role and figures of the ways that were measured."""
-    found = (
-        (way.role, figures.find(panel.run, panel.group, case, way.name, panel.quantity))
-        for way in panel.ways
-    )
+    found = ((way.role, panel.find(figures, case, way.name)) for way in panel.ways)
     return [(role, series) for role, series in found if series]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from results import figure, is_rate
+from results import Series, figure, gain, is_rate
 
-from performance.figures import Figures, median, sentence
+from performance.figures import Figures, median
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ class Panel:
         """``more`` or ``less``."""
         return "more" if is_rate(self.quantity) else "less"
 
+    def find(self, figures: Figures, case: str, way: str) -> Series | None:
+        """Return the series of a case, or ``None`` where it was not measured."""
+        return figures.find(self.run, self.group, case, way, self.quantity)
+
 
 @dataclass(frozen=True)
 class Section:
@@ -98,7 +103,9 @@ class Section:
         runs: the benchmarks that it runs.
         panels: parts of its plot and its table; without them there is no plot, and a table for each
             group with the cases as columns and the quantities as rows.
-        answer: makes the sentence with the main figures.
+        answer: sentences, with figures as ``{number of the panel:case:way}``, for a median, or
+            ``{number of the panel:case:way:peer}``, for a ratio, and ``{run:least:way:peer}`` or
+            ``{run:most:...}`` for one of all cases of a run. Without a figure its sentence goes.
         columns: parts of the plot beside each other.
         lines: the cases begin with numbers, which are the places on an axis.
     """
@@ -108,7 +115,7 @@ class Section:
     question: str
     runs: Sequence[Run]
     panels: Sequence[Panel] = ()
-    answer: Callable[[Figures], str] = lambda figures: ""
+    answer: Sequence[str] = ()
     columns: int = 2
     lines: bool = False
 
@@ -124,6 +131,16 @@ class Section:
             for group in ([panel.group] if panel.group else figures.groups(panel.run))
         ]
 
+    def said(self, figures: Figures) -> str:
+        """Return the sentences of the answer."""
+        panels = self.panels_for(figures)
+        said = []
+        for sentence in self.answer:
+            parts: list[str | None] = [*re.split(r"\{(.+?)\}", sentence)]
+            parts[1::2] = [_value(figures, panels, one or "") for one in parts[1::2]]
+            said.append("".join(one or "" for one in parts) if None not in parts else "")
+        return " ".join(filter(None, said))
+
     def legend(self) -> dict[str, str]:
         """Return the ways of each role in the plot."""
         names: dict[str, dict[str, None]] = {}
@@ -133,6 +150,25 @@ class Section:
         return {
             role: f"limit: {of}" if role == "limit" != of else of for role, of in joined.items()
         }
+
+
+def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None:
+    """Return a figure of an answer; ``None`` where it was not measured."""
+    where, case, *ways = wanted.split(":")
+    if not where.isdecimal():
+        ratios = [
+            own.relative_to(peer).median
+            for panel in panels
+            if panel.run == where
+            for one in figures.cases(panel.run, panel.group, panel.quantity)
+            for own, peer in [[panel.find(figures, one, way) for way in ways]]
+            if own and peer and all(peer.values)
+        ]
+        return figure({"least": min, "most": max}[case](ratios)) if ratios else None
+    if int(where) >= len(panels):
+        return None
+    series = [panels[int(where)].find(figures, case, way) for way in ways]
+    return gain(*series) if len(series) == 2 else median(series[0])
 
 
 def label(case: str) -> str:
@@ -149,17 +185,6 @@ _KVTIER = Way("kvtier", "kvtier")
 _TOKEN = ("engines", "2,048 tokens")
 _VLLM_FILES = "vLLM's file tier"
 _OUR_TIER, _OUR_MANAGER = "kvtier (a), our tier", "kvtier (b), our manager"
-
-
-def _first_token(figures: Figures) -> str:
-    quantity = "time to first token"
-    return sentence(
-        "Computing the prompt takes {}. With kvtier the first token is there after {}; vLLM's own "
-        "file tier needs {} times as long.",
-        median(figures.find(*_TOKEN, "computed", _OUR_MANAGER, quantity)),
-        median(figures.find(*_TOKEN, "from files", _OUR_MANAGER, quantity)),
-        figures.gain(*_TOKEN, "from files", quantity, _OUR_MANAGER, _VLLM_FILES),
-    )
 
 
 FIRST_TOKEN = Section(
@@ -183,7 +208,11 @@ FIRST_TOKEN = Section(
             glance={"from files": "first token of a prompt of 2,048 tokens, all of it in files"},
         )
     ],
-    _first_token,
+    [
+        "Computing the prompt takes {0:computed:kvtier (b), our manager}. With kvtier the first "
+        "token is there after {0:from files:kvtier (b), our manager}; vLLM's own file tier needs "
+        "{0:from files:kvtier (b), our manager:vLLM's file tier} times as long."
+    ],
     columns=1,
 )
 
@@ -191,28 +220,6 @@ FIRST_TOKEN = Section(
 # --- scheduler --------------------------------------------------------------------------------
 
 _BUSY = ("cost", "8 at a time")
-
-
-def _scheduler(figures: Figures) -> str:
-    def cost(way: str) -> str | None:
-        return median(figures.find(*_BUSY, "all", way, "CPU a chunk"))
-
-    def beside(way: str) -> str | None:
-        return figures.gain(*_BUSY, "all", "CPU a chunk", "memory tier", way)
-
-    parts = [
-        sentence(
-            "The manager takes {} of the engine's thread for each chunk, and {} with the policy "
-            "`lru` in place of `prefix`.",
-            *map(cost, ("memory tier", "memory tier, lru")),
-        ),
-        sentence(
-            "vLLM's takes {} with a tier that answers at once, as no store does, {} times ours. "
-            "With one behind threads, as its own tiers work, it takes {}: {} times.",
-            *(of(way) for way in ("vLLM, at once", "vLLM, thread") for of in (cost, beside)),
-        ),
-    ]
-    return " ".join(parts)
 
 
 SCHEDULER = Section(
@@ -253,27 +260,19 @@ SCHEDULER = Section(
             [Way("kvtier", "file tier", "kvtier"), Way("limit", "no tier")],
         ),
     ],
-    _scheduler,
+    [
+        "The manager takes {0:all:memory tier} of the engine's thread for each chunk, and "
+        "{0:all:memory tier, lru} with the policy `lru` in place of `prefix`.",
+        "vLLM's takes {0:all:vLLM, at once} with a tier that answers at once, as no store does, "
+        "{0:all:memory tier:vLLM, at once} times ours. With one behind threads, as its own tiers "
+        "work, it takes {0:all:vLLM, thread}: {0:all:memory tier:vLLM, thread} times.",
+    ],
 )
 
 
 # --- files ------------------------------------------------------------------------------------
 
 _FILE = "backends.py --backend file"
-
-
-def _files(figures: Figures) -> str:
-    def compared(run: str, case: str) -> str | None:
-        return figures.gain(run, "file", case, "throughput", "kvtier", "vllm.fs_io_C")
-
-    return sentence(
-        "A tier that is full stores chunks of 2 MiB at {}, and of 128 KiB at {}, of the rate of "
-        "vLLM's C extension, for which another file is removed each time. With room left, chunks "
-        "of 2 MiB are stored at {} and loaded at {} of its rate; in memory (tmpfs), which is "
-        "faster than any disk, at {} and {}. kvtier makes and checks digests, and it does not.",
-        *(compared("full", case) for case in _CHUNKS[::2]),
-        *(compared(run, case) for run in ("disk", "tmpfs") for case in _CHUNKS[:2]),
-    )
 
 
 FILES = Section(
@@ -312,7 +311,15 @@ FILES = Section(
             ("tmpfs", "tmpfs", "tmpfs", _CHUNKS),
         )
     ],
-    _files,
+    [
+        "A tier that is full stores chunks of 2 MiB at {1:store 2 MiB:kvtier:vllm.fs_io_C}, and of "
+        "128 KiB at {1:store 128 KiB:kvtier:vllm.fs_io_C}, of the rate of vLLM's C extension, for "
+        "which another file is removed each time. With room left, chunks of 2 MiB are stored at "
+        "{0:store 2 MiB:kvtier:vllm.fs_io_C} and loaded at {0:load 2 MiB:kvtier:vllm.fs_io_C} of "
+        "its rate; in memory (tmpfs), which is faster than any disk, at "
+        "{2:store 2 MiB:kvtier:vllm.fs_io_C} and {2:load 2 MiB:kvtier:vllm.fs_io_C}. kvtier makes "
+        "and checks digests, and it does not."
+    ],
 )
 
 
@@ -324,18 +331,6 @@ _STORES = {
     "s3": ("S3", "obstore", "bare sockets"),
     "mooncake": ("Mooncake", "two buffers", "one buffer"),
 }
-
-
-def _network(figures: Figures) -> str:
-    said = (
-        sentence(
-            f"{title} {{}} times ({client})",
-            figures.gain(name, name, "load 2 MiB", "throughput", "kvtier", client),
-        )
-        for name, (title, client, _) in _STORES.items()
-    )
-    joined = ", ".join(filter(None, said))
-    return joined and f"Loads of 2 MiB beside the usual client: {joined}."
 
 
 NETWORK = Section(
@@ -359,24 +354,16 @@ NETWORK = Section(
         )
         for name, (title, client, limit) in _STORES.items()
     ],
-    _network,
+    [
+        "Loads of 2 MiB beside the usual client: Redis {0:load 2 MiB:kvtier:redis-py} times "
+        "(redis-py), S3 {1:load 2 MiB:kvtier:obstore} times (obstore), Mooncake "
+        "{2:load 2 MiB:kvtier:two buffers} times (two buffers)."
+    ],
     columns=3,
 )
 
 
 # --- steps ------------------------------------------------------------------------------------
-
-
-def _steps(figures: Figures) -> str:
-    return sentence(
-        "While the file tier moves 300 MB/s, the median step takes {} times as long as without "
-        "it and the p99 {} times; beside Redis it is {} and {}.",
-        *(
-            median(figures.find("steps", tier, "300 MB/s", "process", quantity))
-            for tier in ("file", "redis")
-            for quantity in ("p50", "p99")
-        ),
-    )
 
 
 STEPS = Section(
@@ -387,8 +374,8 @@ STEPS = Section(
     [
         Run(
             "steps",
-            "interference.py --tier file redis",
-            "interference.py --tier file redis --mbps 300 --seconds 1",
+            "interference.py",
+            "interference.py --mbps 300 --seconds 1",
             3,
         )
     ],
@@ -409,22 +396,15 @@ STEPS = Section(
         for tier, title in (("file", "files"), ("redis", "Redis"))
         for quantity in ("p50", "p99")
     ],
-    _steps,
+    [
+        "While the file tier moves 300 MB/s, the median step takes {0:300 MB/s:process} times as "
+        "long as without it and the p99 {1:300 MB/s:process} times; beside Redis it is "
+        "{2:300 MB/s:process} and {3:300 MB/s:process}."
+    ],
 )
 
 
 # --- worker -----------------------------------------------------------------------------------
-
-
-def _worker(figures: Figures) -> str:
-    return sentence(
-        "Loads of 256 scattered pages reach {} of one contiguous copy at 16 KiB a page, and {} at "
-        "2 MiB.",
-        *(
-            figures.gain("copies", "load", f"256 x {kib} KiB", "throughput", "scattered", "copy_")
-            for kib in (16, 2048)
-        ),
-    )
 
 
 WORKER = Section(
@@ -456,38 +436,14 @@ WORKER = Section(
         )
         for operation in ("store", "load")
     ],
-    _worker,
+    [
+        "Loads of 256 scattered pages reach {1:256 x 16 KiB:scattered:copy_} of one contiguous "
+        "copy at 16 KiB a page, and {1:256 x 2048 KiB:scattered:copy_} at 2 MiB."
+    ],
 )
 
 
 # --- hit rates --------------------------------------------------------------------------------
-
-_TRACE = ("trace", "trace, second half", "2,000 slots")
-
-
-def _hit_rates(figures: Figures) -> str:
-    generated = [
-        one.relative_to(other).median
-        for group in figures.groups("workloads")
-        for case in figures.cases("workloads", group, "hit rate")
-        if (one := figures.find("workloads", group, case, "prefix", "hit rate"))
-        and (other := figures.find("workloads", group, case, "lru", "hit rate"))
-        and other.median
-    ]
-    parts = [
-        sentence(
-            "With room for 2,000 chunks of the trace {} of the chunks hit, {} times as many as "
-            "with `lru`; no policy could reach more than {}.",
-            median(figures.find(*_TRACE, "prefix", "hit rate")),
-            figures.gain(*_TRACE, "hit rate", "prefix", "lru"),
-            median(figures.find(*_TRACE, "optimum", "hit rate")),
-        ),
-        sentence(
-            "On generated workloads it is {} to {} times `lru`.",
-            *(figure(end(generated)) if generated else None for end in (min, max)),
-        ),
-    ]
-    return " ".join(parts)
 
 
 HIT_RATES = Section(
@@ -517,11 +473,17 @@ HIT_RATES = Section(
             glance=glance,
         )
         for run, glance in (
-            ("trace", {_TRACE[-1]: "hits of a trace, with room for 2,000 chunks"}),
+            ("trace", {"2,000 slots": "hits of a trace, with room for 2,000 chunks"}),
             ("workloads", {}),
         )
     ],
-    _hit_rates,
+    [
+        "With room for 2,000 chunks of the trace {0:2,000 slots:prefix} of the chunks hit, "
+        "{0:2,000 slots:prefix:lru} times as many as with `lru`; no policy could reach more than "
+        "{0:2,000 slots:optimum}.",
+        "On generated workloads it is {workloads:least:prefix:lru} to {workloads:most:prefix:lru} "
+        "times `lru`.",
+    ],
     columns=3,
     lines=True,
 )

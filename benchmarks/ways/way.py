@@ -17,10 +17,8 @@ import numpy as np
 from runner import Sample, must_be_equal
 from support.tier_process import tier_processes
 
-from kvtier_sdk import HostPool, Region, SystemClock
+from kvtier_sdk import HostPool, PoolLayout, Region, SystemClock, format_bytes
 from kvtier_sdk.aio.blocking import close_blocking_threads
-from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.pool import PoolLayout
 
 # The most payload of one call of a tier.
 _BATCH_BYTES = 8 * 2**20
