@@ -25,6 +25,7 @@ from performance import page
 from performance.figures import Figures
 from performance.sections import SECTIONS, Run, Section
 from results import ROOT, Result
+from runner import positive
 
 DOCS = ROOT / "docs"
 _QUICK_DOCS = ROOT / "build" / "docs"
@@ -70,36 +71,19 @@ def read_figures(docs: Path) -> dict[str, Figures]:
 
 
 def _arguments() -> argparse.Namespace:
-    sections = "\n".join(f"  {section.name:12} {section.title}" for section in SECTIONS.values())
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=f"sections:\n{sections}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, metavar="SECTION", help="measure these sections"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="little work and two rounds, to try the report"
-    )
-    parser.add_argument("--rounds", type=int, help="of every benchmark; each has its own default")
-    parser.add_argument("--trace", type=Path, help="block-hash trace, for what takes one")
-    parser.add_argument(
-        "--vllm",
-        type=Path,
-        metavar="PYTHON",
-        default=ROOT / ".venv-vllm/bin/python",
-        help="interpreter of vLLM's environment (.venv-vllm/bin/python)",
-    )
-    parser.add_argument(
-        "--into",
-        type=Path,
-        metavar="DIRECTORY",
-        help="where to write (docs/ and the README; build/docs/ with --quick)",
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="measure nothing: write plots and pages again"
-    )
+    option = parser.add_argument
+    option("--only", nargs="+", choices=SECTIONS, help="measure these sections")
+    option("--quick", action="store_true", help="little work and two rounds, to try the report")
+    option("--rounds", type=positive, help="of every benchmark; each has its own default")
+    option("--trace", type=Path, help="block-hash trace, for what takes one")
+    vllm = ROOT / ".venv-vllm/bin/python"
+    option("--vllm", type=Path, default=vllm, help="interpreter of vLLM's environment")
+    into = "directory to write into (docs/, and the README; build/docs/ with --quick)"
+    option("--into", type=Path, help=into)
+    option("--write", action="store_true", help="measure nothing: write plots and pages again")
     arguments = parser.parse_args()
     into = arguments.into or (_QUICK_DOCS if arguments.quick else DOCS)
     arguments.into = into.resolve()

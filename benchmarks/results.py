@@ -181,7 +181,7 @@ def _commit() -> str:
 def _machine(root: Path) -> dict[str, str]:
     cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = ((name, _version(name)) for name in _PACKAGES)
     return {
         "CPU": f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores",
         "memory": f"{pages / 2**30:.0f} GiB",
@@ -191,7 +191,7 @@ def _machine(root: Path) -> dict[str, str]:
             [
                 f"Python {platform.python_version()}",
                 f"kvtier's core {CORE}",
-                *(f"{name} {version}" for name, version in versions.items() if version),
+                *(f"{name} {version}" for name, version in versions if version),
             ]
         ),
         "other programs": f"used {_busy():.0%} of the CPU after it",

@@ -6,7 +6,6 @@ import os
 import queue
 import threading
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -93,8 +92,8 @@ class VLLMSide:
         self.manager.shutdown()
 
 
-class _MemoryTier(SecondaryTierManager):
-    """Chunks in a dictionary without a limit; subclasses choose when a job runs."""
+class SteppedTier(SecondaryTierManager):
+    """Chunks in a dictionary without a limit: answers lookups at once, copies between the steps."""
 
     medium = Medium.CPU
 
@@ -102,8 +101,18 @@ class _MemoryTier(SecondaryTierManager):
         super().__init__(None, view, "memory")
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
+        self._waiting: list[TransferJob] = []
         # Reported and not yet taken. A deque is safe for one thread at each end.
         self._finished: deque[JobResult] = deque()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return LookupResult.HIT if key in self._objects else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        self._waiting.append(job_metadata)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        self.submit_store(job_metadata)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         results = []
@@ -118,9 +127,12 @@ class _MemoryTier(SecondaryTierManager):
         while not self.is_settled():
             time.sleep(0.001)
 
-    @abstractmethod
     def is_settled(self) -> bool:
         """Return true if all lookups are answered and all submitted jobs are reported."""
+        for job in self._waiting:
+            self._work(job)
+        self._waiting.clear()
+        return True
 
     def shutdown(self) -> None:
         del self._slots
@@ -135,29 +147,7 @@ class _MemoryTier(SecondaryTierManager):
         self._finished.append(JobResult(job.job_id, True, transfer_bytes=moved_bytes))
 
 
-class SteppedTier(_MemoryTier):
-    """The best case: answers lookups at once, and copies between the steps."""
-
-    def __init__(self, view: memoryview, flat: memoryview) -> None:
-        super().__init__(view, flat)
-        self._jobs: list[TransferJob] = []
-
-    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        return LookupResult.HIT if key in self._objects else LookupResult.MISS
-
-    def submit_store(self, job_metadata: TransferJob) -> None:
-        self._jobs.append(job_metadata)
-
-    submit_load = submit_store
-
-    def is_settled(self) -> bool:
-        for job in self._jobs:
-            self._work(job)
-        self._jobs.clear()
-        return True
-
-
-class ThreadedTier(_MemoryTier):
+class ThreadedTier(SteppedTier):
     """The way of vLLM's tiers for files and objects: its ``AsyncLookupManager`` and a thread."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
@@ -178,8 +168,6 @@ class ThreadedTier(_MemoryTier):
     def submit_store(self, job_metadata: TransferJob) -> None:
         self._submitted += 1
         self._jobs.put(job_metadata)
-
-    submit_load = submit_store
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._lookups.cleanup(req_context.req_id)

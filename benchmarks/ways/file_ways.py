@@ -46,20 +46,22 @@ class PlainFiles(Way):
         self._stale = None if stale is None else f"{root}/{stale}"
 
     async def store(self) -> None:
-        def lane(rest: Iterator[range]) -> None:
-            for numbers in rest:
-                for number in numbers if self._stale is not None else ():
-                    os.unlink(f"{self._stale}{number:020}")
-                self._write(numbers)
-
-        self.work.in_threads(lane, self._calls())
+        self._each(self._replace)
 
     async def load(self) -> None:
+        self._each(self._read)
+
+    def _each(self, move: Callable[[range], None]) -> None:
         def lane(rest: Iterator[range]) -> None:
             for numbers in rest:
-                self._read(numbers)
+                move(numbers)
 
         self.work.in_threads(lane, self._calls())
+
+    def _replace(self, numbers: range) -> None:
+        for number in numbers if self._stale is not None else ():
+            os.unlink(f"{self._stale}{number:020}")
+        self._write(numbers)
 
     def _calls(self) -> list[range]:
         """Return the numbers of the files in each call: one."""
