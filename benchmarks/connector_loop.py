@@ -45,27 +45,16 @@ class Side(Protocol):
     manager: Any
 
     def context(self, request: ReplayRequest) -> Any: ...
-
     def load_slots(self, spec: Any) -> list[int]: ...
-
     def store_slots(self, output: Any) -> tuple[Sequence[OffloadKey], Sequence[int]]: ...
-
     def view(self, slot: int) -> memoryview: ...
-
     def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[Any, ...]: ...
-
-    def run_model(self) -> None:
-        """Run the model: return when the next step begins."""
-
+    def run_model(self) -> None: ...
     def close(self) -> None: ...
 
 
 class Meter:
-    """Samples the time of each call, by kind.
-
-    Args:
-        clock_ns: a clock of the calling thread's CPU time, or of wall time.
-    """
+    """Samples the time of each call, by kind."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
@@ -91,13 +80,7 @@ class Meter:
 
 
 class ConnectorLoop:
-    """Plays requests against a manager, step by step.
-
-    Args:
-        side: the side whose manager is called.
-        chunk_bytes: of a chunk.
-        clock_ns: the clock of the samples.
-    """
+    """Plays requests against a side's manager, step by step."""
 
     def __init__(
         self, side: Side, chunk_bytes: int, clock_ns: Callable[[], int] = time.thread_time_ns

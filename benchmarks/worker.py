@@ -9,9 +9,8 @@ without the kernel that gathers short runs; every side has a stream of its own. 
 and each way's are compared once, before the rounds.
 
 The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker's time is
-from submit to the end of wait. "planned" is what a job costs the engine's thread before a device
-has it, and "unmoved", on a CPU, a worker that hands over as usual but copies nothing: no worker is
-faster than that. Both are shown in GB/s that no byte has.
+from submit to the end of wait. "unmoved", on a CPU, is a worker that plans and hands over as usual
+but copies nothing: no worker is faster than that. It is shown in GB/s that no byte has.
 """
 
 from __future__ import annotations
@@ -19,29 +18,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 import torch
 from runner import Benchmark, Sample, must_be_equal, positive
 
-from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.worker import (
-    Copy,
-    Device,
-    GroupLayout,
-    HostLayout,
-    JobPlan,
-    KVGroup,
-    KVTensor,
-    OffloadWorker,
-)
+from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker.cpu import CPUDevice
-from kvtier_sdk.worker.device import StreamOrEvent
 
 MIB = 1024 * 1024
-_WITHOUT_BYTES = ("planned", "unmoved")
 
 
 class Setting:
@@ -69,7 +56,6 @@ class Setting:
         mover = CPUDevice(threads=threads) if threads and not cuda else None
         group = KVGroup([KVTensor(layer) for layer in kv])
         self.worker = OffloadWorker([group], host, device=mover)
-        self.planner = OffloadWorker([group], host, device=Idle())
         # A device that does everything but move the bytes.
         idle = None if cuda else CPUDevice(threads=threads or None, copy=lambda *_: None)
         self.unmoved = None if idle is None else OffloadWorker([group], host, device=idle)
@@ -84,7 +70,6 @@ class Setting:
             for name, ids in self.ids.items()
         }
         found["copy_"] = partial(self._copy_one, into, out_of, self._stream())
-        found["planned"] = partial(self._work, self.planner, operation, blocks, slots, None)
         if self.unmoved is not None:
             found["unmoved"] = partial(self._work, self.unmoved, operation, blocks, slots, None)
         if self.device.type == "cuda":
@@ -95,7 +80,7 @@ class Setting:
         """Copy once, and compare what came with what was there; wrong bytes end the benchmark."""
         layers, host = self.ours
         blocks, slots = (torch.from_numpy(ids) for ids in self.ids.get(name, self.ids["scattered"]))
-        if name in _WITHOUT_BYTES:
+        if name == "unmoved":
             copy()
         elif name == "copy_":
             self.peer[operation == "store"].zero_()
@@ -112,7 +97,7 @@ class Setting:
 
     def close(self) -> None:
         """End the workers."""
-        for worker in (self.worker, self.planner, self.unmoved):
+        for worker in (self.worker, self.unmoved):
             if worker is not None:
                 worker.shutdown()
 
@@ -148,37 +133,6 @@ class Setting:
         (result,) = worker.get_finished()
         if not result.success or result.size_bytes != self.size_bytes:
             raise SystemExit(f"the worker failed: {result}")
-
-
-class Idle(Device):
-    """A device that does nothing with its plans."""
-
-    def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
-        pass
-
-    def start(
-        self, plan: JobPlan, operation: Operation, *, expedited: bool, after: StreamOrEvent | None
-    ) -> Copy:
-        return Nothing()
-
-    def close(self) -> None:
-        pass
-
-
-class Nothing(Copy):
-    """A copy that has ended."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-    def error(self) -> None:
-        return None
-
-    def duration_s(self) -> float:
-        return 0.0
 
 
 @contextlib.contextmanager

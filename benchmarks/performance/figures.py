@@ -26,22 +26,19 @@ class Figures:
     def find(self, run: str, group: str, case: str, way: str, quantity: str) -> Series | None:
         """Return one series, or ``None`` where it was not measured."""
         wanted = (group, case, way, quantity)
-        for each in self._series(run):
+        for each in self.series(run):
             if (each.group, each.case, each.way, each.quantity) == wanted:
                 return each
         return None
 
-    def groups(self, run: str) -> Sequence[str]:
-        """Return the groups that were measured, in the order of the benchmark."""
-        return list(dict.fromkeys(each.group for each in self._series(run)))
-
     def cases(self, run: str, group: str, quantity: str) -> Sequence[str]:
         """Return the cases in which a quantity was measured, in the order of the benchmark."""
         wanted = (group, quantity)
-        of = (each.case for each in self._series(run) if (each.group, each.quantity) == wanted)
+        of = (each.case for each in self.series(run) if (each.group, each.quantity) == wanted)
         return list(dict.fromkeys(of))
 
-    def _series(self, run: str) -> Sequence[Series]:
+    def series(self, run: str) -> Sequence[Series]:
+        """Return the series of a run, none where it was not measured."""
         return self.runs[run].series if run in self.runs else ()
 
 

@@ -65,7 +65,7 @@ def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
         return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"
 
     for name, section in SECTIONS.items():
-        for panel in section.panels_for(figures[name]):
+        for panel in section.panels:
             peers = [way for way in panel.ways if way.role == "vllm"]
             for case, subject in panel.glance.items() if peers else ():
                 ways = (panel.ways[0], peers[0])
@@ -128,14 +128,14 @@ def _section(section: Section, figures: Figures) -> str:
 def _tables(section: Section, figures: Figures) -> Iterator[str]:
     """Give a table for each row of panels with equal columns."""
     for (axis, ways, better), panels in itertools.groupby(
-        section.panels_for(figures),
+        section.panels,
         lambda panel: (panel.axis, tuple(panel.ways), panel.better),
     ):
         peers = compared(ways)
         heads = [f"{axis}, {better} is better"]
         heads += [way.shown for way in ways] + [f"beside {way.shown}" for way in peers]
         lines = [heads, ["---"] * len(heads)]
-        for panel in (panel for panel in panels if panel.tabled):
+        for panel in panels:
             for case in panel.cases or figures.cases(panel.run, panel.group, panel.quantity):
                 series = {way: panel.find(figures, case, way.name) for way in ways}
                 if any(series.values()):
@@ -151,8 +151,8 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
 
 def _grids(figures: Figures) -> Iterator[str]:
     """Give a table for each group, with the cases as columns."""
-    for name, run in figures.runs.items():
-        for group in figures.groups(name):
+    for run in figures.runs.values():
+        for group in dict.fromkeys(each.group for each in run.series):
             of_group = [each for each in run.series if each.group == group]
             cases = list(dict.fromkeys(each.case for each in of_group))
             cells = {(each.quantity, each.case): median(each) or "" for each in of_group}
@@ -182,7 +182,7 @@ def _absences(section: Section, figures: Figures) -> Iterator[str]:
         if run is None or not run.series:
             reason = "; ".join(run.absent.values()) if run else "not run yet"
             said.add(f"Not measured, {name}: {reason}.")
-    for panel in section.panels_for(figures):
+    for panel in section.panels:
         run = figures.runs.get(panel.run)
         for way in panel.ways if run and run.series else ():
             if not any(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from results import Series, figure, gain, is_rate
@@ -61,13 +61,12 @@ class Panel:
     Attributes:
         title: above the part.
         run: run that it shows.
-        group: group of its series; empty for a panel of each group, with its name as the title.
+        group: group of its series.
         quantity: quantity of its series.
         axis: what the axis shows, with its unit.
         ways: what is compared. The first is kvtier; its ratio to each peer and limit is shown.
         cases: the cases to show; all that were measured if it is empty.
         start: where bars start.
-        tabled: the cases have rows in the table; otherwise they are in the plot alone.
         glance: cases that the table at a glance and the README show beside vLLM, with their words.
     """
 
@@ -79,7 +78,6 @@ class Panel:
     ways: Sequence[Way]
     cases: Sequence[str] = ()
     start: float = 0.0
-    tabled: bool = True
     glance: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -105,9 +103,8 @@ class Section:
             group with the cases as columns and the quantities as rows.
         answer: sentences, with figures as ``{number of the panel:case:way}``, for a median, or
             ``{number of the panel:case:way:peer}``, for a ratio, and ``{run:least:way:peer}`` or
-            ``{run:most:...}`` for one of all cases of a run. Without a figure its sentence goes.
+            ``{run:most:...}`` for the hit rates of a run. Without a figure its sentence goes.
         columns: parts of the plot beside each other.
-        lines: the cases begin with numbers, which are the places on an axis.
     """
 
     name: str
@@ -117,27 +114,17 @@ class Section:
     panels: Sequence[Panel] = ()
     answer: Sequence[str] = ()
     columns: int = 2
-    lines: bool = False
 
     def is_drawn(self, figures: Figures) -> bool:
         """Return whether there is a plot."""
         return bool(self.panels) and any(run.series for run in figures.runs.values())
 
-    def panels_for(self, figures: Figures) -> list[Panel]:
-        """Return the panels, with one for each group that was measured where none is named."""
-        return [
-            replace(panel, group=group, title=panel.title or group) if not panel.group else panel
-            for panel in self.panels
-            for group in ([panel.group] if panel.group else figures.groups(panel.run))
-        ]
-
     def said(self, figures: Figures) -> str:
         """Return the sentences of the answer."""
-        panels = self.panels_for(figures)
         said = []
         for sentence in self.answer:
             parts: list[str | None] = [*re.split(r"\{(.+?)\}", sentence)]
-            parts[1::2] = [_value(figures, panels, one or "") for one in parts[1::2]]
+            parts[1::2] = [_value(figures, self.panels, one or "") for one in parts[1::2]]
             said.append("".join(one or "" for one in parts) if None not in parts else "")
         return " ".join(filter(None, said))
 
@@ -156,17 +143,15 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
     """Return a figure of an answer; ``None`` where it was not measured."""
     where, case, *ways = wanted.split(":")
     if not where.isdecimal():
+        groups = dict.fromkeys(one.group for one in figures.series(where))
         ratios = [
             own.relative_to(peer).median
-            for panel in panels
-            if panel.run == where
-            for one in figures.cases(panel.run, panel.group, panel.quantity)
-            for own, peer in [[panel.find(figures, one, way) for way in ways]]
+            for group in groups
+            for place in figures.cases(where, group, "hit rate")
+            for own, peer in [[figures.find(where, group, place, way, "hit rate") for way in ways]]
             if own and peer and all(peer.values)
         ]
         return figure({"least": min, "most": max}[case](ratios)) if ratios else None
-    if int(where) >= len(panels):
-        return None
     series = [panels[int(where)].find(figures, case, way) for way in ways]
     return gain(*series) if len(series) == 2 else median(series[0])
 
@@ -458,9 +443,9 @@ HIT_RATES = Section(
     ],
     [
         Panel(
-            "",
-            run,
-            "",
+            "trace, second half",
+            "trace",
+            "trace, second half",
             "hit rate",
             "% of the chunks",
             [
@@ -469,12 +454,7 @@ HIT_RATES = Section(
                 Way("client", "arc", "`arc`"),
                 Way("limit", "optimum", "offline optimum"),
             ],
-            tabled=run == "trace",
-            glance=glance,
-        )
-        for run, glance in (
-            ("trace", {"2,000 slots": "hits of a trace, with room for 2,000 chunks"}),
-            ("workloads", {}),
+            glance={"2,000 slots": "hits of a trace, with room for 2,000 chunks"},
         )
     ],
     [
@@ -484,8 +464,7 @@ HIT_RATES = Section(
         "On generated workloads it is {workloads:least:prefix:lru} to {workloads:most:prefix:lru} "
         "times `lru`.",
     ],
-    columns=3,
-    lines=True,
+    columns=1,
 )
 
 
