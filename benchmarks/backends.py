@@ -51,8 +51,9 @@ def main() -> None:
     bench.option("--keep", action="store_true", help=keep)
     full = "file: there is room for the chunks of one round, and each store removes another"
     bench.option("--full", action="store_true", help=full)
+    bench.option("--sealed", action="store_true", help="file: the tier with aes-gcm too")
     options = bench.parse()
-    of_files = {name: True for name in ("keep", "full") if getattr(options, name)}
+    of_files = {name: True for name in ("keep", "full", "sealed") if getattr(options, name)}
     for backend in options.backend:
         make_subject = getattr(import_module(f"ways.{backend}_ways"), SUBJECTS[backend])
         with closing(make_subject(options.root, **of_files)) as subject:

@@ -32,13 +32,7 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """A manager, and the differences between managers: its own types, and what it waits for.
-
-    Attributes:
-        hit: the answer of ``lookup`` for a readable chunk.
-        miss: its answer for an absent chunk.
-        manager: the manager whose calls are sampled.
-    """
+    """A manager, and the differences between managers: its own types, and what it waits for."""
 
     hit: Any
     miss: Any

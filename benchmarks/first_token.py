@@ -46,13 +46,7 @@ _POOL_BYTES = 2**30
 
 
 class Side:
-    """One way to offload.
-
-    Args:
-        engine: its engine.
-        root: the directory of its files.
-        chunks: of a prompt.
-    """
+    """One way to offload."""
 
     def __init__(self, engine: Engine, root: Path, chunks: int) -> None:
         self._engine = engine

@@ -92,9 +92,6 @@ class BusyEngine:
 
     Half of it is Python, as in a scheduler. The other half are small calls of torch, each of which
     releases the interpreter lock and takes it again, as a kernel launch does.
-
-    Args:
-        step_s: duration of an undisturbed step.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -108,15 +105,7 @@ class BusyEngine:
         self._pieces = max(1, round(step_s / float(np.quantile(spent_s, 0.1))))
 
     def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
-        """Play steps.
-
-        Args:
-            seconds: duration of the run.
-            turn: called at the start of each step, as part of it.
-
-        Returns:
-            Wall time and CPU time of each step in seconds, a row each.
-        """
+        """Play steps, each begun by a call; return wall and CPU seconds of each, a row a step."""
         # As an engine does after its start, so that imported modules are not collected every time.
         gc.collect()
         gc.freeze()

@@ -77,11 +77,7 @@ class OfferedLoad(TierListener):
         self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
-        """Stop offering, and wait until nothing is in flight.
-
-        Returns:
-            Bytes moved since :meth:`begin`, and the seconds that it took.
-        """
+        """Stop offering, wait for what is in flight; return bytes moved and seconds until then."""
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
         while self._tier.jobs.unreleased:
             time.sleep(0.001)

@@ -72,9 +72,6 @@ class _Optimum(EvictionPolicy):
     """Evicts the chunk that is used last, or never again.
 
     After L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
-
-    Args:
-        workload: the future.
     """
 
     uses_prefix = False

@@ -101,7 +101,7 @@ def _measure(section: Section, arguments: argparse.Namespace) -> list[str]:
     now: dict[str, Result] = {}
     failures = []
     for run in section.runs:
-        print(f"measuring {section.name}: {run.name} ({run.command})", file=sys.stderr, flush=True)
+        print(f"measuring {section.name}: {run.name}", file=sys.stderr, flush=True)
         try:
             now[run.name] = _run(run, arguments)
         except CannotRunError as error:

@@ -130,14 +130,7 @@ def figure(value: float) -> str:
 
 
 def write(file: Path, series: Sequence[Series], *, root: Path, absent: Mapping[str, str]) -> None:
-    """Write a benchmark's figures.
-
-    Args:
-        file: where to.
-        series: the figures.
-        root: directory on the disk that was measured.
-        absent: see :class:`Result`.
-    """
+    """Write a benchmark's figures, with the disk that has ``root``."""
     result = Result(
         command=_command(),
         date=datetime.date.today().isoformat(),

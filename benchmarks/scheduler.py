@@ -153,12 +153,7 @@ def _play(
 class KVTierSide:
     """``TieringManager`` with one tier in a thread, digests on, or with none.
 
-    Args:
-        slots: of the host pool.
-        chunk_bytes: of a chunk.
-        url: of the tier.
-        step_s: duration of the model's run; ``None`` for as long as the tier has something to do.
-        policy: name of the eviction policy.
+    The model runs for ``step_s``, or for as long as the tier has something to do.
     """
 
     hit = LookupResult.HIT

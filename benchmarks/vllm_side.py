@@ -33,14 +33,7 @@ _POLL_S = 50e-6
 
 
 class VLLMSide:
-    """``TieringOffloadingManager`` over vLLM's LRU primary tier and one tier in memory.
-
-    Args:
-        slots: of the primary tier.
-        chunk_bytes: of a chunk; a multiple of the page size.
-        threaded: the tier answers and copies in threads; otherwise it answers at once and copies
-            between the steps.
-    """
+    """``TieringOffloadingManager`` over vLLM's LRU primary tier and one tier in memory."""
 
     hit = LookupResult.HIT
     miss = LookupResult.MISS

@@ -13,12 +13,7 @@ from results import Result, Series, figure
 
 @dataclass(frozen=True)
 class Figures:
-    """The results of all runs of a section.
-
-    Attributes:
-        runs: results by the name of the run.
-        quick: the runs were short, to try the report.
-    """
+    """The results of all runs of a section."""
 
     runs: Mapping[str, Result]
     quick: bool = False

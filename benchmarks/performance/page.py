@@ -30,11 +30,7 @@ _QUICK = (
 
 
 def page(figures: Mapping[str, Figures]) -> str:
-    """Return the text of the page.
-
-    Args:
-        figures: by section.
-    """
+    """Return the text of the page."""
     parts = [_INTRODUCTION, *([_QUICK + "\n"] if _is_quick(figures) else [])]
     if rows := list(_glance(figures, "")):
         parts.append("## At a glance\n\n" + _glance_table(figures, rows) + "\n")

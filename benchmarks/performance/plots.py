@@ -41,14 +41,7 @@ _BAR_INCHES = 0.2
 
 
 def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
-    """Write a section's plot.
-
-    Args:
-        section: the section.
-        figures: its figures.
-        scheme: ``light`` or ``dark``.
-        file: where to.
-    """
+    """Write a section's plot."""
     colours = _COLOURS[scheme]
     settings: Any = {
         # Equal figures make equal files.

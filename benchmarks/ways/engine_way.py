@@ -25,15 +25,7 @@ _PATIENT = "600s"
 
 
 class EngineWay(Way, TierListener):
-    """A tier that gets jobs from an engine's thread, as many at a time as other ways have lanes.
-
-    Args:
-        work: the chunks to move.
-        start: the first key's number.
-        keep: leave the chunks in the tier.
-        warm: store other chunks first: the first bytes of a tier's life pay for its memory.
-        options: the tier's entry.
-    """
+    """A tier that gets jobs from an engine's thread, as many at a time as other ways have lanes."""
 
     _tier: TierClient
 
@@ -43,7 +35,6 @@ class EngineWay(Way, TierListener):
         *,
         start: int = 0,
         keep: bool = False,
-        warm: bool = False,
         **options: object,
     ) -> None:
         super().__init__(work)
@@ -52,7 +43,6 @@ class EngineWay(Way, TierListener):
         )
         self._start = start
         self._keep = keep
-        self._warm = warm
         self._opened = ExitStack()
         self._reported = threading.Event()
         self._lanes = work.at_a_time
@@ -61,10 +51,6 @@ class EngineWay(Way, TierListener):
         pool, namespace, notify = self.work.pool, Namespace({"bench": 1}), self._reported.set
         opening = open_tier(self._spec, pool, namespace, self, notify=notify)
         self._tier = self._opened.enter_context(opening)
-        if self._warm:
-            self._start += self.work.keys
-            self._move(Operation.STORE)
-            self._start -= self.work.keys
 
     async def close(self) -> None:
         if not self._keep:

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from ways.engine_way import EngineWay
@@ -21,15 +22,7 @@ except ImportError:
 
 
 class PlainFiles(Way):
-    """The limit: ``pwritev`` and a rename, ``preadv``, past the page cache where that works.
-
-    Args:
-        work: the chunks to move.
-        root: directory of the files.
-        direct_io: the tier's option.
-        start: prefix of the files' names.
-        stale: prefix of files to remove, one before each that is stored.
-    """
+    """The limit: ``pwritev`` and a rename, ``preadv``, past the page cache where that works."""
 
     def __init__(
         self,
@@ -113,22 +106,18 @@ class VLLMFiles(PlainFiles):
 
 
 class FileSubject(Subject):
-    """A directory.
-
-    Args:
-        root: its parent.
-        keep: remove nothing before the end. Each round has its own directories and keys then.
-        full: there is room for the chunks of one round, each with its own keys. So each store
-            has to remove a chunk: the tier by its capacity, the others the oldest.
-    """
+    """A directory; ``backends.py`` says what its options mean."""
 
     # The tier's alignment.
     header_bytes = 4096
 
-    def __init__(self, root: Path, *, keep: bool = False, full: bool = False) -> None:
+    def __init__(
+        self, root: Path, *, keep: bool = False, full: bool = False, sealed: bool = False
+    ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="kvtier-bench-", dir=root))
         self._keep = keep
         self._full = full
+        self._sealed = sealed
 
     def close(self) -> None:
         shutil.rmtree(self._directory)
@@ -151,10 +140,10 @@ class FileSubject(Subject):
             place.mkdir(mode=0o700, exist_ok=True)
             return place
 
-        def engine(number: int) -> Way:
+        def engine(number: int, name: str = "tier", **options: str) -> Way:
             start = (number + 1) * work.keys if self._keep or self._full else 0
-            keep, root = self._keep or self._full, str(place("tier"))
-            return EngineWay(work, start=start, keep=keep, root=root, **tier)
+            keep, root = self._keep or self._full, str(place(name))
+            return EngineWay(work, start=start, keep=keep, root=root, **tier, **options)
 
         def alone(number: int) -> Way:
             start, root = b"%d-" % (number if self._keep else 0), str(place("alone"))
@@ -167,6 +156,11 @@ class FileSubject(Subject):
             return kind(work, root, start=f"{number}.", stale=stale)
 
         made: dict[str, Callable[[int], Way]] = {"kvtier": engine}
+        if self._sealed:
+            keys = self._directory / "chunk.keys"
+            keys.touch(mode=0o600)
+            keys.write_text(os.urandom(32).hex())
+            made["kvtier, sealed"] = partial(engine, name="sealed", codec=f"aes-gcm:{keys}")
         if not self._full:
             made["the tier alone"] = alone
         if vllm_io is not None:

@@ -25,13 +25,7 @@ _HEAD_BYTES = 4096
 
 
 class Obstore(ClientWay):
-    """obstore's ``put_async`` and ``get_async``.
-
-    Args:
-        work: the chunks to move.
-        endpoint: the server's.
-        place: prefix of its objects' names.
-    """
+    """obstore's ``put_async`` and ``get_async``."""
 
     def __init__(self, work: Work, endpoint: str, place: str) -> None:
         super().__init__(work)
@@ -56,13 +50,7 @@ class Obstore(ClientWay):
 
 
 class BareSockets(Way):
-    """The limit: requests signed beforehand, blocking sockets in as many threads.
-
-    Args:
-        work: the chunks to move.
-        endpoint: the server's.
-        place: prefix of its objects' names.
-    """
+    """The limit: requests signed beforehand, blocking sockets in as many threads."""
 
     def __init__(self, work: Work, endpoint: str, place: str) -> None:
         super().__init__(work)

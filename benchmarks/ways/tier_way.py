@@ -20,15 +20,7 @@ _REQUEST = RequestContext("bench")
 
 
 class TierWay(Way):
-    """A tier of any backend, given a few batches at a time.
-
-    Args:
-        work: the chunks to move.
-        options: the tier's entry.
-        key_start: prefix of its keys, for a store that others use at the same time.
-        may_evict: allow chunks to be evicted again, or to find no room.
-        keep: leave the chunks in the tier.
-    """
+    """A tier of any backend, given a few batches at a time."""
 
     namespace = Namespace({"bench": 1})
     _tier: SecondaryTierManager

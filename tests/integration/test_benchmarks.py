@@ -35,7 +35,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("file_tier.py --rounds 1 --total 4MiB --processes 1 2", "ratio"),
         ("backends.py --rounds 1 --total 4MiB --kib 256", "redis-benchmark"),
         ("backends.py --backend file --rounds 1 --total 4MiB --kib 256 --full", "preadv/pwritev"),
-        ("sealed.py --rounds 1 --total 4MiB", "sealed"),
+        ("backends.py --backend file --sealed --rounds 1 --total 4MiB --kib 256", "kvtier, sealed"),
         ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "apart"),
         ("policies.py --requests 40", "optimum"),
         (
