@@ -158,7 +158,7 @@ fuzz: $(FUZZ_VENV)/.setup
 	PYTHONPATH=tests nice -n 19 $(FUZZ_VENV)/bin/python -m support.fuzz --minutes $(MINUTES)
 
 endurance: setup redis-server
-	$(BIN)/python benchmarks/endurance.py --requests 200000 --faults
+	PYTHONPATH=tests $(BIN)/python -m support.endurance --requests 200000 --faults
 
 search: setup servers
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
@@ -223,7 +223,8 @@ bench-scheduler: setup
 	$(BIN)/python benchmarks/scheduler.py $(TRACE)
 
 bench-core: wheels
-	$(BIN)/python benchmarks/cores.py $(TRACE)
+	$(BIN)/python benchmarks/versions.py . $$(ls dist/kvtier_sdk-*-cp*.whl) \
+		scheduler.py $(TRACE) --cost-only --rounds 1 --concurrency 8
 
 bench-backends: compiled redis-server mooncake
 	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python benchmarks/backends.py $(BENCH)

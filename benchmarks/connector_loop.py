@@ -18,61 +18,37 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from runner import Sample, must_be_equal
 
 from kvtier_sdk.replay import ReplayRequest
 from kvtier_sdk.replay.content import ChunkContent
 from kvtier_sdk.types import OffloadKey
 
-#: Percentiles of a single call that are shown.
-PERCENTILES = (50.0, 99.0, 99.9)
+_PERCENTILES = (50.0, 99.0, 99.9)
 _FINISHED = object()
 
 
 class Side(Protocol):
-    """A manager, and the differences between managers.
-
-    Attributes:
-        hit: the answer of ``lookup`` for a readable chunk.
-        miss: its answer for an absent chunk.
-        manager: the manager whose calls are sampled.
-    """
+    """A manager, and the differences between managers: its own types, and what it waits for."""
 
     hit: Any
     miss: Any
     manager: Any
 
-    def context(self, request: ReplayRequest) -> Any:
-        """Return the request in the manager's own type."""
-
-    def load_slots(self, spec: Any) -> list[int]:
-        """Return the slots of a prepared load."""
-
-    def store_slots(self, output: Any) -> tuple[Sequence[OffloadKey], Sequence[int]]:
-        """Return the keys and slots of a prepared store."""
-
-    def view(self, slot: int) -> memoryview:
-        """Return a view of a slot's payload."""
-
-    def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[Any, ...]:
-        """Return the arguments of ``on_schedule_end``."""
-
-    def run_model(self) -> None:
-        """Run the model: return when the next step begins."""
-
-    def close(self) -> None:
-        """Stop the tiers and release the memory."""
+    def context(self, request: ReplayRequest) -> Any: ...
+    def load_slots(self, spec: Any) -> list[int]: ...
+    def store_slots(self, output: Any) -> tuple[Sequence[OffloadKey], Sequence[int]]: ...
+    def view(self, slot: int) -> memoryview: ...
+    def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[Any, ...]: ...
+    def run_model(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Meter:
-    """Samples the time of each call, by kind.
-
-    Args:
-        clock_ns: a clock of the calling thread's CPU time, or of wall time.
-    """
+    """Samples the time of each call, by kind."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
@@ -89,70 +65,39 @@ class Meter:
         return result
 
     def samples_us(self) -> dict[str, np.ndarray]:
-        """Return the samples, less the cost of the clock itself."""
-        return {
+        """Return the samples of each kind and of ``all``, less the cost of the clock itself."""
+        samples = {
             kind: np.maximum(np.array(samples) - self._own_ns, 0) / 1e3
             for kind, samples in self._samples_ns.items()
         }
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The result of one run of the workload.
-
-    Attributes:
-        work: counts of the work done, to be compared between the sides.
-        us_per_chunk: by kind of call, and in total as ``all``.
-        percentiles_us: of a single call, by kind of call, and in total as ``all``.
-    """
-
-    work: dict[str, float]
-    us_per_chunk: dict[str, float]
-    percentiles_us: dict[str, tuple[float, ...]]
+        return {**samples, "all": np.concatenate(list(samples.values()))}
 
 
 class ConnectorLoop:
-    """Plays requests against a manager, step by step.
-
-    Args:
-        side: the side whose manager is called.
-        chunk_bytes: of a chunk.
-        clock_ns: the clock of the samples.
-        each_lookup: sample each ``lookup``, not a request's whole scan; the clock then distorts
-            the sum.
-    """
+    """Plays requests against a side's manager, step by step."""
 
     def __init__(
-        self,
-        side: Side,
-        chunk_bytes: int,
-        *,
-        clock_ns: Callable[[], int] = time.thread_time_ns,
-        each_lookup: bool = False,
+        self, side: Side, chunk_bytes: int, clock_ns: Callable[[], int] = time.thread_time_ns
     ) -> None:
         self._side = side
         self._manager = side.manager
         self._meter = Meter(clock_ns)
         self._call = self._meter.call
-        self._each_lookup = each_lookup
         self._content = ChunkContent(chunk_bytes)
         self._scheduled: list[str] = []
-        self._work = dict.fromkeys(("lookups", "hits", "stored", "refused", "wrong bytes"), 0)
-        self._steps = 0
+        self._work = dict.fromkeys(("lookups", "hits", "stored", "refused"), 0)
+        self._chunks = 0
 
-    def play(self, workload: Sequence[ReplayRequest], concurrency: int) -> Figures:
+    def play(self, workload: Sequence[ReplayRequest], concurrency: int) -> None:
         """Play all requests, ``concurrency`` at a time."""
+        self._chunks = sum(len(request.keys) for request in workload)
         arrivals = iter(workload)
         active: list[Iterator[None]] = []
         while True:
-            while len(active) < concurrency:
-                request = next(arrivals, None)
-                if request is None:
-                    break
+            while len(active) < concurrency and (request := next(arrivals, None)) is not None:
                 active.append(self._serve(request))
             if not active:
-                break
-            self._steps += 1
+                return
             for serving in active:
                 next(serving)
             arguments = self._side.step_end_arguments(self._scheduled)
@@ -162,7 +107,19 @@ class ConnectorLoop:
                 next(serving)
             self._side.run_model()
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
-        return self._figures(sum(len(request.keys) for request in workload))
+
+    def costs(self) -> Iterator[Sample]:
+        """Give the work done, which all sides should share, and what each kind of call took."""
+        for name, count in self._work.items():
+            yield name, "a chunk", "", count / self._chunks
+        for kind, us in self._meter.samples_us().items():
+            yield kind, "CPU a chunk", "us", float(us.sum()) / self._chunks
+
+    def percentiles(self, quantity: str) -> Iterator[Sample]:
+        """Give percentiles of what a single call took."""
+        us = np.percentile(self._meter.samples_us()["all"], _PERCENTILES)
+        for share, of_call in zip(_PERCENTILES, us, strict=True):
+            yield f"p{share:g}", quantity, "us", float(of_call)
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
         """Serve one request; yields at the end of each of the three parts of a step."""
@@ -171,7 +128,7 @@ class ConnectorLoop:
         self._call("on_new_request", self._manager.on_new_request, context)
         kind = "first scan"
         while True:
-            hits, pending = self._scan(kind, keys, context)
+            hits, pending = self._call(kind, self._scan, keys, context)
             if not pending:
                 break
             kind = "later scans"
@@ -188,15 +145,8 @@ class ConnectorLoop:
         self._call("on_request_finished", self._manager.on_request_finished, context)
         yield
 
-    def _scan(self, kind: str, keys: Sequence[OffloadKey], context: Any) -> tuple[int, bool]:
-        if self._each_lookup:
-            return self._look_up(keys, context, self._metered_lookup)
-        return self._call(kind, self._look_up, keys, context, self._manager.lookup)
-
-    def _look_up(
-        self, keys: Sequence[OffloadKey], context: Any, lookup: Callable[..., Any]
-    ) -> tuple[int, bool]:
-        hit, miss = self._side.hit, self._side.miss
+    def _scan(self, keys: Sequence[OffloadKey], context: Any) -> tuple[int, bool]:
+        lookup, hit, miss = self._manager.lookup, self._side.hit, self._side.miss
         hits = asked = 0
         pending = False
         for key in keys:
@@ -211,15 +161,12 @@ class ConnectorLoop:
         self._work["lookups"] += asked
         return hits, pending
 
-    def _metered_lookup(self, key: OffloadKey, context: Any) -> Any:
-        return self._call("lookup", self._manager.lookup, key, context)
-
     def _load(self, keys: Sequence[OffloadKey], context: Any) -> Iterator[None]:
         spec = self._call("prepare_load", self._manager.prepare_load, keys, context)
         yield
         yield
         for key, slot in zip(keys, self._side.load_slots(spec), strict=True):
-            self._work["wrong bytes"] += self._content.wrong_bytes(key, self._side.view(slot))
+            must_be_equal(not self._content.wrong_bytes(key, self._side.view(slot)))
         self._work["hits"] += len(keys)
         self._call("complete_load", self._manager.complete_load, set(keys), context)
         yield
@@ -236,14 +183,3 @@ class ConnectorLoop:
             self._call("complete_store", self._manager.complete_store, set(stored), context)
         self._work["stored"] += len(stored)
         self._work["refused"] += len(keys) - len(stored)
-
-    def _figures(self, chunks: int) -> Figures:
-        samples = self._meter.samples_us()
-        samples["all"] = np.concatenate(list(samples.values()))
-        work = {f"{name} per chunk": count / chunks for name, count in self._work.items()}
-        work["steps per 1000 chunks"] = 1000 * self._steps / chunks
-        return Figures(
-            work,
-            {kind: float(us.sum()) / chunks for kind, us in samples.items()},
-            {kind: tuple(np.percentile(us, PERCENTILES)) for kind, us in samples.items()},
-        )

@@ -1,157 +1,131 @@
 """Cost of a working tier for the engine: the length of its steps, beside an engine without tiers.
 
-A thread plays the engine (``busy_engine.py``): steps of Python and torch, back to back. Each step
-hands the tier as many chunks of 2 MiB as are due, stores and loads in turns. The ways:
+A thread plays the engine: steps of Python and torch, back to back. Each step
+hands the tier as many chunks of 2 MiB of random bytes as are due, stores and loads in turns. The
+ways:
 
-    idle      nothing is offered: a quarter of a second of it before each quarter of the others,
-              which are compared with it
+    process   the tier in a process of its own, the default for tiers outside of this memory
     thread    the tier in a thread of the engine's process
-    process   the tier in a process of its own
     apart     the same load from another program, unknown to the engine's process: the cost of
               moving these bytes for any engine on this machine, the limit
 
-A star marks the choice of ``runner=auto``. A step is running, or queued (it could run, but the
-kernel runs others: too few processors), or asleep: it does no I/O, so it waits for the interpreter
-lock. All figures are medians over the rounds.
+p50 and p99 are ratios to steps without the load, a quarter of a second of them before each quarter
+of a second with it. "longer" is the time by which the mean step is longer, "running" the part of it
+in which its thread ran; else it waited, for a processor or for the interpreter lock.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import sys
+import gc
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import results
-from busy_engine import PARTS, BusyEngine, Steps
-from offered_load import Load, offered_apart, offered_here
-from results import Series
-
-from kvtier_sdk import TierSpec
-from kvtier_sdk.runner.factory import wants_process
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
+import torch
+from offered_load import offered_apart, offered_here
+from runner import Benchmark, Sample
 from support.redis_server import Server
-from support.s3_server import S3Server
 
-WAYS = ("thread", "process", "apart")
+WAYS = ("process", "thread", "apart")
 _STEP_S = 0.005
 _TURN_S = 0.25
-_HEADS = ("p50 ms", "p99 ms", "p50", "p99", "MB/s", *PARTS, *PARTS)
-_DIGITS = (2, 2, 2, 2, 0, *(0,) * 2 * len(PARTS))
+_PYTHON_TURNS = 1500
+_TORCH_CALLS = 8
+_WIDTH = 64
 
 
 def main() -> None:
-    """Run the rounds and print a table for each tier and rate."""
-    arguments = _arguments()
-    engine = BusyEngine(_STEP_S, alone=arguments.pin)
-    print(
-        f"Python {platform.python_version()}, {os.cpu_count()} processors"
-        f"{', one of them for the engine alone' if arguments.pin else ''}, "
-        f"{arguments.rounds} rounds of {arguments.seconds:g} s a way"
-    )
-    measured: list[Series] = []
-    for name in arguments.tier:
-        directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=arguments.directory)
-        with directory as path, _TIERS[name](Path(path)) as url:
-            for mbps in arguments.mbps:
-                measured += _compare(engine, name, url, mbps, arguments)
-    results.write(arguments.json, measured, root=arguments.directory)
+    """Measure each tier at each rate."""
+    bench = Benchmark(__doc__, rounds=3)
+    bench.option("--tier", choices=_TIERS, nargs="+", default=list(_TIERS), help="all")
+    bench.option("--mbps", type=float, nargs="+", default=[300, 800], help="%(default)s")
+    bench.option("--way", choices=WAYS, nargs="+", default=WAYS, help="all")
+    bench.option("--seconds", type=float, default=5, help="of each way; %(default)s")
+    options = bench.parse()
+    engine = BusyEngine(_STEP_S)
+    for tier in options.tier:
+        directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root)
+        with directory as path, _TIERS[tier](Path(path)) as url:
+            for mbps in options.mbps:
+                turn = partial(_turn, engine, url, mbps, options.seconds)
+                bench.measure(tier, {way: partial(turn, way) for way in options.way})
+    bench.finish()
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tier", choices=_TIERS, nargs="+", default=list(_TIERS), help="all")
-    parser.add_argument("--mbps", type=float, nargs="+", default=[300, 800], help="%(default)s")
-    parser.add_argument("--way", choices=WAYS, nargs="+", default=WAYS, help="all")
-    parser.add_argument("--rounds", type=int, default=3, help="to take medians over; %(default)s")
-    parser.add_argument("--seconds", type=float, default=5, help="of each way; %(default)s")
-    parser.add_argument("--directory", help="for files and servers; default: a temporary one")
-    parser.add_argument(
-        "--pin",
-        action="store_true",
-        help="the first processor for the engine's thread alone, all else on the others",
-    )
-    results.add_option(parser)
-    return parser.parse_args()
-
-
-# --- ways -------------------------------------------------------------------------------------
-
-
-def _compare(
-    engine: BusyEngine, tier: str, url: str, mbps: float, arguments: argparse.Namespace
-) -> list[Series]:
-    rows: dict[str, list[npt.NDArray[np.float64]]] = {"idle": []}
-    for number in range(arguments.rounds):
-        for way in results.in_turns(arguments.way, number):
-            with _open(way, url, mbps) as load:
-                idle, busy, mb_per_s = _measure(engine, load, arguments.seconds)
-            rows["idle"].append(_row(idle, idle, 0.0))
-            rows.setdefault(way, []).append(_row(busy, idle, mb_per_s))
-    chosen = "process" if wants_process(TierSpec.from_url(url)) else "thread"
-    _print_table(f"{tier}, {mbps:g} MB/s offered", chosen, rows)
-    return [
-        Series(tier, f"{mbps:g} MB/s", way, quantity, unit, list(np.array(rows[way])[:, column]))
-        for way in arguments.way
-        for quantity, unit, column in (("p50", "", 2), ("p99", "", 3), ("moved", "MB/s", 4))
-    ]
-
-
-def _open(way: str, url: str, mbps: float) -> AbstractContextManager[Load]:
-    return offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)
-
-
-def _measure(
-    engine: BusyEngine, load: Load, seconds: float
-) -> tuple[list[Steps], list[Steps], float]:
-    """Measure steps without and with the load, in turns, and the MB/s moved."""
+def _turn(
+    engine: BusyEngine, url: str, mbps: float, seconds: float, way: str, number: int
+) -> Iterator[Sample]:
+    """Measure steps without and with the load, in turns."""
     idle, busy, moved = [], [], []
     turns = max(1, round(seconds / _TURN_S))
-    for _ in range(turns):
-        idle.append(engine.run(seconds / turns, lambda: None))
-        load.begin()
-        busy.append(engine.run(seconds / turns, load.turn))
-        moved.append(load.rest())
+    opening = offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)
+    with opening as load:
+        for _ in range(turns):
+            idle.append(engine.run(seconds / turns, lambda: None))
+            load.begin()
+            busy.append(engine.run(seconds / turns, load.turn))
+            moved.append(load.rest())
     moved_bytes, spent_s = np.sum(moved, axis=0)
-    return idle, busy, moved_bytes / spent_s / 1e6
-
-
-def _row(
-    busy_turns: Sequence[Steps], idle_turns: Sequence[Steps], mb_per_s: float
-) -> npt.NDArray[np.float64]:
-    """Return the figures of a line of the table."""
-    busy, idle = Steps.joined(busy_turns), Steps.joined(idle_turns)
-    here_s, there_s = (np.quantile(steps.wall_s, [0.5, 0.99]) for steps in (busy, idle))
+    all_busy, all_idle = np.concatenate(busy), np.concatenate(idle)
     # A machine whose own speed changes from second to second has it in a turn and in its neighbour.
     by_turn = [
-        np.median(turn.wall_s) / np.median(beside.wall_s)
-        for turn, beside in zip(busy_turns, idle_turns, strict=True)
+        np.median(one[:, 0]) / np.median(other[:, 0]) for one, other in zip(busy, idle, strict=True)
     ]
-    ratios = [np.median(by_turn), here_s[1] / there_s[1]]
-    more_s = [
-        busy.mean_s(slowest=slowest) - idle.mean_s(slowest=slowest) for slowest in (False, True)
-    ]
-    return np.concatenate([here_s * 1e3, ratios, [mb_per_s], *(1e6 * s for s in more_s)])
+    p99s = [np.quantile(steps[:, 0], 0.99) for steps in (all_busy, all_idle)]
+    case = f"{mbps:g} MB/s"
+    yield case, "p50", "", float(np.median(by_turn))
+    yield case, "p99", "", float(p99s[0] / p99s[1])
+    yield case, "moved", "MB/s", moved_bytes / spent_s / 1e6
+    for name, more_s in zip(
+        ("longer", "running"), all_busy.mean(0) - all_idle.mean(0), strict=True
+    ):
+        yield case, name, "us", 1e6 * float(more_s)
 
 
-def _print_table(title: str, chosen: str, rows: dict[str, list[npt.NDArray[np.float64]]]) -> None:
-    print(f"\n{title}")
-    print(f"{'':30}{'to idle':>20}{'':10}{'us a step, more than idle':>30}{'its slowest 1 %':>30}")
-    print(f"{'':10}" + "".join(f"{head:>10}" for head in _HEADS))
-    for way, each in rows.items():
-        figures = zip(np.median(each, axis=0), _DIGITS, strict=True)
-        cells = "".join(f"{figure:10.{digits}f}" for figure, digits in figures)
-        print(f"{way + ('*' if way == chosen else ''):10}{cells}", flush=True)
+class BusyEngine:
+    """An engine that does the same work in each step.
+
+    Half of it is Python, as in a scheduler. The other half are small calls of torch, each of which
+    releases the interpreter lock and takes it again, as a kernel launch does.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        torch.set_num_threads(1)
+        self._weights = torch.eye(_WIDTH)
+        spent_s = []
+        for _ in range(1000):
+            started_s = time.thread_time()
+            self._piece()
+            spent_s.append(time.thread_time() - started_s)
+        self._pieces = max(1, round(step_s / float(np.quantile(spent_s, 0.1))))
+
+    def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
+        """Play steps, each begun by a call; return wall and CPU seconds of each, a row a step."""
+        # As an engine does after its start, so that imported modules are not collected every time.
+        gc.collect()
+        gc.freeze()
+        marks = [(time.perf_counter(), time.thread_time())]
+        end_s = marks[0][0] + seconds
+        while marks[-1][0] < end_s:
+            turn()
+            for _ in range(self._pieces):
+                self._piece()
+            marks.append((time.perf_counter(), time.thread_time()))
+        gc.unfreeze()
+        return np.diff(np.array(marks), axis=0)
+
+    def _piece(self) -> None:
+        table: dict[int, int] = {}
+        for number in range(_PYTHON_TURNS):
+            table[number * 7919 % 251] = number
+        hidden = self._weights
+        for _ in range(_TORCH_CALLS):
+            hidden = torch.relu(torch.mm(hidden, self._weights))
 
 
 # --- tiers ------------------------------------------------------------------------------------
@@ -172,17 +146,7 @@ def _redis(directory: Path) -> Iterator[str]:
         server.kill()
 
 
-@contextmanager
-def _s3(directory: Path) -> Iterator[str]:
-    with S3Server(directory) as server:
-        yield server.url
-
-
-_TIERS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
-    "file": _file,
-    "redis": _redis,
-    "s3": _s3,
-}
+_TIERS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {"file": _file, "redis": _redis}
 
 
 if __name__ == "__main__":

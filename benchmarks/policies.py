@@ -8,138 +8,70 @@ generated workloads are played, each the hard case of some policy. The optimum k
 evicts the chunk that is used last, or never again.
 
 Counted is what ``kvtier replay`` hits without tiers, one request at a time; the figures are the
-same in each run. The column of the file tier is a pool that evicts as a file root does which is as
-large; a reference comes each tenth of a second.
+same in each run.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-import results
 from results import Series
+from runner import Benchmark, positive
 from support.workloads import WORKLOADS, generate
 
-from kvtier_file.chunks import USE_NS, next_use_ns
-from kvtier_file.recency import RecencyIndex
 from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.replay import ReplayRequest, read_trace
 from kvtier_sdk.replay.sweep import count_hits
 
-_POLICIES = ("fifo", "lru", "arc", "prefix")
+_POLICIES = ("prefix", "fifo", "lru", "arc")
 
 
 def main() -> None:
-    """Print a line for each workload and size."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", type=Path, help="block-hash trace; default: generated workloads")
-    parser.add_argument(
-        "--slots", type=int, nargs="+", default=[2000, 5000, 10000, 20000], help="with --trace"
-    )
-    parser.add_argument("--requests", type=int, default=4000, help="of a generated workload")
-    parser.add_argument("--seed", type=int, default=1, help="of a generated workload")
-    results.add_option(parser)
-    arguments = parser.parse_args()
-    measured: list[Series] = []
-    heads = [*_POLICIES, "file tier", "optimum", "prefix/lru", "prefix/arc", "file/lru"]
-    print(f"{'':20} {'slots':>6}" + "".join(f"{head:>12}" for head in heads))
-    if arguments.trace is not None:
-        workload = read_trace(arguments.trace)
-        for slots in arguments.slots:
-            measured += _print_row("trace, second half", workload, slots, len(workload) // 2)
-        results.write(arguments.json, measured)
-        return
-    for name, sizes in WORKLOADS.items():
-        workload = generate(name, arguments.requests, arguments.seed)
-        for slots in sizes:
-            measured += _print_row(name, workload, slots, 0)
-    results.write(arguments.json, measured)
+    """Play each workload with each size."""
+    bench = Benchmark(__doc__)
+    bench.option("--trace", type=Path, help="block-hash trace; default: generated workloads")
+    sizes = [2000, 5000, 10000, 20000]
+    bench.option("--slots", type=positive, nargs="+", default=sizes, help="with --trace")
+    bench.option("--requests", type=positive, default=4000, help="of a generated workload")
+    bench.option("--seed", type=int, default=1, help="of a generated workload")
+    options = bench.parse()
+    if options.trace is not None:
+        workload = read_trace(options.trace)
+        for slots in options.slots:
+            bench.add(_rates("trace, second half", workload, slots, len(workload) // 2), "prefix")
+    else:
+        for name, sizes in WORKLOADS.items():
+            workload = generate(name, options.requests, options.seed)
+            for slots in sizes:
+                bench.add(_rates(name, workload, slots, 0), "prefix")
+    bench.finish()
 
 
-def _print_row(
+def _rates(
     name: str, workload: Sequence[ReplayRequest], slots: int, first: int
-) -> list[Series]:
+) -> Sequence[Series]:
     chunks = sum(len(request.keys) for request in workload[first:])
-
-    def rate(make: Callable[[], EvictionPolicy]) -> float:
+    makes: dict[str, Callable[[], EvictionPolicy]] = {
+        **{policy: load_policy(policy) for policy in _POLICIES},
+        "optimum": partial(_Optimum, workload),
+    }
+    rates = []
+    for policy, make in makes.items():
         hits = count_hits(workload, make(), slots) - count_hits(workload[:first], make(), slots)
-        return hits / chunks
-
-    rates = {policy: rate(load_policy(policy)) for policy in _POLICIES}
-    rates["file tier"] = rate(_FileTier)
-    rates["optimum"] = rate(lambda: _Optimum(workload))
-    cells = [f"{value:12.4f}" for value in rates.values()]
-    cells += (
-        f"{rates[one] / rates[other]:12.3f}" if rates[other] else f"{'-':>12}"
-        for one, other in (("prefix", "lru"), ("prefix", "arc"), ("file tier", "lru"))
-    )
-    print(f"{name:20} {slots:6}" + "".join(cells), flush=True)
-    case = f"{slots:,} slots"
-    return [
-        Series(name, case, policy, "hit rate", "%", [100 * value])
-        for policy, value in rates.items()
-    ]
-
-
-class _FileTier(EvictionPolicy):
-    """Evicts as a file root with a capacity does."""
-
-    uses_prefix = False
-    _REFERENCE_NS = 100_000_000
-
-    def __init__(self) -> None:
-        self._index = RecencyIndex()
-        self._used_ns: dict[OffloadKey, int] = {}
-        self._now_ns = USE_NS
-
-    def on_insert(
-        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
-    ) -> None:
-        self._use(key, self._now_ns)
-
-    def on_access(self, key: OffloadKey) -> None:
-        self._use(key, next_use_ns(self._used_ns[key], self._now_ns))
-
-    def on_remove(self, key: OffloadKey) -> None:
-        del self._used_ns[key]
-        self._index.discard(key)
-
-    def choose_victims(
-        self, count: int, is_evictable: Callable[[OffloadKey], bool]
-    ) -> Sequence[OffloadKey]:
-        victims = []
-        passed = []
-        while len(victims) < count and (found := self._index.stalest(self._now_ns)):
-            _, use = found
-            passed.append(use)
-            self._index.discard(use[1])
-            if is_evictable(use[1]):
-                victims.append(use[1])
-        for use in passed:
-            self._index.put(use)
-        return victims
-
-    def _use(self, key: OffloadKey, used_ns: int) -> None:
-        self._used_ns[key] = used_ns
-        self._index.put((used_ns, key, 1))
-        self._now_ns += self._REFERENCE_NS
+        rate = [100 * hits / chunks]
+        rates.append(Series(name, f"{slots:,} slots", policy, "hit rate", "%", rate))
+    return rates
 
 
 class _Optimum(EvictionPolicy):
     """Evicts the chunk that is used last, or never again.
 
     After L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
-
-    Args:
-        workload: the future.
     """
 
     uses_prefix = False

@@ -10,13 +10,11 @@ earlier runs included. A run that fails keeps the figures that it had.
 from __future__ import annotations
 
 import argparse
-import datetime
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +25,13 @@ from performance import page
 from performance.figures import Figures
 from performance.sections import SECTIONS, Run, Section
 from results import ROOT, Result
+from runner import positive
 
 DOCS = ROOT / "docs"
 _QUICK_DOCS = ROOT / "build" / "docs"
 README = ROOT / "README.md"
 _QUICK_ROUNDS = 2
 _MISSING = "{}'s environment is missing; 'make bench-peers' makes it"
-_NO_VLLM = _MISSING.format("vLLM")
 
 
 class CannotRunError(Exception):
@@ -44,8 +42,7 @@ def main() -> int:
     """Measure, and write the page; return 1 where something was not measured."""
     arguments = _arguments()
     chosen = [SECTIONS[name] for name in arguments.only or SECTIONS] if not arguments.write else []
-    progress = Progress([run for section in chosen for run in section.runs], arguments)
-    failed = [reason for section in chosen for reason in _measure(section, arguments, progress)]
+    failed = [reason for section in chosen for reason in _measure(section, arguments)]
     write_pages(arguments.into)
     for reason in failed:
         print(f"not measured: {reason}", file=sys.stderr)
@@ -74,36 +71,19 @@ def read_figures(docs: Path) -> dict[str, Figures]:
 
 
 def _arguments() -> argparse.Namespace:
-    sections = "\n".join(f"  {section.name:12} {section.title}" for section in SECTIONS.values())
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=f"sections:\n{sections}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, metavar="SECTION", help="measure these sections"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="little work and two rounds, to try the report"
-    )
-    parser.add_argument("--rounds", type=int, help="of every benchmark; each has its own default")
-    parser.add_argument("--trace", type=Path, help="block-hash trace, for what takes one")
-    parser.add_argument(
-        "--vllm",
-        type=Path,
-        metavar="PYTHON",
-        default=ROOT / ".venv-vllm/bin/python",
-        help="interpreter of vLLM's environment (.venv-vllm/bin/python)",
-    )
-    parser.add_argument(
-        "--into",
-        type=Path,
-        metavar="DIRECTORY",
-        help="where to write (docs/ and the README; build/docs/ with --quick)",
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="measure nothing: write plots and pages again"
-    )
+    option = parser.add_argument
+    option("--only", nargs="+", choices=SECTIONS, help="measure these sections")
+    option("--quick", action="store_true", help="little work and two rounds, to try the report")
+    option("--rounds", type=positive, help="of every benchmark; each has its own default")
+    option("--trace", type=Path, help="block-hash trace, for what takes one")
+    vllm = ROOT / ".venv-vllm/bin/python"
+    option("--vllm", type=Path, default=vllm, help="interpreter of vLLM's environment")
+    into = "directory to write into (docs/, and the README; build/docs/ with --quick)"
+    option("--into", type=Path, help=into)
+    option("--write", action="store_true", help="measure nothing: write plots and pages again")
     arguments = parser.parse_args()
     into = arguments.into or (_QUICK_DOCS if arguments.quick else DOCS)
     arguments.into = into.resolve()
@@ -113,51 +93,7 @@ def _arguments() -> argparse.Namespace:
 # --- running ----------------------------------------------------------------------------------
 
 
-class Progress:
-    """Tells on the standard error what runs, and how long the rest takes.
-
-    Args:
-        runs: all that will run.
-        arguments: the report's options.
-    """
-
-    def __init__(self, runs: list[Run], arguments: argparse.Namespace) -> None:
-        self._expected_s = {id(run): _expected_s(run, arguments) for run in runs}
-        self._count = len(runs)
-        self._spent_s = self._should_s = 0.0
-
-    def begins(self, section: Section, run: Run) -> None:
-        """Say that a run begins."""
-        # A machine that was slower than expected so far is so to the end.
-        slower = self._spent_s / self._should_s if self._should_s else 1.0
-        left_s = slower * sum(self._expected_s.values())
-        number = self._count - len(self._expected_s) + 1
-        now = datetime.datetime.now().strftime("%H:%M")
-        print(
-            f"{now}  {number} of {self._count}  {section.name}: {run.name}  "
-            f"({run.program}); about {_duration(left_s)} left",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def ended(self, run: Run, seconds: float) -> None:
-        """Note how long a run took."""
-        self._should_s += self._expected_s.pop(id(run))
-        self._spent_s += seconds
-
-
-def _expected_s(run: Run, arguments: argparse.Namespace) -> float:
-    full_s, quick_s = run.seconds
-    if arguments.quick:
-        return quick_s
-    return full_s * (arguments.rounds or run.rounds) / run.rounds if run.rounds else full_s
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-def _measure(section: Section, arguments: argparse.Namespace, progress: Progress) -> list[str]:
+def _measure(section: Section, arguments: argparse.Namespace) -> list[str]:
     """Run a section and write its figures; return the reasons of what did not run."""
     file = arguments.into / "performance" / f"{section.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -165,14 +101,13 @@ def _measure(section: Section, arguments: argparse.Namespace, progress: Progress
     now: dict[str, Result] = {}
     failures = []
     for run in section.runs:
-        progress.begins(section, run)
-        began_s = time.perf_counter()
+        print(f"measuring {section.name}: {run.name}", file=sys.stderr, flush=True)
         try:
             now[run.name] = _run(run, arguments)
         except CannotRunError as error:
             failures.append(f"{section.name}: {run.name}: {error}")
-            now[run.name] = before.get(run.name) or _nothing(str(error))
-        progress.ended(run, time.perf_counter() - began_s)
+            nothing = Result("", "", "", 0.0, {}, absent={"all": str(error)})
+            now[run.name] = before.get(run.name) or nothing
     store.write(file, Figures(now, arguments.quick))
     return failures
 
@@ -180,16 +115,17 @@ def _measure(section: Section, arguments: argparse.Namespace, progress: Progress
 def _run(run: Run, arguments: argparse.Namespace) -> Result:
     python, absent = _interpreter(run, arguments.vllm)
     rounds = arguments.rounds or (_QUICK_ROUNDS if arguments.quick else run.rounds)
-    options = shlex.split(run.quick if arguments.quick else run.options)
+    if run.needs_trace and not arguments.trace:
+        raise CannotRunError("it needs a trace: make bench TRACE=FILE")
+    trace = shlex.quote(str(arguments.trace)) if arguments.trace else ""
+    program, *options = shlex.split(
+        (run.quick if arguments.quick else run.command).format(trace=trace)
+    )
     if run.rounds:
         options += ["--rounds", str(rounds)]
-    if run.trace and arguments.trace:
-        options.insert(0, run.trace.format(arguments.trace))
-    elif run.needs_trace:
-        raise CannotRunError("it needs a trace: make bench TRACE=FILE")
     with tempfile.TemporaryDirectory(prefix="kvtier-report-") as folder:
         file = Path(folder) / "figures.json"
-        command = [str(python), str(ROOT / "benchmarks" / run.program), *options]
+        command = [str(python), str(ROOT / "benchmarks" / program), *options]
         ran = subprocess.run(
             [*command, "--json", str(file)],
             stdout=subprocess.PIPE,
@@ -213,11 +149,7 @@ def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
         return python, {}
     if vllm.exists() and run.vllm:
         return vllm, {}
-    return Path(sys.executable), dict.fromkeys(run.vllm, _NO_VLLM)
-
-
-def _nothing(reason: str) -> Result:
-    return Result("", "", "", 0.0, {}, absent={"all": reason})
+    return Path(sys.executable), dict.fromkeys(run.vllm, _MISSING.format("vLLM"))
 
 
 if __name__ == "__main__":

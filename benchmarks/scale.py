@@ -1,9 +1,8 @@
-"""Cost of many slots, chunks, tiers and waiting requests, and of a large root at the start.
+"""Cost of many slots, tiers and waiting requests, and of a large root at the start.
 
-Usage: python benchmarks/scale.py [SECTION ...] [--slots N ...] [--chunks N ...] [--root DIR] ...
+Usage: python benchmarks/scale.py [SECTION ...] [--slots N ...] [--root DIR] ...
 
     slots     the manager's memory and time, by the number of slots of the host pool
-    chunks    what a tier remembers of each chunk: memory and time, by the number of chunks
     tiers     a step and a lookup, by the number of tiers
     waiting   10,000 requests of 500 chunks that wait for a tier, looked up in each step
     files     the start of a file tier over a root with a million chunks
@@ -14,7 +13,6 @@ of the process's resident memory. Every measurement has a process of its own.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import itertools
@@ -22,89 +20,88 @@ import logging
 import mmap
 import multiprocessing
 import os
-import shutil
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import results
 from results import Series
+from runner import Benchmark, positive
 
-from kvtier_file.budget import Budget
-from kvtier_file.chunks import ChunkId
 from kvtier_file.namespace import shard_of
 from kvtier_sdk import (
     Namespace,
     RequestContext,
     SystemClock,
     TierContext,
+    TieringConfig,
     TieringManager,
     TierSpec,
     Transfer,
+    load_policy,
     make_offload_key,
+    open_manager,
+    open_pool,
 )
-from kvtier_sdk.pool import HostPool
-from kvtier_sdk.registry import load_policy
-from kvtier_sdk.runner import ThreadRunner, TierLoop
 
 _CHUNK_BYTES = 4096
 _REQUEST_CHUNKS = 500
 _NAMESPACE = Namespace({"engine": "benchmark"})
+_SECTIONS = ("slots", "tiers", "waiting", "files")
 
 Row = dict[str, float]
-#: What the tables have shown.
-_measured: list[Series] = []
+_Measure = Callable[..., Row]
+_Call = Callable[..., Any]
 
 
 def main() -> None:
-    """Measure the sections and print a table for each."""
-    arguments = _arguments()
-    sections: dict[str, Callable[[argparse.Namespace], None]] = {
-        "slots": _print_slots,
-        "chunks": _print_chunks,
-        "tiers": _print_tiers,
-        "waiting": _print_waiting,
-        "files": _print_files,
-    }
-    for name in arguments.sections or sections:
-        sections[name](arguments)
-    results.write(arguments.json, _measured, root=arguments.root)
+    """Measure the sections."""
+    bench = Benchmark(__doc__, root="/dev/shm")
+    bench.option("sections", nargs="*", choices=[[], *_SECTIONS], help="default: all")
+    sizes = {"nargs": "+", "type": positive}
+    bench.option("--slots", default=[10_000, 100_000, 1_000_000], **sizes)
+    bench.option("--tiers", default=[1, 4, 16, 64], **sizes)
+    bench.option("--requests", type=positive, default=10_000, help="that wait")
+    bench.option("--files", type=positive, default=1_000_000, help="made under the root")
+    options = bench.parse()
 
+    def table(title: str, rows: dict[str, Row]) -> None:
+        bench.add(
+            [
+                Series(title, case, "kvtier", name, "", [value])
+                for case, row in rows.items()
+                for name, value in row.items()
+            ]
+        )
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "sections",
-        nargs="*",
-        choices=[[], "slots", "chunks", "tiers", "waiting", "files"],
-        metavar="SECTION",
-        help="what to measure; default: everything",
-    )
-    parser.add_argument("--slots", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument(
-        "--chunks",
-        type=int,
-        nargs="+",
-        default=[100_000, 1_000_000],
-        help="that tiers remember; 10,000,000 take 7 GiB of memory",
-    )
-    parser.add_argument("--tiers", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--requests", type=int, default=10_000, help="that wait")
-    parser.add_argument("--files", type=int, default=1_000_000, help="under the root")
-    parser.add_argument(
-        "--root", type=Path, default="/dev/shm", help="where the files are made and removed"
-    )
-    results.add_option(parser)
-    return parser.parse_args()
+    def by_size(title: str, corner: str, sizes: Sequence[int], measure: _Measure) -> None:
+        table(title, {f"{size:,} {corner}": _apart(measure, size) for size in sizes})
+
+    sections = options.sections or _SECTIONS
+    if "slots" in sections:
+        title = "slots of the pool: bytes a slot, us a chunk, ms a walk"
+        by_size(title, "slots", options.slots, _measure_slots)
+    if "tiers" in sections:
+        title = "tiers: us a step, and a request of 500 chunks, us a chunk"
+        by_size(title, "tiers", options.tiers, _measure_tiers)
+    if "waiting" in sections:
+        title = f"{options.requests:,} requests of {_REQUEST_CHUNKS} chunks that wait: ms a step"
+        measures = (_measure_waiting, _measure_answers)
+        rows = [_apart(measure, options.requests) for measure in measures]
+        table(title, {"": rows[0] | rows[1]})
+    if "files" in sections:
+        with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root) as root:
+            _make_files(Path(root), options.files, 2 * _CHUNK_BYTES)
+            title = "start of the file tier: seconds from before open, MiB"
+            starts = {f"start {n}": _apart(_measure_start, root, options.files) for n in (1, 2)}
+            table(title, starts)
+    bench.finish()
 
 
 # --- slots --------------------------------------------------------------------------------------
@@ -118,11 +115,6 @@ class _Slots:
     chunk_bytes: int = _CHUNK_BYTES
 
 
-def _print_slots(arguments: argparse.Namespace) -> None:
-    rows = ((f"{slots:,}", _apart(_measure_slots, slots)) for slots in arguments.slots)
-    _print_table("slots of the pool: bytes a slot, us a chunk, ms a walk", "slots", rows)
-
-
 def _measure_slots(slots: int) -> Row:
     keys = _Keys()
     before_bytes = _resident_bytes()
@@ -131,24 +123,21 @@ def _measure_slots(slots: int) -> Row:
     meter = _Meter()
     # Filled by requests that end at once; then a request in two finds its chunks.
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
-        _compute(manager, _Meter(), next(keys))
+        _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}
     _settle()
     for _ in range(50):
-        _compute(manager, meter, next(keys), evicts=True)
+        _compute(manager, meter, next(keys), ", evicting")
         _reuse(manager, meter, keys.earlier(min(slots, 5000) // _REQUEST_CHUNKS))
         meter.call("ms usage", 1e3, manager.usage)
     return {**row, **meter.medians()}
 
 
-def _compute(
-    manager: TieringManager, meter: _Meter, keys: Sequence[bytes], *, evicts: bool = False
-) -> None:
+def _compute(manager: TieringManager, meter: _Meter, keys: Sequence[bytes], evicts: str) -> None:
     request = RequestContext("compute")
     manager.on_new_request(request)
     meter.each("lookup, miss", manager.lookup, keys, request)
-    name = "prepare_store, evicting" if evicts else "prepare_store"
-    meter.batch(name, manager.prepare_store, keys, request)
+    meter.batch(f"prepare_store{evicts}", manager.prepare_store, keys, request)
     meter.batch("complete_store", manager.complete_store, keys, request)
     manager.on_request_finished(request)
     manager.on_schedule_end()
@@ -164,141 +153,25 @@ def _reuse(manager: TieringManager, meter: _Meter, keys: Sequence[bytes]) -> Non
     meter.call("end of step", 1e6 / len(keys), manager.on_schedule_end)
 
 
-# --- chunks -------------------------------------------------------------------------------------
-
-
-def _print_chunks(arguments: argparse.Namespace) -> None:
-    for title, measure in (
-        ("chunks in the memory tier: bytes beside the chunk's own, us a chunk", _measure_memory),
-        ("chunks in the file tier's account: bytes and us a chunk", _measure_budget),
-    ):
-        rows = ((f"{chunks:,}", _apart(measure, chunks)) for chunks in arguments.chunks)
-        _print_table(title, "chunks", rows)
-
-
-def _measure_memory(chunks: int) -> Row:
-    header_bytes, payload_bytes = 64, 64
-    spec = TierSpec.from_url(f"memory:?capacity={chunks * (header_bytes + payload_bytes)}")
-    context = _context(spec, header_bytes, payload_bytes)
-    tier = spec.tier_class(spec.config, context)
-    payload = memoryview(np.zeros(header_bytes + payload_bytes, np.uint8)).cast("B")
-    request = RequestContext("r")
-    meter = _Meter()
-
-    def transfers(keys: Sequence[bytes]) -> list[Transfer]:
-        return [Transfer(k, request, payload[:header_bytes], payload[header_bytes:]) for k in keys]
-
-    def run(name: str, call: Callable[[Any], Any], argument: Sequence[Any]) -> None:
-        meter.call(name, 1e6 / len(argument), lambda: _drive(call(argument)))
-
-    keys = _Keys()
-    before_bytes = _resident_bytes()
-    for _ in range(chunks // _REQUEST_CHUNKS):
-        _drive(tier.store(transfers(next(keys))))
-    used_bytes = _resident_bytes() - before_bytes
-    _settle()
-    for _ in range(50):
-        some = keys.earlier(1)
-        run("lookup", lambda keys: tier.lookup(keys, request), some)
-        run("load", tier.load, transfers(some))
-        run("store, evicting", tier.store, transfers(next(keys)))
-    return {"bytes": used_bytes / chunks - header_bytes - payload_bytes, **meter.medians()}
-
-
-def _drive(coroutine: Any) -> None:
-    """Run a coroutine that never waits."""
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    raise AssertionError("it waits")
-
-
-def _measure_budget(chunks: int) -> Row:
-    keys = _Keys()
-    fingerprint = _NAMESPACE.fingerprint
-    budget = Budget(chunks * _CHUNK_BYTES)
-    meter = _Meter()
-    times_ns = itertools.count(time.time_ns())
-
-    def add(keys: Sequence[bytes]) -> None:
-        for key in keys:
-            budget.add(fingerprint, key, _CHUNK_BYTES, next(times_ns))
-
-    def evict(count: int) -> None:
-        victims = budget.victims(
-            count * _CHUNK_BYTES,
-            0,
-            pinned=(),
-            open_namespaces={fingerprint},
-            last_used_ns=lambda chunk_id: None,
-        )
-        for chunk_id in victims:
-            budget.discard(*chunk_id)
-
-    before_bytes = _resident_bytes()
-    for _ in range(chunks // _REQUEST_CHUNKS):
-        add(next(keys))
-    used_bytes = _resident_bytes() - before_bytes
-    _settle()
-    for _ in range(50):
-        some = keys.earlier(1)
-        scale = 1e6 / len(some)
-        meter.call(
-            "contains", scale, lambda keys: [ChunkId(fingerprint, k) in budget for k in keys], some
-        )
-        meter.call("evict", scale, evict, _REQUEST_CHUNKS)
-        meter.call("add", scale, add, next(keys))
-    return {"bytes": used_bytes / chunks, **meter.medians()}
-
-
 # --- tiers and waiting requests -----------------------------------------------------------------
 
 
-class _Engine:
-    """A manager with memory tiers, each in a thread of its own."""
-
-    def __init__(self, slots: int, tiers: int, **options: object) -> None:
-        clock = SystemClock()
-        self._pool = HostPool(slots, _CHUNK_BYTES)
-        self.manager = TieringManager(self._pool, policy=load_policy("lru")(), clock=clock)
-        for index in range(tiers):
-            spec = TierSpec.from_options({"type": "memory", "name": f"tier{index}", **options})
-
-            def make_loop(report: Any, spec: TierSpec = spec) -> TierLoop:
-                return TierLoop(
-                    spec,
-                    namespace=_NAMESPACE,
-                    memory=self._pool,
-                    clock=clock,
-                    report=report,
-                    verify=True,
-                )
-
-            self.manager.add_tier(spec, ThreadRunner(spec.name, make_loop, clock))
-
-    def finish(self) -> None:
-        """Step until the tiers have nothing left to do."""
-        while self.manager.has_pending_work():
-            self.manager.on_schedule_end()
-            time.sleep(1e-4)
-
-    def close(self) -> None:
-        self.manager.shutdown(timeout_s=1.0)
-        self._pool.close()
-
-
-def _print_tiers(arguments: argparse.Namespace) -> None:
-    rows = ((str(tiers), _apart(_measure_tiers, tiers)) for tiers in arguments.tiers)
-    _print_table("tiers: us a step, and a request of 500 chunks, us a chunk", "tiers", rows)
+@contextmanager
+def _engine(tiers: int, **options: object) -> Iterator[TieringManager]:
+    """Open a manager with memory tiers, each in a thread of its own."""
+    entries = [{"type": "memory", "name": f"tier{index}", **options} for index in range(tiers)]
+    size = {"slots": 4 * _REQUEST_CHUNKS, "chunk_bytes": _CHUNK_BYTES}
+    config = TieringConfig.from_dict(
+        {**size, "policy": "lru", "shutdown_timeout": 1, "tiers": entries}
+    )
+    with open_pool(config) as pool, open_manager(pool, config, _NAMESPACE) as manager:
+        yield manager
 
 
 def _measure_tiers(tiers: int) -> Row:
-    keys = _Keys()
+    keys, meter = _Keys(), _Meter()
     patient = dict.fromkeys(("lookup_deadline", "load_deadline", "store_deadline"), 600)
-    engine = _Engine(4 * _REQUEST_CHUNKS, tiers, **patient)
-    manager, meter = engine.manager, _Meter()
-    try:
+    with _engine(tiers, **patient) as manager:
         _settle()
         for _ in range(500):
             meter.call("empty step, us", 1e6, manager.on_schedule_end)
@@ -315,17 +188,10 @@ def _measure_tiers(tiers: int) -> Row:
             meter.batch("prepare_store", manager.prepare_store, chunks, request)
             meter.batch("complete_store", manager.complete_store, chunks, request)
             manager.on_request_finished(request)
-            engine.finish()
-    finally:
-        engine.close()
+            while manager.has_pending_work():
+                manager.on_schedule_end()
+                time.sleep(1e-4)
     return meter.medians()
-
-
-def _print_waiting(arguments: argparse.Namespace) -> None:
-    rows = [("", _apart(_measure_waiting, arguments.requests))]
-    rows[0][1].update(_apart(_measure_answers, arguments.requests))
-    title = f"{arguments.requests:,} requests of {_REQUEST_CHUNKS} chunks that wait: ms a step"
-    _print_table(title, "", rows)
 
 
 def _make_waiting(
@@ -340,16 +206,15 @@ def _make_waiting(
 
 def _measure_waiting(requests: int) -> Row:
     """Measure steps in which no tier answers."""
-    engine = _Engine(4 * _REQUEST_CHUNKS, 1, latency=3600, lookup_deadline=3600)
-    manager, meter = engine.manager, _Meter()
-    waiting = _make_waiting(manager, requests)
+    meter = _Meter()
+    with _engine(1, latency=3600, lookup_deadline=3600) as manager:
+        waiting = _make_waiting(manager, requests)
 
-    def look_up() -> None:
-        for request, chunks in waiting:
-            _, pending = manager.lookup_prefix(chunks, request)
-            assert pending
+        def look_up() -> None:
+            for request, chunks in waiting:
+                _, pending = manager.lookup_prefix(chunks, request)
+                assert pending
 
-    try:
         before_bytes = _resident_bytes()
         _settle()
         meter.call("first lookups", 1e3, look_up)
@@ -358,50 +223,30 @@ def _measure_waiting(requests: int) -> Row:
         for _ in range(5):
             meter.call("later lookups", 1e3, look_up)
             meter.call("end of a later step", 1e3, manager.on_schedule_end)
-    finally:
-        engine.close()
     return {**meter.medians(), "MiB": used_bytes / 2**20}
 
 
 def _measure_answers(requests: int) -> Row:
     """Measure the steps until all requests have their answers, all misses."""
-    engine = _Engine(4 * _REQUEST_CHUNKS, 1)
-    manager, meter = engine.manager, _Meter()
-    waiting = _make_waiting(manager, requests)
+    meter = _Meter()
+    with _engine(1) as manager:
+        waiting = _make_waiting(manager, requests)
 
-    def step() -> None:
-        nonlocal waiting
-        # The manager is asked again only for those that still wait, as an engine does.
-        waiting = [one for one in waiting if manager.lookup_prefix(one[1], one[0])[1]]
-        manager.on_schedule_end()
+        def step() -> None:
+            nonlocal waiting
+            # The manager is asked again only for those that still wait, as an engine does.
+            waiting = [one for one in waiting if manager.lookup_prefix(one[1], one[0])[1]]
+            manager.on_schedule_end()
 
-    try:
         _settle()
         while waiting:
             meter.call("step", 1e3, step)
             time.sleep(0.01)
-    finally:
-        engine.close()
     steps = meter.samples["step"]
     return {"steps until all are answered": len(steps), "the longest of them": max(steps)}
 
 
 # --- files --------------------------------------------------------------------------------------
-
-
-def _print_files(arguments: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=arguments.root) as root:
-        started_s = time.perf_counter()
-        object_bytes = 2 * _CHUNK_BYTES
-        _make_files(Path(root), arguments.files, object_bytes)
-        print(
-            f"\n{root}: {arguments.files:,} files without content in "
-            f"{time.perf_counter() - started_s:.0f} s"
-        )
-        rows = ((f"start {n}", _apart(_measure_files, root, arguments.files)) for n in (1, 2))
-        _print_table("start of the file tier: seconds from before open, MiB", "", rows)
-        shutil.rmtree(root)
-        os.mkdir(root)
 
 
 def _make_files(root: Path, files: int, object_bytes: int) -> None:
@@ -417,13 +262,25 @@ def _make_files(root: Path, files: int, object_bytes: int) -> None:
         os.close(fd)
 
 
-def _measure_files(root: str, files: int) -> Row:
-    return asyncio.run(_start_over(root, files))
+def _measure_start(root: str, files: int) -> Row:
+    return asyncio.run(_start(root, files))
 
 
-async def _start_over(root: str, files: int) -> Row:
-    spec = TierSpec.from_url(f"file://{root}", capacity="1TiB", min_free=0)
-    tier = spec.tier_class(spec.config, _context(spec, _CHUNK_BYTES, _CHUNK_BYTES))
+async def _start(root: str, files: int) -> Row:
+    # Room for all, and no more than the file system has.
+    capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
+    spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
+    context = TierContext(
+        name=spec.name,
+        namespace=_NAMESPACE,
+        chunk_bytes=_CHUNK_BYTES,
+        header_bytes=_CHUNK_BYTES,
+        payload_bytes=_CHUNK_BYTES,
+        clock=SystemClock(),
+        logger=logging.getLogger("benchmark"),
+        report_removed=lambda keys, *, evicted=False: None,
+    )
+    tier = spec.tier_class(spec.config, context)
     request = RequestContext("r")
     header, payload = (memoryview(mmap.mmap(-1, _CHUNK_BYTES)) for _ in range(2))
     transfer = Transfer(b"a new chunk", request, header, payload)
@@ -462,18 +319,13 @@ class _Keys(Iterator[list[bytes]]):
 
     def __next__(self) -> list[bytes]:
         self._requests += 1
-        return self._of(self._requests)
+        return self.earlier(1)
 
     def earlier(self, requests: int) -> list[bytes]:
         """Return the keys of the request so many before the next one."""
-        return self._of(self._requests - requests + 1)
-
-    def _of(self, request: int) -> list[bytes]:
-        start = request * _REQUEST_CHUNKS
-        return [
-            make_offload_key(index.to_bytes(32, "little"))
-            for index in range(start, start + _REQUEST_CHUNKS)
-        ]
+        start = (self._requests - requests + 1) * _REQUEST_CHUNKS
+        numbers = range(start, start + _REQUEST_CHUNKS)
+        return [make_offload_key(number.to_bytes(32, "little")) for number in numbers]
 
 
 class _Meter:
@@ -489,19 +341,17 @@ class _Meter:
         self.samples[name].append((time.thread_time() - started_s) * scale)
 
     def batch(
-        self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *args: Any
+        self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *a: Any
     ) -> None:
         """Sample microseconds a key of a call that takes them all."""
-        self.call(name, 1e6 / len(keys), function, keys, *args)
+        self.call(name, 1e6 / len(keys), function, keys, *a)
 
-    def each(
-        self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *args: Any
-    ) -> None:
+    def each(self, name: str, function: _Call, keys: Sequence[bytes], *a: Any) -> None:
         """Sample microseconds a key of a call for each."""
 
         def run() -> None:
             for key in keys:
-                function(key, *args)
+                function(key, *a)
 
         self.call(name, 1e6 / len(keys), run)
 
@@ -510,20 +360,7 @@ class _Meter:
         return {name: statistics.median(samples) for name, samples in self.samples.items()}
 
 
-def _context(spec: TierSpec, header_bytes: int, payload_bytes: int) -> TierContext:
-    return TierContext(
-        name=spec.name,
-        namespace=_NAMESPACE,
-        chunk_bytes=payload_bytes,
-        header_bytes=header_bytes,
-        payload_bytes=payload_bytes,
-        clock=SystemClock(),
-        logger=logging.getLogger("benchmark"),
-        report_removed=lambda keys, *, evicted=False: None,
-    )
-
-
-def _apart(measure: Callable[..., Row], *arguments: Any) -> Row:
+def _apart(measure: _Measure, *arguments: Any) -> Row:
     """Measure in a process of its own, so that no other measurement's memory counts."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as processes:
@@ -540,21 +377,6 @@ def _resident_bytes() -> int:
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _print_table(title: str, corner: str, rows: Iterable[tuple[str, Row]]) -> None:
-    print(f"\n{title}", flush=True)
-    for number, (label, row) in enumerate(rows):
-        _measured.extend(
-            Series(title, f"{label} {corner}".strip(), "kvtier", name, "", [value])
-            for name, value in row.items()
-        )
-        widths = [max(len(name), 9) + 2 for name in row]
-        if not number:
-            names = (f"{name:>{width}}" for name, width in zip(row, widths, strict=True))
-            print(f"{corner:>14}" + "".join(names))
-        cells = (f"{value:>{w},.2f}" for value, w in zip(row.values(), widths, strict=True))
-        print(f"{label:>14}" + "".join(cells), flush=True)
 
 
 if __name__ == "__main__":

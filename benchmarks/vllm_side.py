@@ -6,7 +6,6 @@ import os
 import queue
 import threading
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -34,14 +33,7 @@ _POLL_S = 50e-6
 
 
 class VLLMSide:
-    """``TieringOffloadingManager`` over vLLM's LRU primary tier and one tier in memory.
-
-    Args:
-        slots: of the primary tier.
-        chunk_bytes: of a chunk; a multiple of the page size.
-        threaded: the tier answers and copies in threads; otherwise it answers at once and copies
-            between the steps.
-    """
+    """``TieringOffloadingManager`` over vLLM's LRU primary tier and one tier in memory."""
 
     hit = LookupResult.HIT
     miss = LookupResult.MISS
@@ -69,37 +61,32 @@ class VLLMSide:
         return context
 
     def load_slots(self, spec: Any) -> list[int]:
-        """Return the slots of a prepared load."""
         return spec.chunk_ids.tolist()
 
     def store_slots(self, output: Any) -> tuple[list[bytes], list[int]]:
-        """Return the keys and slots of a prepared store; ``None`` means that there is no room."""
-        if output is None:
+        if output is None:  # there is no room
             return [], []
         return output.keys_to_store, output.store_spec.chunk_ids.tolist()
 
     def view(self, slot: int) -> memoryview:
-        """Return a view of a slot's payload."""
         return self._flat[slot * self._chunk_bytes :][: self._chunk_bytes]
 
     def step_end_arguments(self, scheduled: Sequence[str]) -> tuple[ScheduleEndContext]:
-        """Return the arguments of ``on_schedule_end``."""
         return (ScheduleEndContext(new_req_ids=scheduled, preempted_req_ids=()),)
 
     def run_model(self) -> None:
-        """Wait until the tier has finished, then take statistics as the engine does."""
         while not self._tier.is_settled():
             time.sleep(_POLL_S)
+        # As the engine does.
         self.manager.get_stats()
 
     def close(self) -> None:
-        """End the threads and release the memory."""
         self._flat.release()
         self.manager.shutdown()
 
 
-class _MemoryTier(SecondaryTierManager):
-    """Chunks in a dictionary without a limit; subclasses choose when a job runs."""
+class SteppedTier(SecondaryTierManager):
+    """Chunks in a dictionary without a limit: answers lookups at once, copies between the steps."""
 
     medium = Medium.CPU
 
@@ -107,8 +94,18 @@ class _MemoryTier(SecondaryTierManager):
         super().__init__(None, view, "memory")
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
+        self._waiting: list[TransferJob] = []
         # Reported and not yet taken. A deque is safe for one thread at each end.
         self._finished: deque[JobResult] = deque()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return LookupResult.HIT if key in self._objects else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        self._waiting.append(job_metadata)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        self.submit_store(job_metadata)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         results = []
@@ -123,9 +120,12 @@ class _MemoryTier(SecondaryTierManager):
         while not self.is_settled():
             time.sleep(0.001)
 
-    @abstractmethod
     def is_settled(self) -> bool:
         """Return true if all lookups are answered and all submitted jobs are reported."""
+        for job in self._waiting:
+            self._work(job)
+        self._waiting.clear()
+        return True
 
     def shutdown(self) -> None:
         del self._slots
@@ -140,29 +140,7 @@ class _MemoryTier(SecondaryTierManager):
         self._finished.append(JobResult(job.job_id, True, transfer_bytes=moved_bytes))
 
 
-class SteppedTier(_MemoryTier):
-    """The best case: answers lookups at once, and copies between the steps."""
-
-    def __init__(self, view: memoryview, flat: memoryview) -> None:
-        super().__init__(view, flat)
-        self._jobs: list[TransferJob] = []
-
-    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        return LookupResult.HIT if key in self._objects else LookupResult.MISS
-
-    def submit_store(self, job_metadata: TransferJob) -> None:
-        self._jobs.append(job_metadata)
-
-    submit_load = submit_store
-
-    def is_settled(self) -> bool:
-        for job in self._jobs:
-            self._work(job)
-        self._jobs.clear()
-        return True
-
-
-class ThreadedTier(_MemoryTier):
+class ThreadedTier(SteppedTier):
     """The way of vLLM's tiers for files and objects: its ``AsyncLookupManager`` and a thread."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
@@ -183,8 +161,6 @@ class ThreadedTier(_MemoryTier):
     def submit_store(self, job_metadata: TransferJob) -> None:
         self._submitted += 1
         self._jobs.put(job_metadata)
-
-    submit_load = submit_store
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._lookups.cleanup(req_context.req_id)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from results import Series, figure
+from results import gain
 
-from performance.figures import Figures, gain
-from performance.sections import SECTIONS, Panel, Section, Way, label
+from performance.figures import Figures, median
+from performance.sections import SECTIONS, Section, Way, label
 
 _BEGIN, _END = "<!-- written by make bench -->", "<!-- end of what make bench writes -->"
 _INTRODUCTION = """# Performance
@@ -31,14 +30,10 @@ _QUICK = (
 
 
 def page(figures: Mapping[str, Figures]) -> str:
-    """Return the text of the page.
-
-    Args:
-        figures: by section.
-    """
+    """Return the text of the page."""
     parts = [_INTRODUCTION, *([_QUICK + "\n"] if _is_quick(figures) else [])]
-    if rows := glance(figures):
-        parts.append("## At a glance\n\n" + glance_table(figures, rows, "") + "\n")
+    if rows := list(_glance(figures, "")):
+        parts.append("## At a glance\n\n" + _glance_table(figures, rows) + "\n")
     parts += [_section(section, figures[section.name]) for section in SECTIONS.values()]
     parts.append(_machines(figures))
     return "\n".join(parts)
@@ -46,7 +41,7 @@ def page(figures: Mapping[str, Figures]) -> str:
 
 def readme(text: str, figures: Mapping[str, Figures]) -> str:
     """Return the README's text with the table of these figures."""
-    table = glance_table(figures, glance(figures), "docs/performance.md")
+    table = _glance_table(figures, list(_glance(figures, "docs/performance.md")))
     quick = " A quick run." if _is_quick(figures) else ""
     caption = (
         f"Medians, from {_machine_words(figures)}.{quick} `make bench` measures yours;\n"
@@ -59,84 +54,34 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
 # --- at a glance ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Glance:
-    """One line of the table at a glance.
+def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
+    """Give subject, vLLM's figure, kvtier's and the ratio, where both sides were measured."""
 
-    Attributes:
-        subject: what is measured.
-        section: section that has the figure.
-        peer: vLLM's figure.
-        own: kvtier's.
-        ratio: above 1 is better for kvtier.
-    """
+    def link(section: str, subject: str) -> str:
+        return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"
 
-    subject: str
-    section: str
-    peer: str
-    own: str
-    ratio: str
-
-
-def glance(figures: Mapping[str, Figures]) -> list[Glance]:
-    """Return the lines for which both sides were measured."""
-    return [
-        Glance(subject, section, _short(peer), _short(own), gain(own, peer, higher) or "")
-        for section, subject, own, peer, higher in _compared(figures)
-        if own and peer
-    ] + _damaged(figures)
-
-
-def glance_table(figures: Mapping[str, Figures], rows: Sequence[Glance], page: str) -> str:
-    """Return the lines as a table, with links into the page."""
-    return "\n".join(
-        [
-            f"| | vLLM{_vllm_release(figures)} | kvtier | ratio |",
-            "| --- | --- | --- | --- |",
-            *(
-                f"| [{row.subject}]({page}#{_anchor(SECTIONS[row.section].title)}) | {row.peer} "
-                f"| {row.own} | {row.ratio} |"
-                for row in rows
-            ),
-        ]
-    )
-
-
-def _compared(
-    figures: Mapping[str, Figures],
-) -> Iterator[tuple[str, str, Series | None, Series | None, bool]]:
-    """Give section, subject, kvtier's series and vLLM's, and whether higher is better."""
     for name, section in SECTIONS.items():
-        for panel in section.panels_for(figures[name]):
-            (peer, *_) = [way for way in panel.ways if way.role == "vllm"] or [None]
-            for case, subject in panel.glance.items() if peer else ():
-                own, theirs = (
-                    _find(figures[name], panel, case, way) for way in (panel.ways[0], peer)
-                )
-                yield name, subject, own, theirs, panel.higher_is_better
-
-
-def _damaged(figures: Mapping[str, Figures]) -> list[Glance]:
+        for panel in section.panels:
+            peers = [way for way in panel.ways if way.role == "vllm"]
+            for case, subject in panel.glance.items() if peers else ():
+                ways = (panel.ways[0], peers[0])
+                own, peer = (panel.find(figures[name], case, way.name) for way in ways)
+                if own and peer:
+                    shown = [median(peer) or "", median(own) or "", gain(own, peer) or ""]
+                    yield [link(name, subject), *shown]
     panel = SECTIONS["first-token"].panels[0]
-    own, peer = (
-        figures["first-token"].find(panel.run, panel.group, "damaged files", way, "same answer")
-        for way in (panel.ways[0].name, panel.ways[-1].name)
-    )
-    if not own or not peer:
-        return []
+    ways = (panel.ways[-1].name, panel.ways[0].name)
+    of = (panel.run, panel.group, "damaged files")
+    answers = [figures["first-token"].find(*of, way, "same answer") for way in ways]
     said = {1.0: "found, computed again: the same answer", 0.0: "**used: another answer**"}
-    return [
-        Glance(
-            "one byte of each stored chunk flips",
-            "first-token",
-            *(said[one.median] for one in (peer, own)),
-            "",
-        )
-    ]
+    if all(answers):
+        subject = link("first-token", "one byte of each stored chunk flips")
+        yield [subject, *(said[one.median] for one in answers if one), ""]
 
 
-def _short(series: Series) -> str:
-    return f"{figure(series.median)} {series.unit}".strip()
+def _glance_table(figures: Mapping[str, Figures], rows: Sequence[Sequence[str]]) -> str:
+    head = ["", f"vLLM{_vllm_release(figures)}", "kvtier", "ratio"]
+    return _table([head, ["---"] * 4, *rows]).replace("|  |", "| |", 1)
 
 
 def _vllm_release(figures: Mapping[str, Figures]) -> str:
@@ -170,29 +115,29 @@ def _section(section: Section, figures: Figures) -> str:
         f"{command} · {rounds} round{'s' * (rounds > 1)} · "
         f"[all figures of all rounds](performance/{section.name}.json)"
     )
-    shown = _grids(figures) if section.grid else [plot, *_tables(section, figures)]
-    parts = [section.answer(figures), section.question, *shown]
+    shown = _grids(figures) if not section.panels else [plot, *_tables(section, figures)]
+    parts = [section.said(figures), section.question, *shown]
     parts += [*_absences(section, figures), notes]
     return head + "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _tables(section: Section, figures: Figures) -> Iterator[str]:
     """Give a table for each row of panels with equal columns."""
-    for (axis, ways, higher), panels in itertools.groupby(
-        section.panels_for(figures),
-        lambda panel: (panel.axis, tuple(panel.ways), panel.higher_is_better),
+    for (axis, ways, better), panels in itertools.groupby(
+        section.panels,
+        lambda panel: (panel.axis, tuple(panel.ways), panel.better),
     ):
         peers = compared(ways)
-        heads = [f"{axis}, {'more' if higher else 'less'} is better"]
-        heads += [way.label for way in ways] + [f"beside {way.label}" for way in peers]
+        heads = [f"{axis}, {better} is better"]
+        heads += [way.shown for way in ways] + [f"beside {way.shown}" for way in peers]
         lines = [heads, ["---"] * len(heads)]
-        for panel in (panel for panel in panels if panel.tabled):
+        for panel in panels:
             for case in panel.cases or figures.cases(panel.run, panel.group, panel.quantity):
-                series = {way: _find(figures, panel, case, way) for way in ways}
+                series = {way: panel.find(figures, case, way.name) for way in ways}
                 if any(series.values()):
                     own = series[ways[0]]
                     cells = [one.spread if one else "" for one in series.values()]
-                    ratios = [gain(own, series[way], higher) or "" for way in peers]
+                    ratios = [gain(own, series[way]) or "" for way in peers]
                     lines.append(
                         [", ".join(filter(None, (panel.title, label(case)))), *cells, *ratios]
                     )
@@ -202,11 +147,11 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
 
 def _grids(figures: Figures) -> Iterator[str]:
     """Give a table for each group, with the cases as columns."""
-    for name, run in figures.runs.items():
-        for group in figures.groups(name):
+    for run in figures.runs.values():
+        for group in dict.fromkeys(each.group for each in run.series):
             of_group = [each for each in run.series if each.group == group]
             cases = list(dict.fromkeys(each.case for each in of_group))
-            cells = {(each.quantity, each.case): _short(each) for each in of_group}
+            cells = {(each.quantity, each.case): median(each) or "" for each in of_group}
             lines = [[group, *cases], ["---"] * (len(cases) + 1)]
             lines += [
                 [quantity, *(cells.get((quantity, case), "") for case in cases)]
@@ -225,10 +170,6 @@ def compared(ways: Sequence[Way]) -> list[Way]:
     return [way for way in ways if way.role in (peer, "limit")]
 
 
-def _find(figures: Figures, panel: Panel, case: str, way: Way) -> Series | None:
-    return figures.find(panel.run, panel.group, case, way.name, panel.quantity)
-
-
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
     """Give a sentence for each run or way that was not measured."""
     said = set()
@@ -237,7 +178,7 @@ def _absences(section: Section, figures: Figures) -> Iterator[str]:
         if run is None or not run.series:
             reason = "; ".join(run.absent.values()) if run else "not run yet"
             said.add(f"Not measured, {name}: {reason}.")
-    for panel in section.panels_for(figures):
+    for panel in section.panels:
         run = figures.runs.get(panel.run)
         for way in panel.ways if run and run.series else ():
             if not any(
@@ -245,7 +186,7 @@ def _absences(section: Section, figures: Figures) -> Iterator[str]:
                 for each in run.series
             ):
                 reason = run.absent.get(way.name, "the benchmark left it out")
-                said.add(f"Not measured, {way.label}: {reason}.")
+                said.add(f"Not measured, {way.shown}: {reason}.")
     yield from sorted(said)
 
 
@@ -259,25 +200,11 @@ def _machines(figures: Mapping[str, Figures]) -> str:
         for run_name, run in of.runs.items()
         if run.series
     }
-    lines = [
-        ["run", "day", "commit", "duration", "disk", "other programs"],
-        ["---"] * 6,
-        *(
-            [
-                name,
-                run.date,
-                run.commit,
-                f"{run.seconds:,.0f} s",
-                run.machine["disk"],
-                run.machine["other programs"],
-            ]
-            for name, run in runs.items()
-        ),
-    ]
-    facts = {
-        "Machine": ("CPU", "memory", "kernel"),
-        "Software": ("software",),
-    }
+    lines = [["run", "day", "commit", "duration", "disk", "other programs"], ["---"] * 6]
+    for name, run in runs.items():
+        measured = [name, run.date, run.commit, f"{run.seconds:,.0f} s"]
+        lines.append([*measured, run.machine["disk"], run.machine["other programs"]])
+    facts = {"Machine": ("CPU", "memory", "kernel"), "Software": ("software",)}
     said = []
     for title, keys in facts.items():
         by_fact: dict[str, list[str]] = {}

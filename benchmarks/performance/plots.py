@@ -38,19 +38,10 @@ _COLOURS = {
 }
 _WIDTH_INCHES = 9.0
 _BAR_INCHES = 0.2
-#: Of a panel with lines, in bars.
-_LINES_HEIGHT = 8
 
 
 def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
-    """Write a section's plot.
-
-    Args:
-        section: the section.
-        figures: its figures.
-        scheme: ``light`` or ``dark``.
-        file: where to.
-    """
+    """Write a section's plot."""
     colours = _COLOURS[scheme]
     settings: Any = {
         # Equal figures make equal files.
@@ -73,26 +64,22 @@ def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
 
 
 def _figure(section: Section, figures: Figures, colours: dict[str, str]) -> Figure:
-    panels = section.panels_for(figures)
+    panels = section.panels
     columns = min(section.columns, len(panels))
     rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
-    bars = [
-        _LINES_HEIGHT if section.lines else max(_bars(panel, figures) for panel in row)
-        for row in rows
-    ]
-    heights = [_BAR_INCHES * count + 0.75 for count in bars]
+    heights = [_BAR_INCHES * max(_bars(panel, figures) for panel in row) + 0.75 for row in rows]
     drawn = Figure(figsize=(_WIDTH_INCHES, sum(heights) + 0.4), layout="constrained")
     grid: Any = drawn.subplots(
         len(rows), columns, squeeze=False, gridspec_kw={"height_ratios": heights}
     )
     for axes, panel in zip(grid.flat, panels, strict=False):
-        (_draw_lines if section.lines else _draw_bars)(axes, panel, figures, colours)
+        _draw_bars(axes, panel, figures, colours)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     drawn.legend(
-        handles=[Patch(color=colours[role], label=name) for role, name in section.legend.items()],
+        handles=[Patch(color=colours[role], label=name) for role, name in section.legend().items()],
         loc="outside upper left",
-        ncols=len(section.legend),
+        ncols=len(section.legend()),
         frameon=False,
         handlelength=1,
         handleheight=1,
@@ -112,10 +99,7 @@ def _cases(panel: Panel, figures: Figures) -> list[str]:
 
 def _measured(panel: Panel, figures: Figures, case: str) -> list[tuple[str, Series]]:
     """Return role and figures of the ways that were measured."""
-    found = (
-        (way.role, figures.find(panel.run, panel.group, case, way.name, panel.quantity))
-        for way in panel.ways
-    )
+    found = ((way.role, panel.find(figures, case, way.name)) for way in panel.ways)
     return [(role, series) for role, series in found if series]
 
 
@@ -154,45 +138,11 @@ def _draw_bars(axes: Any, panel: Panel, figures: Figures, colours: dict[str, str
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.5g}")
     axes.set_yticks(ticks, [label(case) for case in cases])
     axes.invert_yaxis()
-    _finish(axes, panel, colours, "x")
-
-
-def _draw_lines(axes: Any, panel: Panel, figures: Figures, colours: dict[str, str]) -> None:
-    cases = _cases(panel, figures)
-    for way in panel.ways:
-        of_way = {
-            _number(case): series
-            for case in cases
-            if (series := dict(_measured(panel, figures, case)).get(way.role))
-        }
-        middles = [one.median for one in of_way.values()]
-        axes.plot(list(of_way), middles, color=colours[way.role], linewidth=1.8, clip_on=False)
-        for at, one in of_way.items():
-            if len(one.values) > 1:
-                axes.vlines(at, *one.quartiles, color=colours["text"], linewidth=1.2)
-    axes.set_xscale("log")
-    places = [_number(case) for case in cases]
-    axes.set_xticks(places, [f"{place:,.0f}" for place in places], minor=False)
-    axes.minorticks_off()
-    axes.set_xlabel(" ".join(cases[0].split()[1:]), fontsize=9)
-    axes.locator_params(axis="y", nbins=3)
-    axes.set_ylim(bottom=0)
-    _finish(axes, panel, colours, "y")
-
-
-def _number(case: str) -> float:
-    """Return the number that a case begins with: ``2,000 slots``."""
-    return float(case.split()[0].replace(",", ""))
-
-
-def _finish(axes: Any, panel: Panel, colours: dict[str, str], values: str) -> None:
-    better = "more" if panel.higher_is_better else "less"
-    label = f"{panel.axis} ({better} is better)"
-    (axes.set_xlabel if values == "x" else axes.set_ylabel)(label, fontsize=9)
+    axes.set_xlabel(f"{panel.axis} ({panel.better} is better)", fontsize=9)
     if panel.title:
         axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
-    axes.grid(axis=values, color=colours["line"], linewidth=0.7)
+    axes.grid(axis="x", color=colours["line"], linewidth=0.7)
     axes.set_axisbelow(True)
-    for side in ("top", "right", "left" if values == "x" else "top"):
+    for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from results import Series, figure
+from results import Series, figure, gain, is_rate
 
-from performance.figures import Figures, median, ratio, sentence
+from performance.figures import Figures, median
 
 
 @dataclass(frozen=True)
@@ -16,43 +18,40 @@ class Run:
 
     Attributes:
         name: its name within the section.
-        program: the benchmark's file.
-        options: of the benchmark.
-        quick: options of a short run in place of these.
+        command: the benchmark's file and options; ``{trace}`` stands for a trace, or for nothing.
+        quick: the same for a short run.
         rounds: default of the report's ``--rounds``; 0 for a benchmark without this option.
-        seconds: rough duration with the default rounds, and of the quick run.
         engine: the engine in whose environment it runs; without that nothing can be measured.
         vllm: ways that can only be measured in vLLM's environment.
-        trace: how the benchmark takes a trace: ``{}`` stands for the file; empty if it takes none.
         needs_trace: without a trace there is nothing to measure.
     """
 
     name: str
-    program: str
-    options: str
+    command: str
     quick: str
-    rounds: int
-    seconds: tuple[float, float]
+    rounds: int = 0
     engine: str = ""
     vllm: Sequence[str] = ()
-    trace: str = ""
     needs_trace: bool = False
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """A way to do the work, in a plot and a table.
 
     Attributes:
+        role: ``kvtier``, ``variant`` (kvtier otherwise), ``vllm``, ``client`` or ``limit``.
         name: its name in the figures.
-        label: its name in the table.
-        role: ``kvtier``, ``variant`` (kvtier otherwise), ``vllm``, ``client`` or ``limit``; its
-            colour, and its place in the legend.
+        label: its name in the table, if that is another one.
     """
 
-    name: str
-    label: str
     role: str
+    name: str
+    label: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Its name in the table."""
+        return self.label or self.name
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,12 @@ class Panel:
     Attributes:
         title: above the part.
         run: run that it shows.
-        group: group of its series; empty for a panel of each group, with its name as the title.
+        group: group of its series.
         quantity: quantity of its series.
         axis: what the axis shows, with its unit.
         ways: what is compared. The first is kvtier; its ratio to each peer and limit is shown.
         cases: the cases to show; all that were measured if it is empty.
-        higher_is_better: for a rate.
         start: where bars start.
-        tabled: the cases have rows in the table; otherwise they are in the plot alone.
         glance: cases that the table at a glance and the README show beside vLLM, with their words.
     """
 
@@ -80,10 +77,17 @@ class Panel:
     axis: str
     ways: Sequence[Way]
     cases: Sequence[str] = ()
-    higher_is_better: bool = False
     start: float = 0.0
-    tabled: bool = True
     glance: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def better(self) -> str:
+        """``more`` or ``less``."""
+        return "more" if is_rate(self.quantity) else "less"
+
+    def find(self, figures: Figures, case: str, way: str) -> Series | None:
+        """Return the series of a case, or ``None`` where it was not measured."""
+        return figures.find(self.run, self.group, case, way, self.quantity)
 
 
 @dataclass(frozen=True)
@@ -95,36 +99,61 @@ class Section:
         title: its heading.
         question: what it measures, and beside what.
         runs: the benchmarks that it runs.
-        panels: parts of its plot and its table.
-        answer: makes the sentence with the main figures.
-        legend: names of the roles in its plot.
+        panels: parts of its plot and its table; without them there is no plot, and a table for each
+            group with the cases as columns and the quantities as rows.
+        answer: sentences, with figures as ``{number of the panel:case:way}``, for a median, or
+            ``{number of the panel:case:way:peer}``, for a ratio, and ``{run:least:way:peer}`` or
+            ``{run:most:...}`` for the hit rates of a run. Without a figure its sentence goes.
         columns: parts of the plot beside each other.
-        lines: the cases begin with numbers, which are the places on an axis.
-        grid: no plot; a table for each group with the cases as columns and the quantities as rows.
     """
 
     name: str
     title: str
     question: str
     runs: Sequence[Run]
-    panels: Sequence[Panel]
-    answer: Callable[[Figures], str]
-    legend: Mapping[str, str] = field(default_factory=dict)
+    panels: Sequence[Panel] = ()
+    answer: Sequence[str] = ()
     columns: int = 2
-    lines: bool = False
-    grid: bool = False
 
     def is_drawn(self, figures: Figures) -> bool:
         """Return whether there is a plot."""
-        return not self.grid and any(run.series for run in figures.runs.values())
+        return bool(self.panels) and any(run.series for run in figures.runs.values())
 
-    def panels_for(self, figures: Figures) -> list[Panel]:
-        """Return the panels, with one for each group that was measured where none is named."""
-        return [
-            replace(panel, group=group, title=panel.title or group) if not panel.group else panel
-            for panel in self.panels
-            for group in ([panel.group] if panel.group else figures.groups(panel.run))
+    def said(self, figures: Figures) -> str:
+        """Return the sentences of the answer."""
+        said = []
+        for sentence in self.answer:
+            parts: list[str | None] = [*re.split(r"\{(.+?)\}", sentence)]
+            parts[1::2] = [_value(figures, self.panels, one or "") for one in parts[1::2]]
+            said.append("".join(one or "" for one in parts) if None not in parts else "")
+        return " ".join(filter(None, said))
+
+    def legend(self) -> dict[str, str]:
+        """Return the ways of each role in the plot."""
+        names: dict[str, dict[str, None]] = {}
+        for way in (way for panel in self.panels for way in panel.ways):
+            names.setdefault(way.role, {})[way.shown.replace("`", "")] = None
+        joined = {role: ", ".join(of) for role, of in names.items()}
+        return {
+            role: f"limit: {of}" if role == "limit" != of else of for role, of in joined.items()
+        }
+
+
+def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None:
+    """Return a figure of an answer; ``None`` where it was not measured."""
+    where, case, *ways = wanted.split(":")
+    if not where.isdecimal():
+        groups = dict.fromkeys(one.group for one in figures.series(where))
+        ratios = [
+            own.relative_to(peer).median
+            for group in groups
+            for place in figures.cases(where, group, "hit rate")
+            for own, peer in [[figures.find(where, group, place, way, "hit rate") for way in ways]]
+            if own and peer and all(peer.values)
         ]
+        return figure({"least": min, "most": max}[case](ratios)) if ratios else None
+    series = [panels[int(where)].find(figures, case, way) for way in ways]
+    return gain(*series) if len(series) == 2 else median(series[0])
 
 
 def label(case: str) -> str:
@@ -133,28 +162,14 @@ def label(case: str) -> str:
 
 
 _CHUNKS = ("store 2 MiB", "load 2 MiB", "store 128 KiB", "load 128 KiB")
-_KVTIER = Way("kvtier", "kvtier", "kvtier")
+_KVTIER = Way("kvtier", "kvtier")
 
 
 # --- first token ------------------------------------------------------------------------------
 
-_PROMPT = "2,048 tokens"
+_TOKEN = ("engines", "2,048 tokens")
 _VLLM_FILES = "vLLM's file tier"
 _OUR_TIER, _OUR_MANAGER = "kvtier (a), our tier", "kvtier (b), our manager"
-
-
-def _first_token(figures: Figures) -> str:
-    def of(way: str, case: str = "from files") -> Series | None:
-        return figures.find("engines", _PROMPT, case, way, "time to first token")
-
-    ours, peer = of(_OUR_MANAGER), of(_VLLM_FILES)
-    return sentence(
-        "Computing the prompt takes {}. With kvtier the first token is there after {}; vLLM's own "
-        "file tier needs {} times as long.",
-        median(of(_OUR_MANAGER, "computed")),
-        median(ours),
-        ratio(peer, ours),
-    )
 
 
 FIRST_TOKEN = Section(
@@ -162,80 +177,35 @@ FIRST_TOKEN = Section(
     "The first token of a prompt seen before",
     "A prompt of 2,048 tokens is served by real engines on the CPU; its chunks are in files, and "
     "in no memory.",
-    [
-        Run(
-            "engines",
-            "first_token.py",
-            "",
-            "--layers 4",
-            9,
-            (600, 70),
-            engine="vLLM",
-        )
-    ],
+    [Run("engines", "first_token.py", "first_token.py --layers 4", 9, "vLLM")],
     [
         Panel(
             "",
-            "engines",
-            _PROMPT,
+            *_TOKEN,
             "time to first token",
             "milliseconds",
             [
-                Way(_OUR_MANAGER, "kvtier, its manager", "kvtier"),
-                Way(_OUR_TIER, "kvtier's tier, vLLM's manager", "variant"),
-                Way(_VLLM_FILES, "vLLM's file tier", "vllm"),
+                Way("kvtier", _OUR_MANAGER, "kvtier, its manager"),
+                Way("variant", _OUR_TIER, "kvtier's tier, vLLM's manager"),
+                Way("vllm", _VLLM_FILES, "vLLM's file tier"),
             ],
-            cases=["from files"],
+            ["from files"],
             glance={"from files": "first token of a prompt of 2,048 tokens, all of it in files"},
         )
     ],
-    _first_token,
-    {
-        "kvtier": "kvtier, its manager",
-        "variant": "kvtier's tier under vLLM's manager",
-        "vllm": "vLLM's file tier",
-    },
+    [
+        "Computing the prompt takes {0:computed:kvtier (b), our manager}. With kvtier the first "
+        "token is there after {0:from files:kvtier (b), our manager}; vLLM's own file tier needs "
+        "{0:from files:kvtier (b), our manager:vLLM's file tier} times as long."
+    ],
     columns=1,
 )
 
 
 # --- scheduler --------------------------------------------------------------------------------
 
-_BUSY = "8 at a time"
+_BUSY = ("cost", "8 at a time")
 
-
-def _scheduler(figures: Figures) -> str:
-    def of(way: str) -> Series | None:
-        return figures.find("cost", _BUSY, "all", way, "CPU a chunk")
-
-    ours = of("memory tier")
-    return " ".join(
-        [
-            sentence(
-                "The manager takes {} of the engine's thread for each chunk, and {} with the "
-                "policy `lru` in place of `prefix`.",
-                median(ours),
-                median(of("memory tier, lru")),
-            ),
-            sentence(
-                "vLLM's takes {} with a tier that answers at once, as no store does, {} times "
-                "ours. With one behind threads, as its own tiers work, it takes {}: {} times.",
-                median(of("vLLM, at once")),
-                ratio(of("vLLM, at once"), ours),
-                median(of("vLLM, thread")),
-                ratio(of("vLLM, thread"), ours),
-            ),
-        ]
-    )
-
-
-_MANAGERS = [
-    Way("memory tier", "kvtier", "kvtier"),
-    Way("memory tier, lru", "kvtier, `lru`", "variant"),
-    Way("no tier", "no tier", "limit"),
-    Way("vLLM, at once", "vLLM, at once", "vllm"),
-    Way("vLLM, thread", "vLLM, threads", "client"),
-]
 
 SCHEDULER = Section(
     "scheduler",
@@ -245,73 +215,49 @@ SCHEDULER = Section(
     [
         Run(
             "cost",
-            "scheduler.py",
-            "--concurrency 8",
-            "--concurrency 8 --requests 100",
+            "scheduler.py {trace} --concurrency 8",
+            "scheduler.py {trace} --concurrency 8 --requests 100",
             5,
-            (240, 20),
             vllm=["vLLM, at once", "vLLM, thread"],
-            trace="{}",
         )
     ],
     [
         Panel(
             "CPU a chunk, all calls",
-            "cost",
-            _BUSY,
+            *_BUSY,
             "CPU a chunk",
             "microseconds",
-            _MANAGERS,
-            cases=["all"],
+            [
+                Way("kvtier", "memory tier", "kvtier"),
+                Way("variant", "memory tier, lru", "kvtier, `lru`"),
+                Way("limit", "no tier"),
+                Way("vllm", "vLLM, at once"),
+                Way("client", "vLLM, thread", "vLLM, threads"),
+            ],
+            ["all"],
             glance={"all": "the engine's thread, per chunk, with a tier that answers at once"},
         ),
         Panel(
             "a call beside a saturated file tier",
-            "cost",
-            _BUSY,
+            *_BUSY,
             "a call",
             "microseconds, wall",
-            [
-                Way("file tier", "kvtier", "kvtier"),
-                Way("no tier", "no tier", "limit"),
-            ],
+            [Way("kvtier", "file tier", "kvtier"), Way("limit", "no tier")],
         ),
     ],
-    _scheduler,
-    {
-        "kvtier": "kvtier",
-        "variant": "kvtier, policy lru",
-        "limit": "kvtier, no tier",
-        "vllm": "vLLM, answers at once",
-        "client": "vLLM, behind threads",
-    },
+    [
+        "The manager takes {0:all:memory tier} of the engine's thread for each chunk, and "
+        "{0:all:memory tier, lru} with the policy `lru` in place of `prefix`.",
+        "vLLM's takes {0:all:vLLM, at once} with a tier that answers at once, as no store does, "
+        "{0:all:memory tier:vLLM, at once} times ours. With one behind threads, as its own tiers "
+        "work, it takes {0:all:vLLM, thread}: {0:all:memory tier:vLLM, thread} times.",
+    ],
 )
 
 
 # --- files ------------------------------------------------------------------------------------
 
-_FILES = [
-    _KVTIER,
-    Way("vllm.fs_io_C", "vLLM's C extension", "vllm"),
-    Way("preadv/pwritev", "limit", "limit"),
-]
-
-
-def _files(figures: Figures) -> str:
-    def compared(run: str, case: str) -> str | None:
-        own, peer = (
-            figures.find(run, "file", case, way, "throughput") for way in ("kvtier", "vllm.fs_io_C")
-        )
-        return ratio(own, peer)
-
-    return sentence(
-        "A tier that is full stores chunks of 2 MiB at {}, and of 128 KiB at {}, of the rate of "
-        "vLLM's C extension, for which another file is removed each time. With room left, chunks "
-        "of 2 MiB are stored at {} and loaded at {} of its rate; in memory (tmpfs), which is "
-        "faster than any disk, at {} and {}. kvtier makes and checks digests, and it does not.",
-        *(compared("full", case) for case in _CHUNKS[::2]),
-        *(compared(run, case) for run in ("disk", "tmpfs") for case in _CHUNKS[:2]),
-    )
+_FILE = "backends.py --backend file"
 
 
 FILES = Section(
@@ -321,34 +267,13 @@ FILES = Section(
     "and `pwritev` of the same bytes in four threads, with a rename for each store. On the disk "
     "all go past the page cache. On a full disk each store removes another chunk.",
     [
-        Run(
-            "disk",
-            "backends.py",
+        Run(name, f"{_FILE} {full}", f"{_FILE} {quick}", 9, vllm=["vllm.fs_io_C"])
+        for name, full, quick in (
             # Files are kept between the rounds: ext4 is slow for a while after many were removed.
-            "--backend file --total 64MiB --keep",
-            "--backend file --total 16MiB --keep",
-            9,
-            (150, 15),
-            vllm=["vllm.fs_io_C"],
-        ),
-        Run(
-            "full",
-            "backends.py",
-            "--backend file --total 128MiB --full",
-            "--backend file --total 16MiB --full",
-            9,
-            (60, 10),
-            vllm=["vllm.fs_io_C"],
-        ),
-        Run(
-            "tmpfs",
-            "backends.py",
-            "--backend file --root /dev/shm",
-            "--backend file --root /dev/shm --total 32MiB",
-            9,
-            (60, 10),
-            vllm=["vllm.fs_io_C"],
-        ),
+            ("disk", "--total 64MiB --keep", "--total 16MiB --keep"),
+            ("full", "--total 128MiB --full", "--total 16MiB --full"),
+            ("tmpfs", "--root /dev/shm", "--root /dev/shm --total 32MiB"),
+        )
     ],
     [
         Panel(
@@ -357,45 +282,40 @@ FILES = Section(
             "file",
             "throughput",
             "MiB/s",
-            _FILES,
+            [
+                _KVTIER,
+                Way("vllm", "vllm.fs_io_C", "vLLM's C extension"),
+                Way("limit", "preadv/pwritev", "limit"),
+            ],
             cases,
-            higher_is_better=True,
-            glance={case: f"chunks in files on {where}: {case}" for case in shown},
+            glance={case: f"chunks in files on {where}: {case}" for case in cases[:2]},
         )
-        for title, run, where, cases, shown in (
-            ("disk", "disk", "a disk", _CHUNKS, _CHUNKS[:2]),
-            ("full disk", "full", "a full disk", _CHUNKS[::2], _CHUNKS[::2]),
-            ("tmpfs", "tmpfs", "tmpfs", _CHUNKS, _CHUNKS[:2]),
+        for title, run, where, cases in (
+            ("disk", "disk", "a disk", _CHUNKS),
+            ("full disk", "full", "a full disk", _CHUNKS[::2]),
+            ("tmpfs", "tmpfs", "tmpfs", _CHUNKS),
         )
     ],
-    _files,
-    {
-        "kvtier": "kvtier",
-        "vllm": "vLLM's C extension",
-        "limit": "limit: preadv, pwritev",
-    },
+    [
+        "A tier that is full stores chunks of 2 MiB at {1:store 2 MiB:kvtier:vllm.fs_io_C}, and of "
+        "128 KiB at {1:store 128 KiB:kvtier:vllm.fs_io_C}, of the rate of vLLM's C extension, for "
+        "which another file is removed each time. With room left, chunks of 2 MiB are stored at "
+        "{0:store 2 MiB:kvtier:vllm.fs_io_C} and loaded at {0:load 2 MiB:kvtier:vllm.fs_io_C} of "
+        "its rate; in memory (tmpfs), which is faster than any disk, at "
+        "{2:store 2 MiB:kvtier:vllm.fs_io_C} and {2:load 2 MiB:kvtier:vllm.fs_io_C}. kvtier makes "
+        "and checks digests, and it does not."
+    ],
 )
 
 
 # --- network ----------------------------------------------------------------------------------
 
+#: Title, client and limit.
 _STORES = {
-    "redis": ("Redis", "redis-py", "redis-py", "redis-benchmark"),
-    "s3": ("S3", "obstore", "obstore", "bare sockets"),
-    "mooncake": ("Mooncake", "two buffers", "two buffers", "one buffer"),
+    "redis": ("Redis", "redis-py", "redis-benchmark"),
+    "s3": ("S3", "obstore", "bare sockets"),
+    "mooncake": ("Mooncake", "two buffers", "one buffer"),
 }
-
-
-def _network(figures: Figures) -> str:
-    parts = []
-    for name, (title, client, label, _) in _STORES.items():
-        for case in ("load 2 MiB",):
-            own, peer = (
-                figures.find(name, name, case, way, "throughput") for way in ("kvtier", client)
-            )
-            parts.append(sentence("{} {} times ({})", title, ratio(own, peer), label))
-    said = ", ".join(filter(None, parts))
-    return said and f"Loads of 2 MiB beside the usual client: {said}."
 
 
 NETWORK = Section(
@@ -404,15 +324,8 @@ NETWORK = Section(
     "Each tier is called as its runner calls it, four batches at a time, beside the usual client "
     "of its store and the limit, over the loopback of one machine.",
     [
-        Run(
-            name,
-            "backends.py",
-            f"--backend {name}",
-            f"--backend {name} --total 16MiB",
-            9,
-            (seconds, 20),
-        )
-        for name, seconds in (("redis", 60), ("s3", 420), ("mooncake", 120))
+        Run(name, command, f"{command} --total 16MiB", 9)
+        for name, command in ((name, f"backends.py --backend {name}") for name in _STORES)
     ],
     [
         Panel(
@@ -421,40 +334,21 @@ NETWORK = Section(
             name,
             "throughput",
             "MiB/s",
-            [_KVTIER, Way(client, label, "client"), Way(limit, limit, "limit")],
+            [_KVTIER, Way("client", client), Way("limit", limit)],
             _CHUNKS,
-            higher_is_better=True,
         )
-        for name, (title, client, label, limit) in _STORES.items()
+        for name, (title, client, limit) in _STORES.items()
     ],
-    _network,
-    {
-        "kvtier": "kvtier",
-        "client": "client: redis-py, obstore, Mooncake's own",
-        "limit": "limit: redis-benchmark, bare sockets, one buffer a chunk",
-    },
+    [
+        "Loads of 2 MiB beside the usual client: Redis {0:load 2 MiB:kvtier:redis-py} times "
+        "(redis-py), S3 {1:load 2 MiB:kvtier:obstore} times (obstore), Mooncake "
+        "{2:load 2 MiB:kvtier:two buffers} times (two buffers)."
+    ],
     columns=3,
 )
 
 
 # --- steps ------------------------------------------------------------------------------------
-
-_RUNNERS = [
-    Way("process", "process (default)", "kvtier"),
-    Way("thread", "thread", "variant"),
-    Way("apart", "another program", "limit"),
-]
-
-
-def _steps(figures: Figures) -> str:
-    def of(tier: str, quantity: str) -> str | None:
-        return median(figures.find("steps", tier, "300 MB/s", "process", quantity))
-
-    return sentence(
-        "While the file tier moves 300 MB/s, the median step takes {} times as long as without "
-        "it and the p99 {} times; beside Redis it is {} and {}.",
-        *(of(tier, quantity) for tier in ("file", "redis") for quantity in ("p50", "p99")),
-    )
 
 
 STEPS = Section(
@@ -466,10 +360,8 @@ STEPS = Section(
         Run(
             "steps",
             "interference.py",
-            "--tier file redis",
-            "--tier file redis --mbps 300 --seconds 1",
+            "interference.py --mbps 300 --seconds 1",
             3,
-            (400, 45),
         )
     ],
     [
@@ -479,38 +371,25 @@ STEPS = Section(
             tier,
             quantity,
             "times a step without the load",
-            _RUNNERS,
+            [
+                Way("kvtier", "process", "process (default)"),
+                Way("variant", "thread"),
+                Way("limit", "apart", "another program"),
+            ],
             start=1.0,
         )
         for tier, title in (("file", "files"), ("redis", "Redis"))
         for quantity in ("p50", "p99")
     ],
-    _steps,
-    {
-        "kvtier": "kvtier in a process (default)",
-        "variant": "kvtier in a thread",
-        "limit": "limit: the same load from another program",
-    },
+    [
+        "While the file tier moves 300 MB/s, the median step takes {0:300 MB/s:process} times as "
+        "long as without it and the p99 {1:300 MB/s:process} times; beside Redis it is "
+        "{2:300 MB/s:process} and {3:300 MB/s:process}."
+    ],
 )
 
 
 # --- worker -----------------------------------------------------------------------------------
-
-
-def _worker(figures: Figures) -> str:
-    def compared(case: str) -> str | None:
-        own, peer = (
-            figures.find("copies", "load", case, way, "throughput")
-            for way in ("scattered", "copy_")
-        )
-        return ratio(own, peer)
-
-    return sentence(
-        "Loads of 256 scattered pages reach {} of one contiguous copy at 16 KiB a page, and {} at "
-        "2 MiB.",
-        compared("256 x 16 KiB"),
-        compared("256 x 2048 KiB"),
-    )
 
 
 WORKER = Section(
@@ -521,11 +400,9 @@ WORKER = Section(
     [
         Run(
             "copies",
-            "worker.py",
-            "--layers 1 --pages 16,256,4096",
-            "--layers 1 --pages 16,256 --max-mib 512",
+            "worker.py --layers 1 --pages 16,256,4096",
+            "worker.py --layers 1 --pages 16,256 --max-mib 512",
             9,
-            (120, 20),
         )
     ],
     [
@@ -536,68 +413,23 @@ WORKER = Section(
             "throughput",
             "GB/s",
             [
-                Way("scattered", "scattered pages", "kvtier"),
-                Way("contiguous", "neighbours", "variant"),
-                Way("copy_", "one copy", "limit"),
+                Way("kvtier", "scattered", "scattered pages"),
+                Way("variant", "contiguous", "neighbours"),
+                Way("limit", "copy_", "one copy"),
             ],
-            cases=[f"256 x {kib} KiB" for kib in (16, 128, 2048)],
-            higher_is_better=True,
+            [f"256 x {kib} KiB" for kib in (16, 128, 2048)],
         )
         for operation in ("store", "load")
     ],
-    _worker,
-    {
-        "kvtier": "kvtier, scattered pages",
-        "variant": "kvtier, neighbours",
-        "limit": "limit: one contiguous copy_",
-    },
+    [
+        "Loads of 256 scattered pages reach {1:256 x 16 KiB:scattered:copy_} of one contiguous "
+        "copy at 16 KiB a page, and {1:256 x 2048 KiB:scattered:copy_} at 2 MiB."
+    ],
 )
 
 
 # --- hit rates --------------------------------------------------------------------------------
 
-_SLOTS = "2,000 slots"
-
-
-_TRACE = "trace, second half"
-
-
-def _hit_rates(figures: Figures) -> str:
-    own, peer, limit = (
-        figures.find("trace", _TRACE, _SLOTS, way, "hit rate")
-        for way in ("prefix", "lru", "optimum")
-    )
-    generated = [
-        one.relative_to(other).median
-        for group in figures.groups("workloads")
-        for case in figures.cases("workloads", group, "hit rate")
-        if (one := figures.find("workloads", group, case, "prefix", "hit rate"))
-        and (other := figures.find("workloads", group, case, "lru", "hit rate"))
-        and other.median
-    ]
-    return " ".join(
-        [
-            sentence(
-                "With room for 2,000 chunks of the trace {} of the chunks hit, {} times as many as "
-                "with `lru`; no policy could reach more than {}.",
-                median(own),
-                ratio(own, peer),
-                median(limit),
-            ),
-            sentence(
-                "On generated workloads it is {} to {} times `lru`.",
-                *(figure(end(generated)) if generated else None for end in (min, max)),
-            ),
-        ]
-    )
-
-
-_POLICIES = [
-    Way("prefix", "`prefix`", "kvtier"),
-    Way("lru", "`lru`", "vllm"),
-    Way("arc", "`arc`", "client"),
-    Way("optimum", "offline optimum", "limit"),
-]
 
 HIT_RATES = Section(
     "hit-rates",
@@ -606,34 +438,33 @@ HIT_RATES = Section(
     "what is not hit is computed again. `lru` and `arc` are vLLM's policies. The limit is the "
     "offline optimum, which knows the future.",
     [
-        Run("trace", "policies.py", "", "", 0, (120, 60), trace="--trace={}", needs_trace=True),
-        Run("workloads", "policies.py", "", "--requests 400", 0, (240, 30)),
+        Run("trace", *["policies.py --trace {trace}"] * 2, needs_trace=True),
+        Run("workloads", "policies.py", "policies.py --requests 400"),
     ],
     [
         Panel(
-            "",
-            run,
-            "",
+            "trace, second half",
+            "trace",
+            "trace, second half",
             "hit rate",
             "% of the chunks",
-            _POLICIES,
-            higher_is_better=True,
-            tabled=run == "trace",
-            glance={_SLOTS: "hits of a trace, with room for 2,000 chunks"}
-            if run == "trace"
-            else {},
+            [
+                Way("kvtier", "prefix", "`prefix`"),
+                Way("vllm", "lru", "`lru`"),
+                Way("client", "arc", "`arc`"),
+                Way("limit", "optimum", "offline optimum"),
+            ],
+            glance={"2,000 slots": "hits of a trace, with room for 2,000 chunks"},
         )
-        for run in ("trace", "workloads")
     ],
-    _hit_rates,
-    {
-        "kvtier": "kvtier: prefix",
-        "vllm": "vLLM: lru",
-        "client": "vLLM: arc",
-        "limit": "limit: offline optimum",
-    },
-    columns=3,
-    lines=True,
+    [
+        "With room for 2,000 chunks of the trace {0:2,000 slots:prefix} of the chunks hit, "
+        "{0:2,000 slots:prefix:lru} times as many as with `lru`; no policy could reach more than "
+        "{0:2,000 slots:optimum}.",
+        "On generated workloads it is {workloads:least:prefix:lru} to {workloads:most:prefix:lru} "
+        "times `lru`.",
+    ],
+    columns=1,
 )
 
 
@@ -648,15 +479,9 @@ SCALE = Section(
         Run(
             "growth",
             "scale.py",
-            "",
-            "--slots 10000 100000 --chunks 100000 --tiers 1 4 --requests 1000 --files 50000",
-            0,
-            (400, 40),
+            "scale.py --slots 10000 100000 --tiers 1 4 --requests 1000 --files 50000",
         )
     ],
-    [],
-    lambda figures: "",
-    grid=True,
 )
 
 
@@ -668,29 +493,28 @@ def _engine_section(
 ) -> Section:
     """Return the section of a benchmark of an engine's own storages."""
     name = engine.lower()
+    command = f"engine_storage.py {name}"
     return Section(
         name,
         title,
         f"{question} In each round another one begins, with new random bytes, all of which are "
         "compared; after each turn the files of every one are unlinked alike, and what is dirty "
         "is written back. kvtier makes and checks digests of every byte, and the others do not.",
-        [Run(name, "engine_storage.py", name, f"{name} --mib 16", 15, (300, 60), engine=engine)],
+        [Run(name, command, f"{command} --mib 16", 15, engine)],
         [
-            Panel(f"{where}, {what}", name, group, quantity, axis, ways, higher_is_better=True)
+            Panel(f"{where}, {what}", name, group, quantity, axis, ways)
             for group, (where, ways) in groups.items()
             for quantity, what, axis in (
                 ("throughput", "wall time", "MiB/s"),
                 ("per CPU second", "CPU", "GiB a CPU second"),
             )
         ],
-        lambda figures: "",
-        {"kvtier": "kvtier", "variant": "kvtier, otherwise", "client": f"{engine}'s own"},
     )
 
 
-_PROCESS = Way("kvtier", "kvtier in a process", "kvtier")
-_THREAD = Way("kvtier, thread", "kvtier in a thread", "variant")
-_NATIVE = Way("fs_native", "`fs_native`", "client")
+_PROCESS = Way("kvtier", "kvtier", "kvtier in a process")
+_THREAD = Way("variant", "kvtier, thread", "kvtier in a thread")
+_NATIVE = Way("client", "fs_native", "`fs_native`")
 
 LMCACHE = _engine_section(
     "LMCache",
@@ -698,9 +522,9 @@ LMCACHE = _engine_section(
     "Each adapter gets tasks of 128 MiB in objects of 2 MiB, over one L1 in shared memory. A load "
     "finds the bytes in the page cache, or past it on the disk (`O_DIRECT`).",
     {
-        "file": ("page cache", [_PROCESS, _THREAD, Way("fs", "`fs`", "client"), _NATIVE]),
+        "file": ("page cache", [_PROCESS, _THREAD, Way("client", "fs", "`fs`"), _NATIVE]),
         "disk": ("disk", [_PROCESS, _NATIVE]),
-        "redis": ("Redis", [_PROCESS, _THREAD, Way("resp", "`resp`", "client")]),
+        "redis": ("Redis", [_PROCESS, _THREAD, Way("client", "resp", "`resp`")]),
     },
 )
 
@@ -713,11 +537,11 @@ SGLANG = _engine_section(
         "file": (
             "page cache",
             [
-                Way("kvtier", "kvtier in place", "kvtier"),
-                Way("kvtier, process", "kvtier in a process", "variant"),
-                Way("kvtier, layer_first", "kvtier, `layer_first`", "variant"),
-                Way("file", "`file`", "client"),
-                Way("file, layer_first", "`file`, `layer_first`", "client"),
+                Way("kvtier", "kvtier", "kvtier in place"),
+                Way("variant", "kvtier, process", "kvtier in a process"),
+                Way("variant", "kvtier, layer_first", "kvtier, `layer_first`"),
+                Way("client", "file", "`file`"),
+                Way("client", "file, layer_first", "`file`, `layer_first`"),
             ],
         )
     },
@@ -726,15 +550,7 @@ SGLANG = _engine_section(
 SECTIONS = {
     section.name: section
     for section in (
-        FIRST_TOKEN,
-        SCHEDULER,
-        HIT_RATES,
-        FILES,
-        NETWORK,
-        STEPS,
-        WORKER,
-        LMCACHE,
-        SGLANG,
-        SCALE,
+        *(FIRST_TOKEN, SCHEDULER, HIT_RATES, FILES, NETWORK, STEPS, WORKER),
+        *(LMCACHE, SGLANG, SCALE),
     )
 }

@@ -26,21 +26,45 @@ from ways.storage import Storage
 _OBJECT_BYTES = 2 << 20
 _LAYOUT = MemoryLayoutDesc([torch.Size([_OBJECT_BYTES // 1024, 512])], [torch.bfloat16])
 _PATIENCE_S = 120
-#: By group and way: the adapter with a place for its folder and the server's port.
-_ADAPTERS: dict[tuple[str, str], dict[str, Any]] = {
-    ("file", "kvtier"): {"url": "file://{folder}?direct_io=off"},
-    ("file", "kvtier, thread"): {"url": "file://{folder}?direct_io=off", "runner": "thread"},
-    ("file", "fs"): {"type": "fs", "base_path": "{folder}"},
-    ("file", "fs_native"): {"type": "fs_native", "base_path": "{folder}"},
-    ("disk", "kvtier"): {"url": "file://{folder}"},
-    ("disk", "fs_native"): {"type": "fs_native", "base_path": "{folder}", "use_odirect": True},
-    ("redis", "kvtier"): {"url": "redis://127.0.0.1:{port}/1"},
-    ("redis", "kvtier, thread"): {"url": "redis://127.0.0.1:{port}/2", "runner": "thread"},
-    ("redis", "resp"): {"type": "resp", "host": "127.0.0.1", "port": 0},
-}
 
 
-def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[tuple[str, str], Storage]:
+def _ours(url: str, **options: str) -> dict[str, Any]:
+    return {
+        "type": "plugin",
+        "module_path": "kvtier_sdk.integrations.lmcache",
+        "class_name": "KVTierL2Adapter",
+        "adapter_params": {"url": url.replace(" ", "%20"), **options},
+    }
+
+
+def _adapters(folder: Path, port: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the configuration of each adapter, by group and way."""
+    files, redis = folder / "file", f"redis://127.0.0.1:{port}"
+    cached = "?direct_io=off"
+    return {
+        "file": {
+            "kvtier": _ours(f"file://{files}/kvtier{cached}"),
+            "kvtier, thread": _ours(f"file://{files}/kvtier, thread{cached}", runner="thread"),
+            "fs": {"type": "fs", "base_path": f"{files}/fs"},
+            "fs_native": {"type": "fs_native", "base_path": f"{files}/fs_native"},
+        },
+        "disk": {
+            "kvtier": _ours(f"file://{folder}/disk/kvtier"),
+            "fs_native": {
+                "type": "fs_native",
+                "base_path": f"{folder}/disk/fs_native",
+                "use_odirect": True,
+            },
+        },
+        "redis": {
+            "kvtier": _ours(f"{redis}/1"),
+            "kvtier, thread": _ours(f"{redis}/2", runner="thread"),
+            "resp": {"type": "resp", "host": "127.0.0.1", "port": port},
+        },
+    }
+
+
+def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict[str, Storage]]:
     """Make every adapter, by group and way."""
     parser = add_mp_server_args(add_storage_manager_args(argparse.ArgumentParser()))
     size_gb = (batch_bytes + (8 << 20)) / 2**30
@@ -53,24 +77,15 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[tuple[str
     server = Server(folder / "server")
     server.start()
     stack.callback(server.kill)
-    made: dict[tuple[str, str], Storage] = {}
-    for (group, way), entry in _ADAPTERS.items():
-        place = {"folder": folder / group / way, "port": server.port}
-        entry = {k: v.format(**place) if isinstance(v, str) else v for k, v in entry.items()}
-        if "url" in entry:
-            entry = {
-                "type": "plugin",
-                "module_path": "kvtier_sdk.integrations.lmcache",
-                "class_name": "KVTierL2Adapter",
-                "adapter_params": {**entry, "url": entry["url"].replace(" ", "%20")},
-            }
-        elif "port" in entry:
-            entry["port"] = server.port
-        parsed = get_l2_adapter_config_class(entry["type"]).from_dict(entry)
-        adapter = create_l2_adapter(parsed, l1.get_l1_memory_desc())
-        stack.callback(adapter.close)
+    made: dict[str, dict[str, Storage]] = {}
+    for group, entries in _adapters(folder, server.port).items():
         clear = (lambda: server.ask("FLUSHALL")) if group == "redis" else (lambda: None)
-        made[group, way] = _Adapter(f"{group} {way}", adapter, objects, clear)
+        for way, entry in entries.items():
+            parsed = get_l2_adapter_config_class(entry["type"]).from_dict(entry)
+            adapter = create_l2_adapter(parsed, l1.get_l1_memory_desc())
+            stack.callback(adapter.close)
+            storage = _Adapter(f"{group} {way}", adapter, objects, clear)
+            made.setdefault(group, {})[way] = storage
     return made
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from mooncake.store import MooncakeDistributedStore
 from support.mooncake_store import MooncakeStore
 
 from kvtier_sdk import Region
-from ways.sockets import in_threads
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
@@ -19,8 +18,6 @@ Slots = list[list[memoryview]]
 
 class PlainClient(Way):
     """Batches of payloads, without headers, from and into the same slots, in threads."""
-
-    name = "one buffer"
 
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)
@@ -56,23 +53,17 @@ class PlainClient(Way):
         return set(lengths) == {self.work.chunk_bytes}
 
     def _each(self, move: Callable[[list[str], Slots], bool]) -> None:
-        work, step = self.work, self.work.batch_chunks
-        starts = iter(range(0, work.chunks, step))
-
-        def lane(slots: Slots) -> None:
-            for start in starts:
-                numbers = range(start, min(start + step, work.chunks))
-                names = [f"plain{number % work.keys:020}" for number in numbers]
-                if not move(names, slots[: len(names)]):
+        def lane(rest: Iterator[range]) -> None:
+            for numbers in rest:
+                names = [f"plain{number:020}" for number in numbers]
+                if not move(names, [self.work.slots[number] for number in numbers]):
                     raise SystemExit("failed: a batch was not moved")
 
-        in_threads(lane, work.lanes())
+        self.work.in_threads(lane, self.work.batches())
 
 
 class TwoBuffers(PlainClient):
     """The calls that the tier makes: header and payload, as one object."""
-
-    name = "two buffers"
 
     def put(self, names: list[str], slots: Slots) -> bool:
         return set(self._client.batch_put_from_multi_buffers(names, *_places(slots))) == {0}
@@ -94,24 +85,22 @@ def _places(slots: Slots) -> tuple[list[list[int]], list[list[int]]]:
 class MooncakeSubject(Subject):
     """A dedicated master and node on the loopback."""
 
-    name = "mooncake"
-    limit = PlainClient.name
-
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-")
         self._store = MooncakeStore(Path(self._directory.name), segment_bytes=2**30)
-
-    def __enter__(self) -> MooncakeSubject:
         self._store.start()
-        return self
 
-    def __exit__(self, *failure: object) -> None:
+    def close(self) -> None:
         self._store.kill()
         self._directory.cleanup()
 
     def clear(self) -> None:
         self._store.nodes[0].ask("remove_all", True)
 
-    def ways(self, work: Work) -> Sequence[Way]:
+    def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
         port = self._store.port
-        return [TierWay(work, url=self._store.url), PlainClient(work, port), TwoBuffers(work, port)]
+        return {
+            "kvtier": lambda number: TierWay(work, url=self._store.url),
+            "two buffers": lambda number: TwoBuffers(work, port),
+            "one buffer": lambda number: PlainClient(work, port),
+        }

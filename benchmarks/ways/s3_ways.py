@@ -1,97 +1,38 @@
-"""S3: the tier, aiobotocore, obstore, and bare sockets to the same server."""
+"""S3: the tier, obstore, and bare sockets to the same server."""
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import botocore.session
 import obstore
-from aiobotocore.session import get_session
 from botocore.config import Config
 from obstore.store import S3Store
 from support.s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 
-from ways.sockets import fill, in_threads, send_all
 from ways.tier_way import TierWay
-from ways.way import Subject, Way, Work
+from ways.way import ClientWay, Subject, Way, Work
 
 _BUCKET = "kv"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_BYTES = 4096
 
 
-class _Client(Way):
-    """A client of the server.
-
-    Args:
-        work: the chunks to move.
-        endpoint: the server's.
-        place: prefix of its objects' names.
-    """
+class Obstore(ClientWay):
+    """obstore's ``put_async`` and ``get_async``."""
 
     def __init__(self, work: Work, endpoint: str, place: str) -> None:
         super().__init__(work)
-        self._endpoint = endpoint
         self._place = place
-
-    def _name(self, number: int) -> str:
-        return f"{self._place}/{self.name}/{number:020}"
-
-    def _credentials(self) -> dict[str, Any]:
-        return {
-            "aws_access_key_id": ACCESS_KEY_ID,
-            "aws_secret_access_key": SECRET_ACCESS_KEY,
-            "region_name": REGION,
-            "endpoint_url": self._endpoint,
-        }
-
-
-class Aiobotocore(_Client):
-    """``put_object`` and ``get_object``, as many at a time as the tier has connections."""
-
-    name = "aiobotocore"
-
-    async def open(self) -> None:
-        self._opened = AsyncExitStack()
-        made = get_session().create_client("s3", **self._credentials())
-        self._client = await self._opened.enter_async_context(made)
-
-    async def close(self) -> None:
-        await self._opened.aclose()
-
-    async def store(self) -> None:
-        await self.work.each(
-            lambda number: self._client.put_object(
-                Bucket=_BUCKET, Key=self._name(number), Body=self.work.value(number)
-            )
-        )
-
-    async def load(self) -> None:
-        async def load(number: int) -> None:
-            answer = await self._client.get_object(Bucket=_BUCKET, Key=self._name(number))
-            async with answer["Body"] as body:
-                await body.read()
-
-        await self.work.each(load)
-
-
-class Obstore(_Client):
-    """obstore's ``put_async`` and ``get_async``."""
-
-    name = "obstore"
-
-    async def open(self) -> None:
         self._store = S3Store(
             _BUCKET,
-            endpoint=self._endpoint,
+            endpoint=endpoint,
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
@@ -100,42 +41,42 @@ class Obstore(_Client):
             client_options={"allow_http": True},
         )
 
-    async def store(self) -> None:
-        await self.work.each(
-            lambda number: obstore.put_async(
-                self._store, self._name(number), self.work.value(number)
-            )
-        )
+    async def put(self, number: int, value: bytes) -> None:
+        await obstore.put_async(self._store, f"{self._place}/obstore/{number:020}", value)
 
-    async def load(self) -> None:
-        async def load(number: int) -> None:
-            answer = await obstore.get_async(self._store, self._name(number))
-            await answer.bytes_async()
-
-        await self.work.each(load)
+    async def get(self, number: int) -> memoryview:
+        answer = await obstore.get_async(self._store, f"{self._place}/obstore/{number:020}")
+        return memoryview(await answer.bytes_async())
 
 
-class BareSockets(_Client):
+class BareSockets(Way):
     """The limit: requests signed beforehand, blocking sockets in as many threads."""
 
-    name = "bare sockets"
+    def __init__(self, work: Work, endpoint: str, place: str) -> None:
+        super().__init__(work)
+        self._endpoint = endpoint
+        self._address = urlsplit(endpoint).hostname, urlsplit(endpoint).port
+        self._place = place
 
     async def open(self) -> None:
-        place = urlsplit(self._endpoint)
-        self._address = place.hostname, place.port
         client = botocore.session.get_session().create_client(
-            "s3", config=Config(signature_version="s3v4"), **self._credentials()
+            "s3",
+            config=Config(signature_version="s3v4"),
+            aws_access_key_id=ACCESS_KEY_ID,
+            aws_secret_access_key=SECRET_ACCESS_KEY,
+            region_name=REGION,
+            endpoint_url=self._endpoint,
         )
-        self._heads = {
-            operation: [self._head(client, operation, number) for number in range(self.work.keys)]
+        self._puts, self._gets = (
+            [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
-        }
-        # As for the tier's shards; the other two ask again.
-        client.put_object(Bucket=_BUCKET, Key=self._name(0))
+        )
+        # Makes the directory, as for the tier's shards; obstore asks again.
+        client.put_object(Bucket=_BUCKET, Key=f"{self._place}/bare/first")
         client.close()
 
     def _head(self, client: Any, operation: str, number: int) -> bytes:
-        what = {"Bucket": _BUCKET, "Key": self._name(number)}
+        what = {"Bucket": _BUCKET, "Key": f"{self._place}/bare/{number:020}"}
         url = urlsplit(client.generate_presigned_url(operation, Params=what))
         length_bytes = self.work.object_bytes if operation == "put_object" else 0
         return (
@@ -144,28 +85,28 @@ class BareSockets(_Client):
         ).encode()
 
     async def store(self) -> None:
-        heads = iter(self._heads["put_object"])
-
-        def lane(slots: list[list[memoryview]]) -> None:
+        def lane(rest: Iterator[int]) -> None:
             with socket.create_connection(self._address) as sock:
-                for head, buffers in zip(heads, itertools.cycle(slots), strict=False):
-                    send_all(sock, [head, *buffers])
+                for number in rest:
+                    _send_all(sock, [self._puts[number], *self.work.slots[number]])
                     _answer(sock)
 
-        in_threads(lane, self.work.lanes())
+        self.work.in_threads(lane, range(self.work.keys))
 
     async def load(self) -> None:
-        heads = iter(self._heads["get_object"])
-
-        def lane(slots: list[list[memoryview]]) -> None:
+        def lane(rest: Iterator[int]) -> None:
             with socket.create_connection(self._address) as sock:
-                for head, buffers in zip(heads, itertools.cycle(slots), strict=False):
-                    send_all(sock, [head])
+                for number in rest:
+                    _send_all(sock, [self._gets[number]])
                     # What came with the response's head is the start of the object.
-                    left_bytes = self.work.object_bytes - len(_answer(sock))
-                    fill(sock, [buffers[1][:left_bytes]])
+                    came, left = _answer(sock), []
+                    for view in self.work.slots[number]:
+                        view[: len(came)] = came[: len(view)]
+                        left.append(view[len(came) :])
+                        came = came[len(view) :]
+                    _fill(sock, left)
 
-        in_threads(lane, self.work.lanes())
+        self.work.in_threads(lane, range(self.work.keys))
 
 
 def _answer(sock: socket.socket) -> bytes:
@@ -179,41 +120,58 @@ def _answer(sock: socket.socket) -> bytes:
     return text.partition(_HEAD_END)[2]
 
 
+def _send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
+    """Send buffers one after the other, in one call where the system takes them all."""
+    sent_bytes = sock.sendmsg(views)
+    for view in views:
+        if sent_bytes < len(view):
+            sock.sendall(view[sent_bytes:])
+        sent_bytes = max(0, sent_bytes - len(view))
+
+
+def _fill(sock: socket.socket, views: Sequence[memoryview]) -> None:
+    """Fill buffers one after the other, in one call where the system fills them all."""
+    received_bytes, *_ = sock.recvmsg_into(views, 0, socket.MSG_WAITALL)
+    for view in views:
+        rest = view[received_bytes:]
+        received_bytes = max(0, received_bytes - len(view))
+        while rest:
+            count_bytes = sock.recv_into(rest, 0, socket.MSG_WAITALL)
+            if not count_bytes:
+                raise SystemExit("failed: the server closed the connection")
+            rest = rest[count_bytes:]
+
+
 class S3Subject(Subject):
     """A dedicated S3 server on the loopback, rclone's."""
 
-    name = "s3"
-    limit = BareSockets.name
-
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=root)
         self._server = S3Server(Path(self._directory.name), buckets=(_BUCKET,))
-        self._rounds = 0
-
-    def __enter__(self) -> S3Subject:
         self._server.start()
-        return self
 
-    def __exit__(self, *failure: object) -> None:
+    def close(self) -> None:
         self._server.kill()
         self._directory.cleanup()
 
     def clear(self) -> None:
-        shutil.rmtree(self._server.buckets / _BUCKET / self._place)
+        for place in (self._server.buckets / _BUCKET).iterdir():
+            shutil.rmtree(place)
 
-    @property
-    def _place(self) -> str:
-        # The server caches a directory's content, so each round has its own directory.
-        return f"round-{self._rounds}"
+    def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
+        endpoint = self._server.endpoint
 
-    def ways(self, work: Work) -> Sequence[Way]:
-        self._rounds += 1
-        endpoint, place = self._server.endpoint, self._place
-        tier_url = self._server.tier_url(f"{_BUCKET}/{place}", connections=work.at_a_time)
-        self._server.make_shards(f"{_BUCKET}/{place}/{TierWay.namespace.fingerprint}")
-        return [
-            TierWay(work, url=tier_url),
-            Aiobotocore(work, endpoint, place),
-            Obstore(work, endpoint, place),
-            BareSockets(work, endpoint, place),
-        ]
+        def place(number: int) -> str:
+            # The server caches a directory's content, so each round has its own directory.
+            return f"round-{work.chunk_bytes}-{number}"
+
+        def tier(number: int) -> Way:
+            where = f"{_BUCKET}/{place(number)}"
+            self._server.make_shards(f"{where}/{TierWay.namespace.fingerprint}")
+            return TierWay(work, url=self._server.tier_url(where, connections=work.at_a_time))
+
+        return {
+            "kvtier": tier,
+            "obstore": lambda number: Obstore(work, endpoint, place(number)),
+            "bare sockets": lambda number: BareSockets(work, endpoint, place(number)),
+        }

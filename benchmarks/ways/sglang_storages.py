@@ -28,9 +28,9 @@ _WAYS: dict[str, tuple[str, dict[str, str] | None]] = {
 }
 
 
-def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[tuple[str, str], Storage]:
+def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict[str, Storage]]:
     """Make every storage, by group and way."""
-    made: dict[tuple[str, str], Storage] = {}
+    made: dict[str, Storage] = {}
     for way, (layout, entry) in _WAYS.items():
         kind, place = Kind(layout=layout, layers=_LAYERS), folder / "file" / way
         if entry is None:
@@ -40,8 +40,8 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[tuple[str
             url = f"file://{place}?direct_io=off".replace(" ", "%20")
             host = Host(kind, url=url, **entry)
         stack.callback(host.detach)
-        made["file", way] = _Attached(host, batch_bytes // _PAGE_BYTES)
-    return made
+        made[way] = _Attached(host, batch_bytes // _PAGE_BYTES)
+    return {"file": made}
 
 
 class _Attached(Storage):

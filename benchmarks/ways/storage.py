@@ -9,12 +9,9 @@ import torch
 
 
 class Storage(ABC):
-    """One storage, and the engine's memory that a batch is stored from and loaded into.
+    """One storage, and the engine's memory that a batch is stored from and loaded into."""
 
-    Attributes:
-        object_bytes: length of an object of a batch; files that are shorter are not objects.
-    """
-
+    #: Length of an object of a batch; files that are shorter are not objects.
     object_bytes: int
 
     @abstractmethod

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from kvtier_sdk import (
     Namespace,
@@ -21,17 +20,8 @@ _REQUEST = RequestContext("bench")
 
 
 class TierWay(Way):
-    """A tier of any backend, given a few batches at a time.
+    """A tier of any backend, given a few batches at a time."""
 
-    Args:
-        work: the chunks to move.
-        options: the tier's entry.
-        key_start: prefix of its keys, for a store that others use at the same time.
-        may_evict: allow chunks to be evicted again, or to find no room.
-        keep: leave the chunks in the tier.
-    """
-
-    name = "kvtier"
     namespace = Namespace({"bench": 1})
     _tier: SecondaryTierManager
 
@@ -68,8 +58,8 @@ class TierWay(Way):
 
     async def close(self) -> None:
         # Deleted by the tier itself, so that its directories and such serve the next round too.
-        for keys in () if self._keep else self._batches():
-            await self._tier.delete(keys)
+        for numbers in () if self._keep else self.work.batches():
+            await self._tier.delete(list(map(self._key, numbers)))
         await self._tier.close()
 
     async def store(self) -> None:
@@ -78,28 +68,16 @@ class TierWay(Way):
     async def load(self) -> None:
         await self._move(self._tier.load)
 
-    def _batches(self) -> Iterator[list[bytes]]:
-        step = self.work.batch_chunks
-        for start in range(0, self.work.chunks, step):
-            yield [
-                self._key_start + b"%020d" % (index % self.work.keys)
-                for index in range(start, min(start + step, self.work.chunks))
-            ]
+    def _key(self, number: int) -> bytes:
+        return self._key_start + b"%020d" % (number % self.work.keys)
 
     async def _move(
         self, call: Callable[[Sequence[Transfer]], Awaitable[Sequence[object]]]
     ) -> None:
-        batches = self._batches()
+        async def move(numbers: range) -> None:
+            slots = self.work.slots
+            verdicts = await call([Transfer(self._key(n), _REQUEST, *slots[n]) for n in numbers])
+            if any(verdicts) and not self._may_evict:
+                raise SystemExit(f"failed: {verdicts}")
 
-        async def lane(slots: list[list[memoryview]]) -> None:
-            for keys in batches:
-                verdicts = await call(
-                    [
-                        Transfer(key, _REQUEST, header, payload)
-                        for key, (header, payload) in zip(keys, slots, strict=False)
-                    ]
-                )
-                if any(verdicts) and not self._may_evict:
-                    raise SystemExit(f"failed: {verdicts}")
-
-        await asyncio.gather(*map(lane, self.work.lanes()))
+        await self.work.each(move, self.work.batches())

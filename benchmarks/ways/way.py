@@ -8,17 +8,21 @@ import os
 import resource
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from kvtier_sdk import HostPool, Region, SystemClock
+import numpy as np
+from runner import Sample, must_be_equal
+from support.tier_process import tier_processes
+
+from kvtier_sdk import HostPool, PoolLayout, Region, SystemClock, format_bytes
 from kvtier_sdk.aio.blocking import close_blocking_threads
-from kvtier_sdk.pool import PoolLayout
 
-OPERATIONS = ("store", "load")
 # The most payload of one call of a tier.
 _BATCH_BYTES = 8 * 2**20
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,10 @@ class Work:
         chunks: number of chunks to move.
         keys: number of different chunks among them.
         at_a_time: connections of a client, or threads, and calls of a tier.
-        slots: headers and payloads in slots of a host pool, as many as a tier has under way. All
-            ways move them in turns: what stays in the processor's cache is sent in less time.
+        slots: header and payload of each chunk, the payload in a slot of a host pool.
         pool: the host pool.
         regions: the memory of all headers and of the pool.
-        values: the same, for clients that take their own objects.
+        values: the random bytes of each key, header and payload.
     """
 
     chunk_bytes: int
@@ -59,58 +62,68 @@ class Work:
         return max(1, min(_BATCH_BYTES // self.chunk_bytes, self.chunks // self.at_a_time))
 
     def __post_init__(self) -> None:
-        count = self.at_a_time * self.batch_chunks
-        pool = HostPool.create(PoolLayout(count, self.chunk_bytes))
+        pool = HostPool.create(PoolLayout(self.chunks, self.chunk_bytes))
         object.__setattr__(self, "pool", pool)
-        headers = memoryview(mmap.mmap(-1, count * self.header_bytes))
+        headers = memoryview(mmap.mmap(-1, self.chunks * self.header_bytes))
         self.regions.extend([Region.of(headers), pool.region])
-        for number in range(count):
+        self.values.extend(os.urandom(self.object_bytes) for _ in range(self.keys))
+        for number in range(self.chunks):
             start = number * self.header_bytes
-            header, payload = headers[start : start + self.header_bytes], pool.view(number)
-            header[:], payload[:] = os.urandom(len(header)), os.urandom(len(payload))
-            self.slots.append([header, payload])
-            self.values.append(b"".join(self.slots[-1]))
+            self.slots.append([headers[start : start + self.header_bytes], pool.view(number)])
+        self.fill()
 
-    def value(self, number: int) -> bytes:
-        """Return the value that belongs to a key."""
-        return self.values[number % len(self.values)]
+    def fill(self) -> None:
+        """Write the bytes of each chunk into its slot."""
+        for number, (header, payload) in enumerate(self.slots):
+            value = memoryview(self.values[number % self.keys])
+            header[:], payload[:] = value[: self.header_bytes], value[self.header_bytes :]
 
-    def lanes(self) -> list[list[list[memoryview]]]:
-        """The slots of each lane."""
-        return [self.slots[lane :: self.at_a_time] for lane in range(self.at_a_time)]
+    def wipe(self) -> None:
+        """Overwrite all slots."""
+        for _, payload in self.slots:
+            np.frombuffer(payload, np.uint8).fill(0)
 
-    async def each(self, move: Callable[[int], Awaitable[object]]) -> None:
-        """Call a function for each chunk, with its key's number, ``at_a_time`` at once."""
-        rest = iter(range(self.chunks))
+    def compare(self, number: int, payload: bytes | memoryview) -> None:
+        """End the benchmark if this is not the payload of a key."""
+        stored = memoryview(self.values[number % self.keys])[self.header_bytes :]
+        must_be_equal(np.array_equal(*(np.frombuffer(one, np.uint8) for one in (stored, payload))))
+
+    def batches(self) -> list[range]:
+        """Return the numbers of the chunks in each call of a tier."""
+        step = self.batch_chunks
+        return [
+            range(start, min(start + step, self.chunks)) for start in range(0, self.chunks, step)
+        ]
+
+    async def each(
+        self, move: Callable[[_Item], Awaitable[object]], items: Iterable[_Item]
+    ) -> None:
+        """Call a function for each item, ``at_a_time`` at once."""
+        rest = iter(items)
 
         async def lane() -> None:
-            for index in rest:
-                await move(index % self.keys)
+            for item in rest:
+                await move(item)
 
         await asyncio.gather(*(lane() for _ in range(self.at_a_time)))
 
+    def in_threads(self, lane: Callable[[Iterator[_Item]], None], items: Sequence[_Item]) -> None:
+        """Call a function in ``at_a_time`` threads, which share the items."""
+        rest = iter(items)
+        with ThreadPoolExecutor(self.at_a_time) as threads:
+            list(threads.map(lane, [rest] * self.at_a_time))
 
-@dataclass(frozen=True)
-class Figures:
-    """The cost of one direction of one measurement.
 
-    Attributes:
-        seconds: wall time.
-        cpu_s: processor time of the client.
-    """
-
-    seconds: float
-    cpu_s: float
+def cpu_s() -> float:
+    """Return the CPU seconds of this process, its tiers' processes and its ended programs."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # The id of the clock that counts a process's CPU time, as the kernel composes it.
+    tiers_s = sum(time.clock_gettime((~pid << 3) | 2) for pid in tier_processes(os.getpid()))
+    return time.process_time() + ended.ru_utime + ended.ru_stime + tiers_s
 
 
 class Way(ABC):
-    """One way to move chunks.
-
-    Attributes:
-        name: its name in the table.
-    """
-
-    name: ClassVar[str]
+    """One way to move chunks."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -129,64 +142,99 @@ class Way(ABC):
 
     @abstractmethod
     async def load(self) -> float | None:
-        """Load all chunks; return as :meth:`store` does."""
+        """Load all chunks into their slots; return as :meth:`store` does."""
 
-    def cpu_s(self) -> float:
-        """Return the CPU seconds of this process and its ended programs, thus of no server."""
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return time.process_time() + children.ru_utime + children.ru_stime
+    async def check(self) -> None:
+        """Compare all that was loaded; not measured."""
+        for number, (_, payload) in enumerate(self.work.slots):
+            self.work.compare(number, payload)
 
-    def measure(self) -> dict[str, Figures]:
-        """Store and load all chunks.
-
-        Returns:
-            The figures of each.
-        """
+    def samples(self) -> Iterator[Sample]:
+        """Store and load all chunks, and give the figures."""
+        self.work.fill()
         with asyncio.Runner(loop_factory=SystemClock().new_event_loop) as runner:
             try:
-                return runner.run(self._measure())
+                spent = runner.run(self._measure())
             finally:
                 close_blocking_threads(runner.get_loop())
+        chunk, mib = format_bytes(self.work.chunk_bytes), self.work.chunk_bytes / 2**20
+        for operation, (seconds, spent_cpu_s) in spent.items():
+            case, chunks = f"{operation} {chunk}", self.work.chunks
+            yield case, "throughput", "MiB/s", chunks * mib / seconds
+            yield case, "CPU a chunk", "us", spent_cpu_s / chunks * 1e6
 
-    async def _measure(self) -> dict[str, Figures]:
+    async def _measure(self) -> dict[str, tuple[float, float]]:
         await self.open()
         try:
-            return {one: await self._timed(getattr(self, one)) for one in OPERATIONS}
+            if self.work.keys < self.work.chunks:
+                # Keys come several times. So that all ways do the same, every store replaces one.
+                await self.store()
+            stored = await self._cost(self.store)
+            self.work.wipe()
+            loaded = await self._cost(self.load)
+            await self.check()
         finally:
             await self.close()
+        return {"store": stored, "load": loaded}
 
-    async def _timed(self, move: Callable[[], Awaitable[float | None]]) -> Figures:
-        start_cpu_s, start_s = self.cpu_s(), time.perf_counter()
+    async def _cost(self, move: Callable[[], Awaitable[float | None]]) -> tuple[float, float]:
+        """Return seconds and CPU seconds."""
+        start_cpu_s, start_s = cpu_s(), time.perf_counter()
         seconds = await move()
         wall_s = time.perf_counter() - start_s
-        return Figures(wall_s if seconds is None else seconds, self.cpu_s() - start_cpu_s)
+        return wall_s if seconds is None else seconds, cpu_s() - start_cpu_s
+
+
+class ClientWay(Way):
+    """A client that takes and returns objects of its own, ``at_a_time`` of them at once."""
+
+    async def store(self) -> None:
+        values, keys = self.work.values, self.work.keys
+        await self.work.each(
+            lambda number: self.put(number % keys, values[number % keys]), range(self.work.chunks)
+        )
+
+    async def load(self) -> None:
+        keys = self.work.keys
+        await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
+
+    async def check(self) -> None:
+        """Load everything once more: to keep it all while the clock runs would cost memory."""
+
+        async def compare(number: int) -> None:
+            value = memoryview(await self.get(number))
+            self.work.compare(number, value[self.work.header_bytes :])
+
+        await self.work.each(compare, range(self.work.keys))
+
+    @abstractmethod
+    async def put(self, number: int, value: bytes) -> object:
+        """Store the value of a key."""
+
+    @abstractmethod
+    async def get(self, number: int) -> bytes | memoryview:
+        """Return the value of a key."""
 
 
 class Subject(ABC):
-    """A backend with all the ways to use it; it runs while its context is open.
+    """A backend with all the ways to use it, running.
 
     Attributes:
-        name: the backend's name.
-        keys: number of different keys to move; all are different if ``None``.
-        limit: the way to compare the others with.
+        keys_bytes: payload of all different keys; without it each chunk has a key of its own.
         header_bytes: length of each chunk's header.
     """
 
-    name: ClassVar[str]
-    keys: ClassVar[int | None] = None
-    limit: ClassVar[str]
+    keys_bytes: ClassVar[int | None] = None
     header_bytes: ClassVar[int] = 64
 
     @abstractmethod
-    def ways(self, work: Work) -> Sequence[Way]:
-        """Return all ways, kvtier's first."""
+    def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
+        """Return what makes each way for a round, by name: kvtier's first, the limit's last."""
 
     @abstractmethod
     def clear(self) -> None:
         """Remove all stored chunks."""
 
     @abstractmethod
-    def __enter__(self) -> Subject: ...
-
-    @abstractmethod
-    def __exit__(self, *failure: object) -> None: ...
+    def close(self) -> None:
+        """Stop what serves it."""

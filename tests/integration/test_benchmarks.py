@@ -16,21 +16,7 @@ pytestmark = pytest.mark.reader
 BENCH = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("scheduler.py --requests 10 --rounds 1 --slots 200", "file tier moved"),
-        ("endurance.py --requests 60 --concurrency 8", "hit rate"),
-        ("handover.py --steps 20 --submits 1", "p99 us"),
-        ("file_tier.py --rounds 1 --total 4MiB --processes 1 2", "ratio"),
-        ("backends.py --rounds 1 --total 4MiB --kib 256", "redis-benchmark"),
-        ("sealed.py --rounds 1 --total 4MiB", "sealed"),
-        ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "process*"),
-    ],
-    ids=lambda value: value.partition(".py")[0],
-)
-def test_benchmark_runs(command: str, says: str) -> None:
-    program, *arguments = command.split()
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ran = subprocess.run(
         [sys.executable, str(BENCH / program), *arguments],
         capture_output=True,
@@ -39,20 +25,70 @@ def test_benchmark_runs(command: str, says: str) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert says in ran.stdout
+    return ran
 
 
-def test_report_measures_and_writes_its_page(tmp_path: Path) -> None:
-    """The smallest section: what it says is what it has measured."""
-    command = [sys.executable, str(BENCH / "report.py"), "--quick", "--only", "worker"]
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("scheduler.py --requests 10 --rounds 1 --slots 200", "memory tier, lru"),
+        ("file_tier.py --rounds 1 --total 4MiB --processes 1 2", "ratio"),
+        ("backends.py --rounds 1 --total 4MiB --kib 256", "redis-benchmark"),
+        ("backends.py --backend file --rounds 1 --total 4MiB --kib 256 --full", "preadv/pwritev"),
+        ("backends.py --backend file --sealed --rounds 1 --total 4MiB --kib 256", "kvtier, sealed"),
+        ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "apart"),
+        ("policies.py --requests 40", "optimum"),
+        (
+            "scale.py --slots 10000 --tiers 1 --requests 10 --files 500",
+            "start of the file tier",
+        ),
+        (
+            "versions.py --rounds 1 . . worker.py --rounds 1 --layers 1 --pages 16 --kib 16",
+            "store, scattered, 16 x 16 KiB",
+        ),
+    ],
+    ids=lambda value: value.partition(".py")[0],
+)
+def test_benchmark_runs(command: str, says: str) -> None:
+    assert says in run(*command.split()).stdout
+
+
+def test_endurance_runs() -> None:
+    """The long replay of ``make endurance``, on little work."""
     ran = subprocess.run(
-        [*command, "--into", str(tmp_path)],
+        [sys.executable, "-m", "support.endurance", "--requests", "60", "--concurrency", "8"],
+        cwd=BENCH.parent / "tests",
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
+    assert "no wrong byte, nothing left" in ran.stdout
+
+
+def test_wrong_bytes_end_a_benchmark(tmp_path: Path) -> None:
+    """A client that loses a byte has no figures."""
+    program = tmp_path / "damaged.py"
+    program.write_text(
+        f"import sys; sys.path[0] = {str(BENCH)!r}\n"
+        "from ways.file_ways import PlainFiles\n"
+        "from ways.way import Work\n"
+        "class Damaged(PlainFiles):\n"
+        "    async def load(self):\n"
+        "        await super().load()\n"
+        "        self.work.slots[-1][1][5] ^= 1\n"
+        "work = Work(65536, header_bytes=4096, chunks=8, keys=8, at_a_time=2)\n"
+        f"list(Damaged(work, {str(tmp_path)!r}).samples())\n"
+    )
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr == "wrong bytes came back: the figures mean nothing\n"
+
+
+def test_report_measures_and_writes_its_page(tmp_path: Path) -> None:
+    """The smallest section: what it says is what it has measured."""
+    run("report.py", "--quick", "--only", "worker", "--into", str(tmp_path))
     kept = json.loads((tmp_path / "performance" / "worker.json").read_text())
     (low, high) = next(
         sorted(series["values"])

@@ -107,8 +107,11 @@ def tier_processes(parent: int) -> dict[int, str]:
     """Return command line and environment of the tiers that a process or a child of it has."""
     told = {}
     for task in Path(f"/proc/{parent}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        children = ""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            children = (task / "children").read_text()
+        for child in map(int, children.split()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 command = Path(f"/proc/{child}/cmdline").read_text()
                 # It takes the tier's name as soon as it has read what it runs.
                 if command.startswith("kvtier tier") or "kvtier_sdk.runner.process" in command:

@@ -1,0 +1,116 @@
+"""One way to run a benchmark: its options, rounds in which all sides take turns, and its table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import results
+from results import ROOT, Series, gain
+
+# Servers and engines are started as the tests start them.
+sys.path.append(str(ROOT / "tests"))
+
+#: Case, quantity, unit and value of something that a side has measured in one round.
+Sample = tuple[str, str, str, float]
+
+
+class Benchmark:
+    """The options of a benchmark, and its figures.
+
+    Args:
+        text: the program's docstring, for ``--help``.
+        rounds: default of ``--rounds``; 0 for a benchmark without that option.
+        root: default of ``--root``; the directory for temporary files where absent.
+
+    Attributes:
+        option: declares an option, as ``ArgumentParser.add_argument`` does.
+        options: the values, after :meth:`parse`.
+        absent: ways that cannot be measured here, and why.
+    """
+
+    options: argparse.Namespace
+
+    def __init__(self, text: str | None, *, rounds: int = 0, root: str = "") -> None:
+        self._parser = argparse.ArgumentParser(
+            description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        self.option = self._parser.add_argument
+        self.absent: dict[str, str] = {}
+        self._measured: list[Series] = []
+        if rounds:
+            self.option("--rounds", type=positive, default=rounds, help="default: %(default)s")
+        place = root or tempfile.gettempdir()
+        self.option("--root", type=Path, default=place, help="directory on the disk to measure")
+        self.option("--json", type=Path, metavar="FILE", help="write the figures there too")
+
+    def parse(self) -> argparse.Namespace:
+        """Read the command line, and return the options."""
+        self.options = self._parser.parse_args()
+        return self.options
+
+    def measure(
+        self,
+        group: str,
+        sides: Mapping[str, Callable[[int], Iterable[Sample]]],
+        *,
+        warm_up: bool = False,
+    ) -> None:
+        """Measure all sides in turns, each of which begins a round, and print their figures.
+
+        Args:
+            group: subject of the measurement.
+            sides: by name, kvtier's first. Each is called with the number of the round, does all
+                of its work, and leaves nothing behind that the next one would have to pay for.
+            warm_up: play another round first, with the number -1, which does not count.
+        """
+        values: dict[tuple[str, str, str, str], list[float]] = {}
+        for number in range(-int(warm_up), self.options.rounds):
+            for side in results.in_turns(sides, number):
+                for case, quantity, unit, value in sides[side](number):
+                    if number >= 0:
+                        values.setdefault((case, side, quantity, unit), []).append(value)
+        self.add([Series(group, *names, each) for names, each in values.items()], next(iter(sides)))
+
+    def add(self, series: Sequence[Series], own: str | None = None) -> None:
+        """Keep the figures of one group, and print them.
+
+        Args:
+            series: the figures.
+            own: the way that the others are compared with, if any.
+        """
+        self._measured += series
+        title = f"{series[0].group}: {len(series[0].values)} round(s), medians (quartiles)"
+        compared = f"; {own} beside it in the same round, above 1 is better for {own}"
+        print(f"\n{title}{compared if own else ''}")
+        by_name = {(one.case, one.quantity, one.way): one for one in series}
+        for case, quantity in dict.fromkeys((one.case, one.quantity) for one in series):
+            ours = by_name.get((case, quantity, own or ""))
+            for one in series:
+                if (one.case, one.quantity) == (case, quantity):
+                    ratio = "" if one is ours else gain(ours, one) or ""
+                    cells = f"{one.way:24} {one.spread:>24} {one.unit:6} {ratio:>20}"
+                    print(f"  {case:24} {quantity:18} {cells}".rstrip(), flush=True)
+
+    def finish(self) -> None:
+        """Write the figures, where ``--json`` asks for them."""
+        if self.options.json is not None:
+            root = Path(self.options.root)
+            results.write(self.options.json, self._measured, root=root, absent=self.absent)
+
+
+def positive(text: str) -> int:
+    """Read an option that is a whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} should be at least 1")
+    return number
+
+
+def must_be_equal(equal: bool) -> None:
+    """End the benchmark unless what came back is what was stored."""
+    if not equal:
+        sys.exit("wrong bytes came back: the figures mean nothing")

@@ -1,0 +1,60 @@
+"""A benchmark with two versions of kvtier, in turns: what a change gains, or the compiled core.
+
+Usage: python benchmarks/versions.py [--rounds N] OLD NEW BENCHMARK.py [OPTION ...]
+
+OLD and NEW are checkouts, or wheels, which are unpacked. In each round each of them runs the
+benchmark, which is this checkout's, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import results
+from results import ROOT
+from runner import Benchmark, Sample
+
+
+def main() -> None:
+    """Measure both versions."""
+    bench = Benchmark(__doc__, rounds=5)
+    for name in ("old", "new"):
+        bench.option(name, type=Path)
+    bench.option("benchmark")
+    bench.option("arguments", nargs=argparse.REMAINDER)
+    options = bench.parse()
+    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as directory:
+        places = {"new": options.new, "old": options.old}
+        for name, place in places.items():
+            if place.suffix == ".whl":
+                places[name] = Path(directory, name)
+                zipfile.ZipFile(place).extractall(places[name])
+        turn = partial(_turn, options.benchmark, options.arguments)
+        sides = {name: partial(turn, place.resolve()) for name, place in places.items()}
+        bench.measure(options.benchmark, sides)
+    bench.finish()
+
+
+def _turn(program: str, arguments: Sequence[str], place: Path, number: int) -> Iterator[Sample]:
+    path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        subprocess.run(
+            [sys.executable, ROOT / "benchmarks" / program, *arguments, "--json", file.name],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        for one in results.read(Path(file.name)).series:
+            yield f"{one.group}, {one.way}, {one.case}", one.quantity, one.unit, one.median
+
+
+if __name__ == "__main__":
+    main()

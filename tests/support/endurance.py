@@ -1,0 +1,190 @@
+"""A long replay: no wrong byte, nothing left over at the end, and nothing that grows.
+
+Usage: python -m support.endurance [--requests N] [--concurrency N] [--faults | --tier URL ...]
+
+Generated chats overlap through a host pool of a tenth of the chunks that they name, at most 4,000,
+so that it is evicted from and promoted into all the time. Memory, descriptors, threads and /dev/shm
+are sampled on the way; the tiers have a capacity, so that they are flat once they are full. With
+``--faults`` the tiers are files in a process and a redis-server in a thread, and something happens
+to one of them each second. Exit status 1 where anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.replay import chat_workload, replay
+from support.redis_server import Server
+from support.tier_process import tier_processes
+
+_CHUNK_BYTES = 4096
+_SAMPLES = 40
+_MOST_SLOTS = 4000
+#: A shorter run still warms up, which looks like growth.
+_LONG_REQUESTS = 20_000
+#: What the last quarter of the run may have more than the second: allocators grow in steps.
+_GROWTH = 0.05
+#: Connections and threads come and go with the faults.
+_MORE = 4
+_FAULT_EVERY_S = 1.0
+_FAULT_S = 0.2
+
+
+def main() -> int:
+    """Play, and say what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=100_000, help="default: 100000")
+    parser.add_argument("--concurrency", type=int, default=64, help="default: 64")
+    parser.add_argument("--seed", type=int, default=0, help="of the workload; default: 0")
+    default = "repeatable; default: memory of 64MiB, then files of 64MiB in a new directory"
+    parser.add_argument("--tier", action="append", metavar="URL", help=default)
+    parser.add_argument("--faults", action="store_true", help="a fault each second")
+    arguments = parser.parse_args()
+    workload = chat_workload(arguments.requests, arguments.seed)
+    distinct = len({key for request in workload for key in request.keys})
+    curve: list[dict[str, int]] = []
+    every = max(1, arguments.requests // _SAMPLES)
+    print("requests", *(f"{name:>13}" for name in take_sample()))
+
+    def on_progress(done: int) -> None:
+        if done % every == 0:
+            curve.append(take_sample())
+            print(f"{done:8}", *(f"{value:13,}" for value in curve[-1].values()), flush=True)
+
+    happened: Counter[str] = Counter()
+    with contextlib.ExitStack() as ended:
+        root = Path(ended.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-endurance-")))
+        tiers = arguments.tier or ["memory:?capacity=64MiB", f"file://{root}/kv?capacity=64MiB"]
+        if arguments.faults:
+            options = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru")
+            server = Server(root / "redis", *options).start()
+            ended.callback(server.kill)
+            quick = "probe_interval=200ms&max_probe_interval=200ms"
+            tiers = [
+                f"{server.url}?runner=thread&{quick}",
+                f"file://{root}/kv?capacity=16MiB&runner=process&{quick}",
+            ]
+            ended.enter_context(faults(server, root / "kv", happened))
+        slots = min(_MOST_SLOTS, max(1, distinct // 10))
+        config = TieringConfig.from_dict(
+            {"slots": slots, "chunk_bytes": _CHUNK_BYTES, "tiers": tiers}
+        )
+        report = replay(
+            workload, config, concurrency=arguments.concurrency, on_progress=on_progress
+        )
+    print(
+        f"{report.chunks:,} chunks, {distinct:,} of them distinct, {slots:,} slots: hit "
+        f"rate {report.hit_rate:.3f}, {report.dropped:,} dropped, {report.elapsed_s:.0f} s"
+    )
+    for fault, count in happened.items():
+        print(f"{count:5} times: {fault}")
+    is_long = arguments.requests >= _LONG_REQUESTS
+    wrongs = [f"{report.wrong_bytes} wrong bytes"] if report.wrong_bytes else []
+    wrongs += [f"{count} {what} left over" for what, count in report.left_over.items() if count]
+    wrongs += growth(curve) if is_long else []
+    grown = "nothing grows" if is_long else "too short to tell of growth"
+    print(*(wrongs or [f"no wrong byte, nothing left, {grown}"]), sep="\n")
+    return 1 if wrongs else 0
+
+
+def take_sample() -> dict[str, int]:
+    """Count what the engine and its tiers' processes hold now, by name."""
+    children = tier_processes(os.getpid())
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    # The host pool, and files in /dev/shm that carry our name.
+    pool_kib = int(status.partition("RssShmem:")[2].split()[0])
+    left = [file.stat().st_size for file in Path("/dev/shm").glob("*kvtier*") if file.is_file()]
+    return {
+        "engine_kib": _resident_kib("self"),
+        "tiers_kib": sum(map(_resident_kib, children)),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "processes": len(children),
+        "shm_kib": pool_kib + sum(left) // 1024,
+    }
+
+
+def _resident_kib(process: str | int) -> int:
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError):
+        return 0  # it has just died
+    return pages * resource.getpagesize() // 1024
+
+
+def growth(curve: list[dict[str, int]]) -> list[str]:
+    """Name what has grown from the second quarter of the run to the last."""
+    quarter = len(curve) // 4
+    grown = []
+    for name in curve[0]:
+        values = [sample[name] for sample in curve]
+        before = statistics.median(values[quarter : 2 * quarter])
+        after = statistics.median(values[-quarter:])
+        if after > before * (1 + _GROWTH) + _MORE:
+            grown.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
+    return grown
+
+
+@contextlib.contextmanager
+def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]:
+    """Let something happen to a server or a file tier's root each second, in a thread."""
+    over = threading.Event()
+
+    def freeze() -> None:
+        """redis-server frozen for 0.2 s"""
+        server.pause()
+        over.wait(_FAULT_S)
+        server.resume()
+
+    def kill() -> None:
+        """redis-server killed, and started again, empty"""
+        server.kill()
+        over.wait(_FAULT_S)
+        server.start()
+
+    def remove() -> None:
+        """the file tier's root removed"""
+        subprocess.run(["rm", "-rf", root], capture_output=True, check=False)
+
+    def kill_tier() -> None:
+        """the file tier's process killed"""
+        for process in tier_processes(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def run() -> None:
+        next_s = time.monotonic()
+        # A process that dies all the time is restarted ever more slowly.
+        for fault in itertools.cycle([freeze, remove, kill, remove] * 10 + [kill_tier]):
+            next_s = max(next_s + _FAULT_EVERY_S, time.monotonic())
+            if over.wait(next_s - time.monotonic()):
+                return
+            happened[fault.__doc__ or ""] += 1
+            fault()
+
+    thread = threading.Thread(target=run, name="faults")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
