@@ -138,7 +138,7 @@ class TierClient:
         self._max_load_bytes = spec.runner.max_queue_bytes
         self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
         self._pace = Pace(self._max_store_bytes, spec.runner.max_batch_bytes)
-        self._outages = Outages(self.stats, self.log)
+        self._outages = Outages(self.stats, self._log_end)
         tier_class = spec.tier_class
         self._events = EventLog(
             spec.name, tier_class.medium, tier_class.locality, is_enabled=events
@@ -618,13 +618,20 @@ class TierClient:
         is_slow = self._pace.is_slow(now_s)
         if is_slow == self.stats.is_slow:
             return
-        text = "no longer slow"
-        if is_slow:
-            text = f"slow: no load or store has made progress for {SLOW_S:g} s; it gets no stores"
+        name = self.spec.name
         with self._outages.followed():
             self.stats.is_slow = int(is_slow)
-            name = self.spec.name
-            self.log.often(logging.WARNING, text, f"{name}: {text}", ends_outage=not is_slow)
+            if is_slow:
+                text = f"no load or store has made progress for {SLOW_S:g} s; it gets no stores"
+                self.log.often(logging.WARNING, "slow", f"{name}: slow: {text}")
+            else:
+                self._log_end("no longer slow", f"{name}: no longer slow")
+
+    def _log_end(self, topic: str, message: str) -> None:
+        """Log the end of an outage, after what was held back of it here and in the tier's loop."""
+        self.log.say_held_back()
+        if not self._runner.log_end(topic, message):
+            self.log.often(logging.WARNING, topic, message)
 
     def _release(self, job_id: int) -> None:
         job = self.jobs.release(job_id)

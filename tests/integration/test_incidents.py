@@ -442,3 +442,36 @@ def test_a_frozen_redis_is_slow_long_before_its_deadline(tmp_path: Path, runner:
             assert (client.stats.is_slow, client.stats.stored_chunks) == (0, 3)
     finally:
         server.kill()
+
+
+def test_what_was_held_back_of_an_outage_comes_before_its_end(
+    tmp_path: Path, runner: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Let the client log the end itself: what its tier's loop holds back comes a minute later."""
+    server = Server(tmp_path, "--save", "").start()
+    spec = TierSpec.from_url(server.url, runner=runner, max_lookup_deadline="50ms")
+    try:
+        with live([spec], slots=64) as engine:
+            request = engine.begin("a")
+            engine.store(request, KEYS[0])
+            server.pause()
+            for key in KEYS[10:13]:
+                assert engine.settle(request, key) == ["MISS"]
+            output = engine.manager.prepare_store(KEYS[1:2], request)
+            engine.manager.complete_store(output.keys_to_store, request)
+            while not engine.manager.stats[1].is_slow:
+                engine.step()
+            server.resume()
+            while "no longer slow" not in caplog.text:
+                engine.step()
+            told = [line for line in caplog.messages if "redis lookup" in line or "slow" in line]
+    finally:
+        server.kill()
+    late = "redis lookup: 1 chunk was not done within 50 ms ('lookup_deadline')"
+    assert [line.partition(" (2 of this kind")[0] for line in told] == [
+        late,
+        "redis: slow: no load or store has made progress for 2 s; it gets no stores",
+        late,
+        "redis: no longer slow",
+    ]
+    assert caplog.text.count(late) == 2, "and none when it is closed"
