@@ -289,3 +289,10 @@ def test_what_waits_for_a_tier_is_bounded_by_what_it_moves_in_two_seconds(make: 
         engine.store(A, *KEYS[start : start + 10])
         engine.steps(1.0)
     assert client.store_room == 50
+
+
+def test_a_runner_that_is_closed_leaves_the_end_of_an_outage_to_the_client() -> None:
+    (runner,) = Engine().runners
+    assert runner.log_end("slow", "tier0: no longer slow")
+    runner.close(1.0)
+    assert not runner.log_end("slow", "tier0: no longer slow")
