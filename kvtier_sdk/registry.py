@@ -40,6 +40,7 @@ from kvtier_sdk.errors import (
 )
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest, nearest
+from kvtier_sdk.options.text import one_line
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.types import Capability
 
@@ -318,7 +319,7 @@ def _scan_places(places: tuple[tuple[str, float], ...]) -> Sequence[EntryPoint |
         except Exception as error:  # the file is free text of anybody's
             found.append(
                 f"the entry points of {distribution.name} {distribution.version} cannot be read: "
-                f"{type(error).__name__}: {error}; install it again"
+                f"{type(error).__name__}: {one_line(str(error))}; install it again"
             )
             continue
         if points:
@@ -473,7 +474,8 @@ def _load(found: Sequence[EntryPoint], kind: str) -> object:
     except (Exception, SystemExit) as error:  # a third party's module may raise anything
         info = _describe(found[0])
         raise BackendLoadError(
-            f"{_title(kind, info)} cannot be imported: {type(error).__name__}: {error}; "
+            f"{_title(kind, info)} cannot be imported: {type(error).__name__}: "
+            f"{one_line(str(error))}; "
             f"install what it needs, or another release of {info.distribution}"
         ) from error
 

@@ -17,14 +17,14 @@ from kvtier_sdk.cli.engine import drain_command, resume_command
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay import replay_command
-from kvtier_sdk.cli.say import say
+from kvtier_sdk.cli.say import TerminalFormatter, say
 from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.cli.vllm_config import vllm_config_command
 from kvtier_sdk.core import CORE
 from kvtier_sdk.errors import KVTierError, TierError
-from kvtier_sdk.options.secrets import MaskingFormatter, without_password
+from kvtier_sdk.options.secrets import without_password
 from kvtier_sdk.runner.jobs import verdict_of
 
 app = typer.Typer(
@@ -52,7 +52,7 @@ def _root(
 ) -> None:
     logging.basicConfig(level=logging.ERROR)
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(MaskingFormatter("%(levelname)s %(asctime)s [%(name)s] %(message)s"))
+        handler.setFormatter(TerminalFormatter("%(levelname)s %(asctime)s [%(name)s] %(message)s"))
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 

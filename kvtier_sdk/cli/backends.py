@@ -12,9 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvtier_sdk.cli.say import say
 from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
 from kvtier_sdk.errors import BackendError
 from kvtier_sdk.options.describe import OptionInfo, describe_options
+from kvtier_sdk.options.text import one_line
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.registry import (
@@ -101,26 +103,24 @@ def _describe_class(tier_class: type[SecondaryTierManager]) -> dict[str, Any]:
 
 
 def _show(described: Sequence[Mapping[str, Any]], unreadable: Sequence[str]) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     for line in unreadable:
-        console.print(f"{line}\n")
+        say(line, "")
     for backend in described:
-        console.print(f"{backend['name']}  {backend['distribution']} {backend['version']}")
+        say(f"{backend['name']}  {backend['distribution']} {backend['version']}")
         if backend["fault"]:
-            console.print(f"  cannot be used: {backend['fault']}\n")
+            say(f"  cannot be used: {backend['fault']}", "")
             continue
         capabilities = ", ".join(backend["capabilities"]) or "no optional capability"
         schemes = ", ".join(f"{scheme}:" for scheme in backend["url_schemes"])
-        console.print(f"  {backend['summary']}")
-        console.print(
+        say(
+            f"  {backend['summary']}",
             f"  contract {backend['contract_version']}; {backend['medium'].lower()}, "
-            f"{backend['locality'].lower()}; can: {capabilities}; URL: {schemes}"
+            f"{backend['locality'].lower()}; can: {capabilities}; URL: {schemes}",
+            *(f"  {line}" for line in _declared(backend)),
         )
-        for line in _declared(backend):
-            console.print(f"  {line}")
-        _show_options(console, [OptionInfo(**option) for option in backend["options"]])
-    console.print("every tier")
-    _show_options(console, describe_options(RunnerOptions))
+        _show_options([OptionInfo(**option) for option in backend["options"]])
+    say("every tier")
+    _show_options(describe_options(RunnerOptions))
 
 
 def _declared(backend: Mapping[str, Any]) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _declared(backend: Mapping[str, Any]) -> Iterator[str]:
         yield f"defaults of its own: {changed}"
 
 
-def _show_options(console: Console, options: Sequence[OptionInfo]) -> None:
+def _show_options(options: Sequence[OptionInfo]) -> None:
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("  option", no_wrap=True)
     table.add_column("type", no_wrap=True)
@@ -142,10 +142,12 @@ def _show_options(console: Console, options: Sequence[OptionInfo]) -> None:
     table.add_column("")
     for option in options:
         kind = "|".join(option.choices) or option.kind
-        table.add_row(f"  {option.name}", kind, written_default(option), option.meaning)
+        cells = (f"  {option.name}", kind, written_default(option), option.meaning)
+        table.add_row(*map(one_line, cells))
     if options:
-        console.print(table, soft_wrap=False)
-    console.print()
+        # Lines that it wraps cannot go through `say`.
+        Console(highlight=False, markup=False).print(table)
+    say("")
 
 
 def written_default(option: OptionInfo) -> str:

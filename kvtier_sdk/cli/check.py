@@ -107,7 +107,7 @@ def _check(
     try:
         target = read_target(tiers)
     except (BackendError, ConfigError) as error:
-        findings.mistakes = str(error).splitlines()
+        findings.mistakes = str(error).split("\n")
         yield from findings.mistakes
     else:
         config = target.config.to_dict(defaults=True)
@@ -139,7 +139,7 @@ def _try_out(
             check_pool(config, chunk_bytes=size_bytes, directory=directory)
         except ConfigError as error:
             findings.pool_fault = in_vllms_names(str(error)) if of_vllm else str(error)
-            yield f"host pool: FAILED\n  {findings.pool_fault}"
+            yield from ("host pool: FAILED", f"  {findings.pool_fault}")
     for trial in check_tiers(config, chunk_bytes=size_bytes, timeout_s=timeout_s):
         findings.tiers.append(trial)
         yield from _trial_lines(trial)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
+from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.options.text import one_line
 
 
@@ -12,3 +14,10 @@ def say(*lines: str, to_stderr: bool = False) -> None:
     for line in lines:
         # Flushed into a pipe too: the next line may take as long as a tier does.
         print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+class TerminalFormatter(MaskingFormatter):
+    """Formats a log's records for the terminal: libraries log what a store sent them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(one_line, super().format(record).split("\n")))

@@ -328,8 +328,8 @@ class SecondaryTierManager(ABC):
     async def usage(self) -> Usage:
         """Return how full the tier is. (:attr:`Capability.USAGE`)
 
-        It is asked every 15 seconds, for ``kvtier_tier_used_bytes``: count as you go, or ask the
-        store for a sum, and list nothing.
+        It is asked every 5 seconds, for ``kvtier_tier_used_bytes``, and to refuse no chunk while
+        there is room: count as you go, or ask the store for a sum, and list nothing.
 
         Returns:
             The usage of all namespaces that share the tier's capacity.

@@ -89,6 +89,17 @@ class TierRunner(Protocol):
     def suspect(self) -> None:
         """Note that a job outlived its deadline without a result: the tier may block its loop."""
 
+    def log_end(self, topic: str, message: str) -> bool:
+        """Have the tier's loop log the end of an outage, after what it held back of that.
+
+        Args:
+            topic: as for :meth:`~kvtier_sdk.runner.log.TierLog.often`.
+            message: likewise.
+
+        Returns:
+            False if there is no loop to do it.
+        """
+
     def drain(self, timeout_s: float) -> bool:
         """Cancel what is queued and wait for what runs; return true if all of it has ended."""
 

@@ -73,7 +73,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         known = self._topics.get(topic)
         if known is None or (not known.unsaid and now_s - known.logged_s >= QUIET_S):
             if ends_outage:
-                self._say_held_back()
+                self.say_held_back()
             self._topics[topic] = _Topic(now_s, level)
             self.logger.log(level, "%s", message)
             return
@@ -87,10 +87,11 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
     def catch_up(self) -> None:
         """Log what was only counted; called at the end."""
-        self._say_held_back()
+        self.say_held_back()
         self._topics.clear()
 
-    def _say_held_back(self) -> None:
+    def say_held_back(self) -> None:
+        """Log what was only counted up to now."""
         held = [topic for topic in self._topics.values() if topic.unsaid]
         for topic in sorted(held, key=lambda topic: topic.message_s):
             if topic.timer is not None:

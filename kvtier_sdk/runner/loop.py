@@ -337,6 +337,10 @@ class TierLoop:
                 self._conclude(run, Verdict.FAILED)
         self._fill()
 
+    def log_end(self, topic: str, message: str) -> None:
+        """Log the end of an outage that the engine's side has noticed."""
+        self._log.often(logging.WARNING, topic, message, ends_outage=True)
+
     async def drain(self, timeout_s: float) -> bool:
         """Conclude what is queued as cancelled, and wait for what runs.
 

@@ -18,7 +18,7 @@ from kvtier_sdk.types import Capability, Usage
 #: How long the store may take to answer, and again to list what it holds.
 _ANSWER_S = 5.0
 #: Interval at which it is asked how full it is.
-_INTERVAL_S = 15.0
+_INTERVAL_S = 5.0
 #: Two namespaces that differ in more facts are those of two models, or of two machines.
 _MOST_FACTS = 2
 #: What to do about a difference, where the name of the fact does not say it.

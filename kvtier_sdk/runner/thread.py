@@ -149,6 +149,10 @@ class ThreadRunner:
     def suspect(self) -> None:
         """Do nothing: a thread cannot be ended. The job's slots stay in quarantine."""
 
+    def log_end(self, topic: str, message: str) -> bool:
+        self._thread.call_soon(self._tier_loop.log_end, topic, message)
+        return self._thread.is_running
+
     def drain(self, timeout_s: float) -> bool:
         default = not self._thread.is_running
         return self._thread.call(self._tier_loop.drain(timeout_s), 2 * timeout_s + 1.0, default)

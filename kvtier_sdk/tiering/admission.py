@@ -25,10 +25,8 @@ _MOST_SEEN = 2**17
 _DEVIATIONS = 2
 # With more single hits than this, older ones count less.
 _MUCH_EVIDENCE = 64
-# A tier that takes so many chunks without an eviction, or this share of itself, has room.
-_ROOM_CHUNKS, _ROOM_SHARE = 8, 16
-# Of the chunks that would be refused, one in so many is sent all the same: it may find room.
-_TRIAL = 32
+# A tier is clearly below a limit if this share of what it uses is still free.
+_ROOM_SHARE = 16
 
 
 class Admission:
@@ -40,10 +38,10 @@ class Admission:
     second is shown to have more hits, and the tier is full, does the tier get only chunks that were
     seen before. A chunk that is refused may be offered again when it is used.
 
-    An eviction is the only sign that the tier is full, and the sign does not last: other removals
-    make room, and a tier that has taken a number of chunks without an eviction has room, so that
-    what was learnt of its size is forgotten. A tier that reports no evictions is given every chunk.
-    Nothing here grows with the tier.
+    An eviction is the only sign that the tier is full, and the sign lasts until there is room: the
+    tier has reported another removal, or counts clearly less than its limit, which is its capacity,
+    or its disk if it evicted below that. A tier that reports no evictions, or not how full it is,
+    is given every chunk. Nothing here grows with the tier.
 
     Args:
         stats: the tier's counters.
@@ -59,11 +57,10 @@ class Admission:
         self._limit = _HASHES
         # Followed chunks that the tier has; true once read.
         self._was_read: dict[OffloadKey, bool] = {}
-        # How many followed chunks the tier has room for: those that it had after it last evicted,
-        # and the room that other removals left. 0 if that is not known.
+        # How many followed chunks the tier had after it last evicted; 0 if that is not known.
         self._capacity = 0
-        # Chunks refused since the last that were sent on trial.
-        self._refused = 0
+        # Its used and its disk's free bytes when it was last known to be full.
+        self._full: tuple[int | None, int | None] | None = None
         self._forget()
         # Hashes of the keys seen lately, in two generations: the elder is dropped as a whole, so
         # that the chunks of a prefix are forgotten together.
@@ -86,14 +83,9 @@ class Admission:
         """
         if not self._capacity:
             return slots
+        self._decide()
         chosen = [slot for slot in slots if self._note(slot.key) or not self.is_selective]
-        refused = len(slots) - len(chosen)
-        # All of a call or none: a prefix with a hole is no hit.
-        if refused and refused * _TRIAL <= self._refused:
-            self._refused = 0
-            return slots
-        self._refused += refused
-        self._stats.not_admitted_chunks += refused
+        self._stats.not_admitted_chunks += len(slots) - len(chosen)
         return chosen
 
     def sent(self, keys: Iterable[OffloadKey]) -> None:
@@ -103,14 +95,6 @@ class Admission:
                 self._was_read.setdefault(key, False)
         while len(self._was_read) > _MOST_FOLLOWED:
             self._follow_fewer()
-
-    def stored(self, under_way: int) -> None:
-        """Take it that a store has ended, while the tier stores ``under_way`` other chunks."""
-        if self._capacity:
-            surplus = len(self._was_read) - self._capacity - under_way * self._limit // _HASHES
-            if surplus > max(_ROOM_CHUNKS, self._capacity // _ROOM_SHARE):
-                self._forget()
-            self._decide()
 
     def failed(self, key: OffloadKey) -> None:
         """Take a chunk whose store failed."""
@@ -136,18 +120,15 @@ class Admission:
         """Take chunks that the tier no longer has, and whether it ``evicted`` them to make room."""
         followed = len(self._was_read)
         unread = [self._was_read.pop(key, None) for key in keys].count(False)
-        gone = followed - len(self._was_read)
+        capacity = len(self._was_read)
+        self._full = (self._stats.used_bytes, self._stats.free_bytes) if evicted else None
         if evicted:
             self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
-            if self._enabled and (gone or self._capacity):
-                capacity = len(self._was_read)
+            if self._enabled and (capacity < followed or self._capacity):
                 # What was shown at another size is not shown at this one.
                 if not self._capacity / 2 <= capacity <= self._capacity * 2:
                     self._forget()
                 self._capacity = capacity
-        elif self._capacity:
-            # What other processes had stored leaves room too.
-            self._capacity += sum(crc32(key) < self._limit for key in keys) - gone
         self._decide()
 
     def _forget(self) -> None:
@@ -162,7 +143,7 @@ class Admission:
         self._period = 0
 
     def _decide(self) -> None:
-        is_selective = self._has_gain and len(self._was_read) >= self._capacity
+        is_selective = self._has_gain and self._is_full()
         if is_selective != self._stats.is_selective:
             self._stats.is_selective = int(is_selective)
             name = self._stats.name
@@ -173,6 +154,27 @@ class Admission:
                     "brings more hits; 'admission=off' gives it every chunk"
                 )
             self._log.often(logging.INFO, "admission", message)
+
+    def _is_full(self) -> bool:
+        """Return true if the tier is not known to have room since its last eviction."""
+        used, free = self._stats.used_bytes, self._stats.free_bytes
+        if self._full is None or used is None:
+            return False
+        # A count from before the eviction tells of no room after it.
+        if (used, free) == self._full:
+            return True
+        least_room = used // _ROOM_SHARE
+        limit = (self._stats.capacity_bytes or math.inf) - least_room
+        if used < limit:
+            used_then, free_then = self._full
+            if free is None or free_then is None or (used_then or 0) >= limit:
+                return False
+            # It evicted below its capacity, so its disk was full.
+            if free > free_then + least_room:
+                return False
+            free = min(free, free_then)
+        self._full = used, free
+        return True
 
     def _note(self, key: OffloadKey, *, is_hit: bool = True) -> bool:
         """Note a use; returns true if the key was seen before."""
@@ -206,7 +208,6 @@ class Admission:
             if self._single_hits > _MUCH_EVIDENCE:
                 self._single_hits /= 2
                 self._lead /= 2
-            self._decide()
 
     def _follow_fewer(self) -> None:
         self._limit //= 2

@@ -193,14 +193,11 @@ class Cascade:
             verdicts: one a chunk; one that failed counts as never sent, and is offered again when
                 its moment returns, or at the next hit where its moment was the store.
         """
-        tier = self._tier_of(bit)
-        admission = tier.admission
-        admission.stored(tier.client.store_bytes // self._primary.chunk_bytes)
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
             if verdict is not _OK:
-                admission.failed(key)
+                self._tier_of(bit).admission.failed(key)
             slot = self._primary.slots[index]
             # A reset may have forgotten the chunk meanwhile.
             if slot.state is not _READY:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner.breaker import Direction
-from kvtier_sdk.runner.log import TierLog
 
 _WHAT = {
     Direction.READ: "chunks were not looked up in it",
@@ -21,12 +19,12 @@ class Outages:
 
     Args:
         stats: the tier's counters.
-        log: its log.
+        log_end: logs the end of an outage; takes the kind of message, and the message.
     """
 
-    def __init__(self, stats: TierStats, log: TierLog) -> None:
+    def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
-        self._log = log
+        self._log_end = log_end
         # What each direction had missed when its last outage began.
         self._missed_before = dict.fromkeys(Direction, 0)
 
@@ -58,6 +56,5 @@ class Outages:
     def _tell(self, direction: Direction) -> None:
         count = self._missed(direction) - self._missed_before[direction]
         if count:
-            message = f"{self._log.tier}: meanwhile {count:,} {_WHAT[direction]}"
-            topic = f"missed {direction.value}s"
-            self._log.often(logging.WARNING, topic, message, ends_outage=True)
+            message = f"{self._stats.name}: meanwhile {count:,} {_WHAT[direction]}"
+            self._log_end(f"missed {direction.value}s", message)

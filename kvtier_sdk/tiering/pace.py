@@ -20,18 +20,18 @@ class Pace:
     """Follows the loads and stores that a tier has under way.
 
     Args:
-        most_store_bytes: bound of the store queue until the tier's pace is known.
-        least_store_bytes: the least that is allowed to wait, however slow the tier is.
+        call_bytes: payload of a call: the least that is allowed to wait, however slow the tier is.
+        concurrency: calls that run at once; what they hold may wait until the pace is known.
 
     Attributes:
-        store_bytes: what the tier stores in :data:`SLOW_S`, learnt from stores that took longer.
+        store_bytes: what the tier stores in :data:`SLOW_S`, as far as it has been seen.
         loads: its rate.
     """
 
-    def __init__(self, most_store_bytes: float, least_store_bytes: int) -> None:
-        self.store_bytes = most_store_bytes
+    def __init__(self, call_bytes: int, concurrency: int) -> None:
+        self.store_bytes: float = call_bytes * concurrency
         self.loads = LoadRate()
-        self._least_store_bytes = least_store_bytes
+        self._call_bytes = call_bytes
         # Jobs under way, and when each kind last made progress or began.
         self._under_way: Counter[Operation] = Counter()
         self._progress_s = {_LOAD: -math.inf, Operation.STORE: -math.inf}
@@ -87,4 +87,4 @@ class Pace:
         moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)
         is_faster = result.moved_bytes and moved_bytes > self.store_bytes
         if is_faster or result.duration_s > SLOW_S:
-            self.store_bytes = max(moved_bytes, self._least_store_bytes)
+            self.store_bytes = max(moved_bytes, self._call_bytes)

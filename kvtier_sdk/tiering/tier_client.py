@@ -137,8 +137,9 @@ class TierClient:
         self._chunk_bytes = chunk_bytes
         self._max_load_bytes = spec.runner.max_queue_bytes
         self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
-        self._pace = Pace(self._max_store_bytes, spec.runner.max_batch_bytes)
-        self._outages = Outages(self.stats, self.log)
+        call_bytes = max(chunk_bytes, spec.runner.max_batch_bytes)
+        self._pace = Pace(call_bytes, spec.runner.concurrency)
+        self._outages = Outages(self.stats, self._log_end)
         tier_class = spec.tier_class
         self._events = EventLog(
             spec.name, tier_class.medium, tier_class.locality, is_enabled=events
@@ -261,7 +262,10 @@ class TierClient:
 
     @property
     def store_room(self) -> int:
-        """Number of chunks for which the queue of stores has room."""
+        """Number of chunks for which the queue of stores has room.
+
+        It is bounded by what the tier has been seen to move in 2 s, too.
+        """
         limit_bytes = min(self._max_store_bytes, self._pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
@@ -378,8 +382,7 @@ class TierClient:
             keys: the chunks.
             slots: a slot index for each, which the tier reads until the job is released.
             request: on whose behalf.
-            whole: take all chunks or none, also if the tier is slow; an empty queue takes any
-                number.
+            whole: take all chunks or none; an empty queue takes any number.
             tag: handed back in ``job.tag``.
 
         Returns:
@@ -529,15 +532,13 @@ class TierClient:
         # A load that was decided on a moment before the tier was taken out still begins.
         if (self.stats.reads_open or self._stale) if is_load else self._refuses_stores:
             taken, reason = 0, "unavailable" if is_load else self._refusal
-        elif whole:
-            queued_bytes = self.load_bytes if is_load else self.store_bytes
-            room_bytes = (self._max_load_bytes if is_load else self._max_store_bytes) - queued_bytes
-            is_taken = not queued_bytes or count * self._chunk_bytes <= room_bytes
-            taken, reason = count * is_taken, "queue_full"
         elif self.stats.is_slow and not is_load:
             taken, reason = 0, self._refusal
         else:
             taken = min(count, self.load_room if is_load else self.store_room)
+            if whole and taken < count:
+                is_empty = not (self.load_bytes if is_load else self.store_bytes)
+                taken = count * is_empty
             reason = "queue_full"
         if taken < count:
             self.stats.dropped[f"{operation.value}.{reason}"] += count - taken
@@ -618,13 +619,20 @@ class TierClient:
         is_slow = self._pace.is_slow(now_s)
         if is_slow == self.stats.is_slow:
             return
-        text = "no longer slow"
-        if is_slow:
-            text = f"slow: no load or store has made progress for {SLOW_S:g} s; it gets no stores"
+        name = self.spec.name
         with self._outages.followed():
             self.stats.is_slow = int(is_slow)
-            name = self.spec.name
-            self.log.often(logging.WARNING, text, f"{name}: {text}", ends_outage=not is_slow)
+            if is_slow:
+                text = f"no load or store has made progress for {SLOW_S:g} s; it gets no stores"
+                self.log.often(logging.WARNING, "slow", f"{name}: slow: {text}")
+            else:
+                self._log_end("no longer slow", f"{name}: no longer slow")
+
+    def _log_end(self, topic: str, message: str) -> None:
+        """Log the end of an outage, after what was held back of it here and in the tier's loop."""
+        self.log.say_held_back()
+        if not self._runner.log_end(topic, message):
+            self.log.often(logging.WARNING, topic, message)
 
     def _release(self, job_id: int) -> None:
         job = self.jobs.release(job_id)

@@ -88,6 +88,59 @@ def test_one_that_cannot_be_loaded_is_listed_with_its_reason(
     assert "memory  kvtier-sdk" in done.stdout
 
 
+LOUD = r"""
+from typing import Annotated
+from pydantic import Field
+from kvtier_sdk import ChunkTierManager, TierConfig
+
+class Config(TierConfig):
+    mood: Annotated[str, Field(description="fine\x1b[2K\rsecret")] = "\x1b[31m"
+
+class Tier(ChunkTierManager):
+    "A store.\x1b[2K\rmemory"
+    config_model = Config
+    contract_version = 1
+    async def contains_chunk(self, key): ...
+    async def store_chunk(self, transfer): ...
+    async def load_chunk(self, transfer): ...
+"""
+TORN = r"raise RuntimeError('no\x1b[2K\rdriver\nall is well')"
+LOUD_POINTS = """[kvtier.backends]
+loud = loud:Tier
+torn = torn:Tier
+tinted\x1b[31m = absent\x1b[2K:Tier
+"""
+
+
+def test_text_of_a_package_moves_no_cursor_and_begins_no_line(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    (tmp_path / "torn.py").write_text(TORN)
+    for name, points in (
+        ("loud", LOUD_POINTS),
+        ("garbled", "[kvtier.backends]\n\x1b[2K garbled\n"),
+    ):
+        metadata = tmp_path / f"kvtier_{name}-0.3.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Name: kvtier-{name}\nVersion: 0.3\n")
+        (metadata / "entry_points.txt").write_text(points)
+    listed = run(sites=(tmp_path,)).stdout
+    refused = kvtier("check", "torn:", PYTHONPATH=str(tmp_path)).stdout
+    for printed in (listed, refused, run("nothing", sites=(tmp_path,)).stderr):
+        assert "\x1b" not in printed
+        # A carriage return, too, has been read as the end of a line.
+        assert not {"driver", "all is well", "secret", "memory"} & set(printed.splitlines())
+    torn = r"no\x1b[2K\rdriver\nall is well"
+    assert torn in refused
+    for text in (
+        torn,
+        r"A store.\x1b[2K\rmemory",
+        r"fine\x1b[2K\rsecret",
+        r"tinted\x1b[31m  kvtier-loud",
+    ):
+        assert text in listed
+    assert "kvtier-garbled 0.3 cannot be read" in listed
+
+
 def test_a_name_of_two_packages_is_listed_twice(
     third_party_site: Path, duplicate_site: Path
 ) -> None:

@@ -7,6 +7,7 @@ it is also the error of such a disk (ENOSPC from ``pwritev``), raised in this pr
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import subprocess
 import threading
@@ -16,10 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.live import CHUNK_BYTES, live
+from support.live import CHUNK_BYTES, Live, live
 from support.runners import RUNNERS
+from typer.testing import CliRunner
 
-from kvtier_sdk import TieringConfig
+from kvtier_sdk import TieringConfig, make_offload_key
+from kvtier_sdk.cli.app import app
 from kvtier_sdk.replay import ReplayRequest, chat_workload, replay
 
 MIB = 2**20
@@ -235,3 +238,82 @@ def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: Disk) 
             engine.step()
         engine.store(after, b"%036d" % 999)
         assert stats.stored_chunks == 33
+
+
+class Scanned:
+    """An engine whose tier of some 64 chunks has learnt to take only chunks seen before."""
+
+    def __init__(self, engine: Live) -> None:
+        self.engine = engine
+        self.stats = engine.manager.stats[1]
+        self._request = engine.begin("scan")
+        numbers = itertools.count()
+        self._new = (make_offload_key(b"%032d" % number) for number in numbers)
+        often = [next(self._new) for _ in range(32)]
+        for _ in range(60):
+            for start in range(0, 32, 8):
+                engine.store(self._request, *often[start : start + 8])
+            self.store_new(64)
+            if self.stats.is_selective:
+                break
+        self.until(lambda: bool(self.stats.used_bytes))
+        assert self.refused(8) == 8
+
+    def refused(self, count: int) -> int:
+        """Store new chunks; return how many the tier was not given. It has the others."""
+        refused, stored = self.stats.not_admitted_chunks, self.stats.stored_chunks
+        self.store_new(count)
+        refused = self.stats.not_admitted_chunks - refused
+        assert self.stats.stored_chunks == stored + count - refused
+        return refused
+
+    def store_new(self, count: int) -> None:
+        """Store chunks that were never seen before."""
+        for _ in range(0, count, 8):
+            self.engine.store(self._request, *(next(self._new) for _ in range(8)))
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Play steps; an engine at rest has none to play."""
+        while not is_so():
+            self.engine.step()
+
+
+def remove_by_command(root: Path) -> None:
+    done = CliRunner().invoke(app, ["tier", "rm", f"file://{root}", "--model", "m", "--yes"])
+    assert done.exit_code == 0, done.output
+
+
+def remove_files(root: Path) -> None:
+    for file in root.rglob("*.kv"):
+        file.unlink()
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("remove", [remove_by_command, remove_files])
+def test_nothing_is_refused_while_a_full_root_has_room_again(
+    tmp_path: Path, runner: str, remove: Callable[[Path], None]
+) -> None:
+    """Keep ``Admission._full`` at a removal, or do not recount in ``ChunkStore.usage``."""
+    root = tmp_path / "kv"
+    url = f"file://{root}?capacity=512KiB&min_free=0&runner={runner}"
+    with live([url], slots=16, policy="lru") as engine:
+        scanned = Scanned(engine)
+        remove(root)
+        scanned.until(lambda: scanned.stats.used_bytes == 0)
+        assert scanned.refused(48) == 0
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_nothing_is_refused_while_a_full_disk_has_room_again(
+    mount: Callable[..., Path], runner: str
+) -> None:
+    """Count a disk that has got room as full in ``Admission._is_full``."""
+    disk = mount(MIB)
+    filler = disk / "filler"
+    filler.write_bytes(bytes(MIB // 2 - 2**15))
+    url = f"file://{disk}/kv?min_free=32KiB&runner={runner}"
+    with live([url], slots=16, policy="lru") as engine:
+        scanned = Scanned(engine)
+        filler.unlink()
+        scanned.until(lambda: (scanned.stats.free_bytes or 0) > MIB // 3)
+        assert scanned.refused(32) == 0

@@ -11,22 +11,31 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, start_promotion, stored_below
 from support.live import live
 from support.redis_server import Server
+from support.s3_server import S3Server
 from support.small_shm import run_with_shm
 
 from kvtier_sdk import (
     ChunkNotFoundError,
     CorruptChunkError,
+    HostPool,
+    Namespace,
+    PoolLayout,
+    RequestContext,
     TierError,
+    TierListener,
     TierSpec,
     TierUnavailableError,
+    open_tier,
 )
 
+MIB = 2**20
 EngineFactory = Callable[..., Engine]
 
 
@@ -442,3 +451,92 @@ def test_a_frozen_redis_is_slow_long_before_its_deadline(tmp_path: Path, runner:
             assert (client.stats.is_slow, client.stats.stored_chunks) == (0, 3)
     finally:
         server.kill()
+
+
+@pytest.mark.parametrize("kind", ["redis", "s3"])
+def test_a_frozen_store_that_was_given_nothing_before_pins_what_it_is_given_at_once(
+    tmp_path: Path, kind: str
+) -> None:
+    """Begin with the whole queue in ``Pace``: a frozen store pins half of the pool."""
+    server: Server | S3Server = Server(tmp_path) if kind == "redis" else S3Server(tmp_path)
+    server.start()
+    try:
+        with live([TierSpec.from_url(server.url)], slots=160, chunk_bytes=MIB) as engine:
+            (client,) = engine.manager.clients
+            server.pause()
+            request = engine.begin("a")
+            for start in range(0, 150, 30):
+                output = engine.manager.prepare_store(KEYS[start : start + 30], request)
+                engine.manager.complete_store(output.keys_to_store, request)
+                engine.step()
+            assert engine.manager.usage().pinned == 64
+            while not client.stats.is_slow:
+                engine.step()
+            assert engine.manager.usage().pinned == 64
+            server.resume()
+            engine.rest()
+            assert not client.stats.is_slow
+    finally:
+        server.kill()
+
+
+def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
+    tmp_path: Path, runner: str
+) -> None:
+    """Leave ``whole`` out of either rule: an engine with a manager of its own loses its pool."""
+    server = Server(tmp_path).start()
+    spec = TierSpec.from_url(server.url, runner=runner, max_batch="1MiB")
+    request = RequestContext("a")
+    try:
+        with (
+            closing(HostPool.create(PoolLayout(40, MIB))) as pool,
+            open_tier(spec, pool, Namespace({}), TierListener()) as client,
+        ):
+            server.pause()
+            # An empty queue takes any number: a job is never too large for good.
+            assert client.store(KEYS[:12], range(12), request, whole=True) is not None
+            assert client.store(KEYS[12:13], [12], request, whole=True) is None
+            client.flush()
+            server.wait_until(lambda: client.stats_now().is_slow, "the tier is slow")
+            client.poll()
+            assert client.store(KEYS[12:13], [12], request, whole=True) is None
+            assert client.stats.dropped == {"store.queue_full": 1, "store.slow": 1}
+            server.resume()
+            while client.has_work:
+                client.poll()
+            assert client.store(KEYS[12:14], range(2), request, whole=True) is not None
+    finally:
+        server.kill()
+
+
+def test_what_was_held_back_of_an_outage_comes_before_its_end(
+    tmp_path: Path, runner: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Let the client log the end itself: what its tier's loop holds back comes a minute later."""
+    server = Server(tmp_path, "--save", "").start()
+    spec = TierSpec.from_url(server.url, runner=runner, max_lookup_deadline="50ms")
+    try:
+        with live([spec], slots=64) as engine:
+            request = engine.begin("a")
+            engine.store(request, KEYS[0])
+            server.pause()
+            for key in KEYS[10:13]:
+                assert engine.settle(request, key) == ["MISS"]
+            output = engine.manager.prepare_store(KEYS[1:2], request)
+            engine.manager.complete_store(output.keys_to_store, request)
+            while not engine.manager.stats[1].is_slow:
+                engine.step()
+            server.resume()
+            while "no longer slow" not in caplog.text:
+                engine.step()
+            told = [line for line in caplog.messages if "redis lookup" in line or "slow" in line]
+    finally:
+        server.kill()
+    late = "redis lookup: 1 chunk was not done within 50 ms ('lookup_deadline')"
+    assert [line.partition(" (2 of this kind")[0] for line in told] == [
+        late,
+        "redis: slow: no load or store has made progress for 2 s; it gets no stores",
+        late,
+        "redis: no longer slow",
+    ]
+    assert caplog.text.count(late) == 2, "and none when it is closed"

@@ -7,6 +7,7 @@ import http.client
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -132,6 +133,16 @@ class S3Server:
                 raise S3ServerError(f"rclone serve s3 {said}\n{self._log.read_text()}")
             time.sleep(0.02)
         return self
+
+    def pause(self) -> None:
+        """Let the server hang until :meth:`resume`: connections are accepted, but not answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a hung server go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill the server if it runs; its objects stay."""

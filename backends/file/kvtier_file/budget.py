@@ -162,6 +162,11 @@ class Budget:
                 index.put(use)
         return chosen
 
+    def oldest(self) -> list[ChunkId]:
+        """Return the least recently used chunk of each namespace."""
+        oldest = [(fingerprint, index.oldest()) for fingerprint, index in self._indices.items()]
+        return [ChunkId(fingerprint, use[1]) for fingerprint, use in oldest if use]
+
     def expired(
         self,
         before_ns: int,

@@ -161,6 +161,16 @@ class SharedUsage:
         """Evict a counted chunk later, where this process has the choice."""
         self._budget.touch(chunk_id, used_ns)
 
+    def oldest(self) -> list[ChunkId]:
+        """Return the least recently used chunk of each namespace."""
+        return self._budget.oldest()
+
+    def recount(self) -> None:
+        """Count the chunks on disk."""
+        self.mark_dirty()
+        found = self._root.scan()
+        self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
+
     def reserve(self, size_bytes: int) -> None:
         """Reserve room for a write, whose victims are gone, until a :meth:`locked` releases it."""
         self._reserved_bytes += size_bytes
@@ -306,9 +316,7 @@ class SharedUsage:
         self._budget.know_time(self._root.lifetime().latest_ns)
         self._enter_reservation()
         if not self._replica.catch_up(self._header, self._files.ledger):
-            self.mark_dirty()
-            found = self._root.scan()
-            self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
+            self.recount()
         self.is_counted = True
 
     def _end(self, succeeded: bool) -> None:

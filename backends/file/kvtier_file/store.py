@@ -267,6 +267,9 @@ class ChunkStore:
             TierError: the shared files cannot be used.
         """
         with self._translating("readable"), self._call(), self._usage.locked():
+            # Nobody reports a file that was removed by hand, and its room would stay taken.
+            if any(self._root.last_used_ns(one) is None for one in self._usage.oldest()):
+                self._usage.recount()
             return Usage(
                 self._usage.chunks,
                 self._usage.used_bytes,

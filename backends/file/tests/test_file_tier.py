@@ -465,6 +465,17 @@ async def test_a_directory_removed_by_hand_is_made_again(bench):
     assert await tier.usage() == Usage(1, bench.object_bytes, None, ANY)
 
 
+@pytest.mark.parametrize("gone", [1, 3], ids=["the one to go next", "all"])
+async def test_usage_finds_out_that_files_were_removed_by_hand(bench, gone):
+    tier = await bench.open()
+    for key in KEYS[:3]:
+        await bench.put(tier, key)
+    for key in KEYS[:gone]:
+        bench.file(key).unlink()
+    assert await tier.usage() == Usage(3 - gone, (3 - gone) * bench.object_bytes, None, ANY)
+    assert sorted(bench.removed) == sorted(KEYS[:gone])
+
+
 async def test_after_close_every_call_is_an_outage(bench):
     tier = await bench.open()
     await tier.close()

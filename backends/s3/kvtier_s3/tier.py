@@ -29,6 +29,7 @@ from kvtier_sdk import (
     TierAuthError,
     TierCapacityError,
     TierContext,
+    TierError,
     TierTimeoutError,
     TierUnavailableError,
     Transfer,
@@ -36,6 +37,8 @@ from kvtier_sdk import (
 )
 
 _MOST_MANIFEST_BYTES = 1 << 20
+# The manifest is written again with the first chunk after so long, in case the bucket was emptied.
+_MANIFEST_INTERVAL_S = 60.0
 
 
 class S3Tier(ChunkTierManager):
@@ -60,6 +63,8 @@ class S3Tier(ChunkTierManager):
         super().__init__(config, context)
         self.fan_out = config.connections
         self._names = Names(config.prefix, context.namespace)
+        self._manifest = context.namespace.manifest_json().encode()
+        self._manifest_due_s = 0.0
         self._opened = AsyncExitStack()
 
     async def open(self) -> None:
@@ -106,6 +111,10 @@ class S3Tier(ChunkTierManager):
     async def store_chunk(self, transfer: Transfer) -> None:
         put = self._objects.write if transfer.replace else self._objects.add
         await put(self._names.of(transfer.key), transfer.buffers)
+        if self.context.clock.now_s() >= self._manifest_due_s:
+            self._put_manifest_off()
+            with suppress(TierError):
+                await self._objects.add(self._names.manifest, [self._manifest])
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await self._objects.read(self._names.of(transfer.key), transfer.buffers)
@@ -149,9 +158,12 @@ class S3Tier(ChunkTierManager):
             raise type(error)(text, retryable=error.retryable) from error
 
     async def _write_manifest(self) -> None:
-        manifest = self.context.namespace.manifest_json().encode()
+        self._put_manifest_off()
         try:
-            await self._objects.write(self._names.manifest, [manifest])
+            await self._objects.write(self._names.manifest, [self._manifest])
         except (TierAuthError, TierCapacityError) as error:
             # Chunks that are there can be loaded all the same.
             self.context.logger.warning("the manifest was not written: %s", error)
+
+    def _put_manifest_off(self) -> None:
+        self._manifest_due_s = self.context.clock.now_s() + _MANIFEST_INTERVAL_S

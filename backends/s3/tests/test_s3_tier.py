@@ -103,6 +103,18 @@ async def test_namespaces_and_prefixes_are_apart(bench):
     assert [entry.key async for entry in tier.scan()] == KEYS[:1]
 
 
+async def test_an_emptied_bucket_gets_the_manifest_with_the_next_chunks(bench, monkeypatch):
+    monkeypatch.setattr("kvtier_s3.tier._MANIFEST_INTERVAL_S", 0.0)
+    tier = await bench.open(bench.url)
+    await bench.put(tier, KEYS[0])
+    name = f"{bench.prefix}/{bench.namespace.fingerprint}/manifest.json"
+    written = await bench.stored(name)
+    async with bench.client() as client:
+        await client.delete_object(Bucket="kv", Key=name)
+    assert await bench.put(tier, *KEYS[:3]) == [None] * 3
+    assert await bench.stored(name) == written
+
+
 async def test_the_manifest_says_what_the_namespace_stands_for(bench):
     await bench.open(bench.url)
     text = await bench.stored(f"{bench.prefix}/{bench.namespace.fingerprint}/manifest.json")

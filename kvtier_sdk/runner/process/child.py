@@ -214,8 +214,12 @@ class Child:
     # --- jobs and reports ---------------------------------------------------------------------
 
     def _take_jobs(self) -> None:
-        for _, body in self._data.read():
-            if self._tier_loop is not None:
+        for kind, body in self._data.read():
+            if self._tier_loop is None:
+                continue
+            if kind is Kind.LOG:
+                self._tier_loop.log_end(*read_plain(body))
+            else:
                 self._tier_loop.submit(read_jobs(body))
         if self._data.at_end:
             self._event_loop.remove_reader(self._data)

@@ -65,7 +65,7 @@ class Kind(IntEnum):
     REFUSED = 6
     #: From the child: reports.
     REPORTS = 7
-    #: From the child: a line for the log.
+    #: From the child: a line for the log. To the child: the end of an outage, for its log.
     LOG = 8
     #: From the child: hung calls block the tier, and the process must be killed.
     HUNG = 9

@@ -26,7 +26,14 @@ from kvtier_sdk.runner.loop_thread import LoopThread
 from kvtier_sdk.runner.process.bootstrap import fault_of
 from kvtier_sdk.runner.process.channel import Channel
 from kvtier_sdk.runner.process.child_process import ChildProcess
-from kvtier_sdk.runner.process.codec import Kind, MessageError, message, read_reports, write_job
+from kvtier_sdk.runner.process.codec import (
+    Kind,
+    MessageError,
+    message,
+    plain_message,
+    read_reports,
+    write_job,
+)
 from kvtier_sdk.runner.process.supervisor import Supervisor
 
 #: How long the kernel may take to end a process that is killed.
@@ -206,6 +213,12 @@ class ProcessRunner:
     def suspect(self) -> None:
         """Have the process pinged, and killed if it does not answer."""
         self._thread.call_soon(self._suspect)
+
+    def log_end(self, topic: str, message: str) -> bool:
+        if not self._thread.is_running or self._data is None or self._data.is_full:
+            return False
+        self._data.write(plain_message(Kind.LOG, [topic, message]))
+        return True
 
     def drain(self, timeout_s: float) -> bool:
         default = not self._thread.is_running
