@@ -62,7 +62,8 @@ class SharedUsage:
         Raises:
             OSError: the files cannot be made or locked.
         """
-        self._join()
+        with self._thread_lock:
+            self._join()
 
     def sweep(self) -> None:
         """Clean up after dead processes. The first process counts the chunks on disk.
@@ -106,9 +107,7 @@ class SharedUsage:
         try:
             with self._thread_lock:
                 self._reserved_bytes -= releasing_bytes
-                if self._opened is None or self._opened.are_lost():
-                    self._leave()
-                    self._join()
+                self._join()
                 try:
                     with self._files.header.locked():
                         self._begin()
@@ -286,6 +285,14 @@ class SharedUsage:
         return self._opened
 
     def _join(self) -> None:
+        """Open the shared files and take the lease, unless that is done. Needs the thread's lock.
+
+        Stores may come before the first count, and either joins for both: a second lease of the
+        same name can never be taken.
+        """
+        if self._opened is not None and not self._opened.are_lost():
+            return
+        self._leave()
         self._opened = files = SharedFiles(self._root.fd, self._root.directories)
         try:
             with files.header.locked():

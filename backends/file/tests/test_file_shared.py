@@ -19,6 +19,7 @@ from kvtier_file.leases import Leases
 from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.root import Root
 from kvtier_file.shared_header import HeaderFile
+from kvtier_file.store import ChunkStore
 from kvtier_sdk import ChunkNotFoundError, TierCapacityError, TierError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
@@ -691,6 +692,43 @@ async def test_a_count_that_fails_late_is_made_by_the_next_store(
     assert "its chunks are not counted yet" in caplog.text
     assert await bench.put(tier, KEYS[1]) == [None]
     assert (await tier.usage()).chunks == 2
+
+
+async def test_a_store_before_the_count_joins_for_both(bench, monkeypatch, make_gate):
+    """Let the count join again: it fails, and so does each store after it, for ever."""
+    late = make_gate(ChunkStore.count)
+    monkeypatch.setattr(ChunkStore, "count", lambda *args: late(*args))
+    tier = await bench.open()
+    assert await bench.put(tier, KEYS[0]) == [None]
+    late.leave.set()
+    await tier._counting
+    assert await bench.put(tier, KEYS[1]) == [None]
+    assert await tier.usage() == Usage(2, 2 * bench.object_bytes, None, ANY)
+    assert len(os.listdir(bench.root / ".shared" / "leases")) == 1
+
+
+async def test_a_store_does_not_share_the_lock_with_the_count(bench, monkeypatch):
+    """Lock one descriptor in two threads: the operating system lets both in."""
+    await bench.open()
+    real, busy = fcntl.flock, set()
+
+    def watched(fd, operation):
+        if operation == fcntl.LOCK_UN:
+            busy.discard(fd)
+        elif operation == fcntl.LOCK_EX:
+            assert fd not in busy
+            busy.add(fd)
+        real(fd, operation)
+
+    with header_file(bench) as fd:
+        real(fd, fcntl.LOCK_EX)
+        monkeypatch.setattr(fcntl, "flock", watched)
+        tier = await bench.open()
+        store = asyncio.create_task(bench.put(tier, KEYS[0]))
+        await asyncio.wait([store], timeout=0.1)
+    assert await store == [None]
+    await tier._counting
+    assert_clean(bench)
 
 
 async def test_a_tier_that_still_counts_is_closed(bench, slow_count):
