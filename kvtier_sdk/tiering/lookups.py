@@ -34,6 +34,7 @@ class PendingLookup:
         keys: the chunks.
         request: on whose behalf.
         waiting: tiers that have not answered.
+        step: the step in which it began.
         hits: tiers that have a chunk and have not failed to bring it; 0 where all of them have
             failed, absent where no tier has it.
         deadline_s: when tiers that have not answered count as not having the chunks; infinite
@@ -58,14 +59,16 @@ class PendingLookup:
         "sealed",
         "shared",
         "skipped",
+        "step",
         "waiting",
         "worth_loading",
     )
 
-    def __init__(self, request: RequestContext, waiting: int, *, shared: bool) -> None:
+    def __init__(self, request: RequestContext, waiting: int, step: int, *, shared: bool) -> None:
         self.keys: list[OffloadKey] = []
         self.request = request
         self.waiting = waiting
+        self.step = step
         self.hits: dict[OffloadKey, int] = {}
         self.deadline_s = math.inf
         self.doubt: str | None = None
@@ -129,18 +132,21 @@ class LookupTable:
         """True if no further request's lookups may begin in this step."""
         return self.waiting_chunks + self._joined >= self.limit
 
-    def begin(self, request: RequestContext, tiers: int, *, shared: bool) -> PendingLookup:
+    def begin(
+        self, request: RequestContext, tiers: int, step: int, *, shared: bool
+    ) -> PendingLookup:
         """Begin a lookup, to be handed over at the end of the step.
 
         Args:
             request: on whose behalf.
             tiers: mask of the tiers that are asked.
+            step: the manager's step.
             shared: whether all tiers may be asked for the request.
 
         Returns:
             The lookup, still without keys.
         """
-        pending = PendingLookup(request, tiers, shared=shared)
+        pending = PendingLookup(request, tiers, step, shared=shared)
         self._new.append(pending)
         return pending
 

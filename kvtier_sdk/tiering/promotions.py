@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,6 +12,9 @@ from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.records import Promotion, RequestState, Slot, SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
+
+#: Failed loads that are remembered, for requests that were answered before they failed.
+_MOST_FAILED = 4096
 
 _OK: Final = Verdict.OK
 _LOADING: Final = SlotState.LOADING
@@ -33,6 +37,9 @@ class Promotions:
         self._primary = primary
         self._limit = limit
         self._occupied = 0
+        # By chunk: the latest step in which a load of it failed, and the tiers that failed to
+        # bring it up to then; the latest to fail comes last.
+        self._failed: OrderedDict[OffloadKey, tuple[int, int]] = OrderedDict()
 
     def start(
         self,
@@ -131,6 +138,11 @@ class Promotions:
                 self._vacate(slot)
             self._primary.unpin(slot)
 
+    def has_failed_since(self, key: OffloadKey, tier: int, step: int) -> bool:
+        """Return true if a tier has failed to bring a chunk after a step."""
+        failed_step, tiers = self._failed.get(key, (-1, 0))
+        return failed_step > step and bool(tiers >> tier & 1)
+
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
         """Drop the pin that a request holds on a chunk that was promoted for it.
 
@@ -182,11 +194,18 @@ class Promotions:
         assert promotion is not None
         pending = promotion.pending
         pending.strike(slot.key, promotion.tier)
+        self._note_failure(slot.key, promotion.tier)
         for state in promotion.waiters:
             del state.claims[slot.key]
             if pending.is_known and not pending.hits[slot.key] & state.tiers:
                 state.asked.pop(slot.key, None)
         self.forget(slot)
+
+    def _note_failure(self, key: OffloadKey, tier: int) -> None:
+        _, tiers = self._failed.pop(key, (0, 0))
+        self._failed[key] = self._primary.step, tiers | 1 << tier
+        if len(self._failed) > _MOST_FAILED:
+            self._failed.popitem(last=False)
 
     def _vacate(self, slot: Slot) -> None:
         slot.promotion = None

@@ -154,12 +154,18 @@ class TierSearch:
                 tiers |= tier.bit & may_ask
         if not tiers:
             return None
-        pending = self.lookups.begin(state.context, tiers, shared=state.tiers == -1)
+        pending = self.lookups.begin(
+            state.context, tiers, self._primary.step, shared=state.tiers == -1
+        )
         if tiers != may_ask:
             pending.doubt = MissReason.UNAVAILABLE.value
             pending.skipped = may_ask & ~tiers
         state.asking = pending
         return pending
+
+    def _begin(self, state: RequestState, tiers: int) -> PendingLookup:
+        step, shared = self._primary.step, state.tiers == -1
+        return self.lookups.begin(state.context, tiers, step, shared=shared)
 
     def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
         """Mask of the tiers that are known to have a chunk, if the first to be asked is."""
@@ -176,7 +182,9 @@ class TierSearch:
         """Have a chunk loaded at the end of the step, with the others that are known."""
         pending = state.known
         if pending is None or pending.sealed:
-            pending = self.lookups.begin(state.context, 0, shared=state.tiers == -1)
+            pending = self.lookups.begin(
+                state.context, 0, self._primary.step, shared=state.tiers == -1
+            )
             pending.is_known = True
             state.known = pending
         self.lookups.add(pending, key)
@@ -211,8 +219,10 @@ class TierSearch:
     ) -> MissReason | None:
         """Load a chunk from the first tier that has it, and those behind it; say why not."""
         tier = self._tiers[pending.first_hit(key, state.tiers)]
-        while not tier.client.takes_reads:
-            # It had the chunk when it answered, and would refuse now.
+        while not tier.client.takes_reads or self._promotions.has_failed_since(
+            key, tier.index, pending.step
+        ):
+            # It had the chunk when it answered, and would refuse now or has lost it since.
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
                 return MissReason.UNAVAILABLE

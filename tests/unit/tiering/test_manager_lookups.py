@@ -118,6 +118,21 @@ def test_a_request_that_joined_a_load_falls_through_to_all_of_its_own_tiers(
     assert engine.look(CHOOSY, KEYS[0]) == ["HIT"], "what is there is there for all"
 
 
+def test_a_failed_load_counts_for_all_who_were_answered_before_it(make: EngineFactory) -> None:
+    engine = make()
+    stored_below(engine, KEYS[0])
+    engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
+    engine.manager.on_new_request(CHOOSY, ["tier0"])
+    engine.look(B, KEYS[0])
+    engine.look(CHOOSY, KEYS[0])
+    engine.step()
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    assert engine.look(CHOOSY, KEYS[0]) == ["MISS"]
+    engine.step()
+    assert engine.tiers[0].called().count("load") == 1
+    engine.at_rest()
+
+
 def test_what_another_tier_has_does_not_end_the_wait_for_an_own_one(make: EngineFactory) -> None:
     engine = make(tiers=3)
     stored_below(engine, KEYS[0])
