@@ -34,8 +34,7 @@ class TieringConfig(StrictModel):
         pool_bytes: instead of ``slots``: the host pool's size in bytes, or its share of the
             machine's memory: ``64GiB``, ``25%``.
         chunk_bytes: payload of a chunk; not needed where the engine knows it.
-        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, ``fifo``, or another
-            package's.
+        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, or another package's.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
             free where a tier is given evicted chunks.
         recompute_s: time in which the engine recomputes a chunk; a tier that is slower is a miss.

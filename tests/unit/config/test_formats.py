@@ -198,7 +198,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
             {},
             optional={
                 "chunk_bytes": sizes,
-                "policy": st.sampled_from(["prefix", "lru", "arc", "fifo"]),
+                "policy": st.sampled_from(["prefix", "lru", "arc"]),
                 "store_reserve": shares,
                 "recompute": times,
                 "verify": st.booleans(),

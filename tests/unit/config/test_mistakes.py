@@ -58,7 +58,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     (
         "policy",
         {"policy": "lrv"},
-        "option 'policy': no policy 'lrv'; did you mean 'lru'? installed: arc, fifo, lru, prefix",
+        "option 'policy': no policy 'lrv'; did you mean 'lru'? installed: arc, lru, prefix",
     ),
     ("policy's kind", {"policy": 5}, "option 'policy' is 5 but should be text"),
     ("one tier", {"tiers": "memory:"}, "option 'tiers' should be a list, not text"),
