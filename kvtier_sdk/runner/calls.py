@@ -15,8 +15,6 @@ from kvtier_sdk.runner.answers import (
     NonsenseError,
     found_in,
     key_in,
-    readable,
-    text_of,
     usage_in,
     verdicts_in,
 )
@@ -37,7 +35,7 @@ async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
         raise
     except BaseException as error:
-        masked = masked_error(readable(error), secrets)
+        masked = masked_error(error, secrets)
     # Raised out here: the context of a replacement would be the original.
     try:
         raise masked
@@ -208,16 +206,16 @@ class TierCaller:
                 raise error
             fault: TierError = TierContractError("raised CancelledError without being cancelled")
         else:
-            shown = masked_error(readable(error), self._secrets)
+            shown = masked_error(error, self._secrets)
             if isinstance(shown, TierError):
                 fault = shown
             else:
-                fault = TierContractError(f"raised {type(shown).__name__}: {text_of(shown)}")
+                fault = TierContractError(f"raised {type(shown).__name__}: {shown}")
                 fault.__cause__ = shown
         return self._sign(fault, operation)
 
     def _masked(self, error: TierError) -> TierError:
-        masked = masked_error(readable(error), self._secrets)
+        masked = masked_error(error, self._secrets)
         assert isinstance(masked, TierError)
         return masked
 
