@@ -46,7 +46,8 @@ def key_in(entry: Any) -> OffloadKey:
 def usage_in(answer: Any) -> Usage:
     """Read the answer to ``usage``, or raise a :class:`NonsenseError`."""
     try:
-        return Usage(*(None if n is None else operator.index(n) for n in astuple(answer)))
+        numbers: Any = [None if n is None else operator.index(n) for n in astuple(answer)]
+        return Usage(*numbers)
     except TypeError:
         raise _misplaced(answer, "a Usage of numbers") from None
 
