@@ -12,7 +12,6 @@ from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest
-from kvtier_sdk.options.secret_options import read_secrets
 from kvtier_sdk.options.secrets import Secrets, masked, secrets_in, url_without_password
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.url import TierURL
@@ -124,9 +123,7 @@ class TierSpec:
         if not name:
             raise ConfigError(f"{place.at('name')} is empty; leave it out, or give the tier a name")
         common = RunnerOptions.take_from(own)
-        model = tier_class.config_model
-        own = read_secrets(model, own, place)
-        config = validate_options(model, own, place, _COMMON)
+        config = validate_options(tier_class.config_model, own, place, _COMMON)
         runner = validate_options(RunnerOptions, {**tier_class.runner_defaults, **common}, place)
         if tier_class.needs_process and runner.runner == "thread":
             raise ConfigError(

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import TierAuthError, TierContractError, TierError
 from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.options.masked_errors import masked_error
-from kvtier_sdk.options.secrets import Secrets
+from kvtier_sdk.options.secrets import Secrets, masked_error
 from kvtier_sdk.runner.answers import (
     NonsenseError,
     found_in,

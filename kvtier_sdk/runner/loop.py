@@ -27,8 +27,8 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.secrets import masked_error
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
@@ -293,7 +293,6 @@ class TierLoop:
             ConfigError: a setting cannot work.
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
-        self._renewal.warn_of_public_files()
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:

@@ -15,12 +15,7 @@ T = TypeVar("T")
 
 
 class SecretRenewal:
-    """Renews the secrets that lie in files.
-
-    Args:
-        secrets: the tier's.
-        log: the tier's.
-    """
+    """Renews the secrets of a tier that lie in files."""
 
     def __init__(self, secrets: Secrets, log: TierLog) -> None:
         self._secrets = secrets
@@ -42,25 +37,10 @@ class SecretRenewal:
         return await call()
 
     async def has_changed(self, version: int) -> bool:
-        """Read the files again, unless another call has done so.
-
-        Args:
-            version: :attr:`version` when the call was made that was refused.
-
-        Returns:
-            True if a secret is another one by now.
-        """
+        """Return true if a secret is not what it was at a version; read the files if need be."""
         if self._secrets.files and version == self.version:
             await run_blocking(self._read)
         return version != self.version
-
-    def warn_of_public_files(self) -> None:
-        """Log the files that other users may read."""
-        for file in self._secrets.files:
-            if file.is_public:
-                self._log.warning(
-                    "%s holds a secret, and all users of this machine may read it", file.path
-                )
 
     def _read(self) -> None:
         for file in self._secrets.files:
