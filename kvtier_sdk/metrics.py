@@ -337,8 +337,7 @@ class TierStats:
         MetricKind.GAUGE,
         "backend_gauge",
         "Gauges of the backend's own.",
-        "tier",
-        "gauge",
+        *("tier", "gauge"),
         make=dict,
     )
     errors: list[str] = field(default_factory=list)

@@ -31,8 +31,7 @@ from kvtier_sdk.errors import (
     UnknownBackendError,
 )
 from kvtier_sdk.options.model import validate_options
-from kvtier_sdk.options.place import Place, closest, nearest
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import Place, closest, nearest, one_line
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.types import Capability
 

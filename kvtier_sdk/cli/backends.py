@@ -16,7 +16,7 @@ from kvtier_sdk.cli.say import say
 from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
 from kvtier_sdk.errors import BackendError
 from kvtier_sdk.options.describe import OptionInfo, describe_options
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.registry import (

@@ -156,11 +156,11 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     """Return an exception that shows no secret: itself, or where it or a cause would, another.
 
-    The other is of the nearest of the SDK's own classes, or of a class of the same name. It keeps
-    the traceback, and has its causes as a note.
+    The other is of the nearest of the SDK's own classes, or of a class of the same name.
     """
-    chain = chain_of(error)
-    shown = "".join(line for one in chain for line in traceback.format_exception_only(one))
+    shown = "".join(
+        line for one in chain_of(error) for line in traceback.format_exception_only(one)
+    )
     if secrets.mask(shown) == shown:
         return error
     ours: list[Any] = [c for c in type(error).__mro__ if c.__module__ == KVTierError.__module__]
@@ -172,12 +172,10 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if notes := getattr(error, "__notes__", []):
         masked.add_note(secrets.mask("\n".join(notes)))
-    if cause := error.__cause__ or error.__context__:
-        masked.add_note(secrets.mask("".join(traceback.format_exception(cause))))
-    masked.__traceback__ = error.__traceback__
-    for one in chain:
-        # A client may keep the original, and its frames hold the buffers of the call.
-        one.__traceback__ = None
+    if (cause := error.__cause__ or error.__context__) is not None:
+        masked.__cause__ = masked_error(cause, secrets)
+    # A client may keep the original, and its frames hold the buffers of the call.
+    masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 
 

@@ -229,6 +229,8 @@ def test_a_plus_in_a_url_is_a_plus() -> None:
         ("redis://kv:s3cr3t?x@host:1/0", "'?' as %3F"),
         ("redis://kv:s3cr3t/x@host:1/0", "'/' as %2F"),
         ("redis://kv:s3:cr3t@host:x/0", "':' as %3A"),
+        ("redis://kv:12/cr3t@host:1/0", "'/' as %2F"),
+        ("redis://kv:12?cr3t=@host:1/0", "'?' as %3F"),
         ("redis://kv:s3%cr3t@host:x/0", "'%' as %25"),
         ("mine:?password=s3&cr3t", "'&' as %26"),
     ],
