@@ -86,9 +86,10 @@ class TierCaller:
         """Call ``load`` or ``store``; an error of the whole batch becomes one for each chunk."""
         version = self._renewal.version
         errors = await self._transfer(operation, batch)
-        is_refused = any(isinstance(error, TierAuthError) for error in errors)
-        if is_refused and await self._renewal.has_changed(version):
-            return await self._transfer(operation, batch)
+        if any(errors):
+            is_refused = any(isinstance(error, TierAuthError) for error in errors)
+            if is_refused and await self._renewal.has_changed(version):
+                return await self._transfer(operation, batch)
         return errors
 
     async def _transfer(

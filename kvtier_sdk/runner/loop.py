@@ -101,11 +101,8 @@ class _Run:
     timer: TimerHandle | None = None
     error: str | None = None
     retries: int = 0
+    concluded: bool = False
     concluded_s: float = math.inf
-
-    @property
-    def concluded(self) -> bool:
-        return self.concluded_s < math.inf
 
     @property
     def is_queued(self) -> bool:
@@ -555,7 +552,7 @@ class TierLoop:
         """Report the job's one result, with a verdict for every chunk that has none."""
         if run.concluded:
             return
-        run.concluded_s = self._clock.now_s()
+        run.concluded, run.concluded_s = True, self._clock.now_s()
         if run.timer is not None:
             run.timer.cancel()
         verdicts = [given or verdict for given in run.verdicts]

@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class SecretRenewal:
-    """Renews the secrets of a tier that lie in files."""
+    """Renews the secrets of a tier that lie in files.
+
+    Attributes:
+        version: a number that grows with each change of a secret.
+    """
 
     def __init__(self, secrets: Secrets, log: TierLog) -> None:
         self._secrets = secrets
         self._log = log
-
-    @property
-    def version(self) -> int:
-        """A number that grows with each change of a secret."""
-        return self._secrets.version
+        self.version = 0
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
         """Await a call; if it was refused with a secret that is out of date, once more."""
@@ -46,6 +46,7 @@ class SecretRenewal:
         for file in self._secrets.files:
             try:
                 if file.read_again():
+                    self.version += 1
                     self._log.warning("the store refused; a new secret was read from %s", file.path)
             except (OSError, ValueError) as error:
                 fault = getattr(error, "strerror", None) or error
