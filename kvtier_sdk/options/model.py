@@ -155,7 +155,12 @@ class StrictModel(BaseModel):
 
 def _types_in(annotation: Any) -> set[Any]:
     """An option's type, and the types that it is made of."""
-    return {annotation}.union(*map(_types_in, get_args(annotation)))
+    found, waiting = set(), [annotation]
+    while waiting:
+        one = waiting.pop()
+        found.add(one)
+        waiting += get_args(one)
+    return found
 
 
 def secrets_of(options: StrictModel) -> Secrets:
