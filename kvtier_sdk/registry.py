@@ -23,7 +23,7 @@ from kvtier_sdk.contract import (
     SecondaryTierManager,
     StorePolicy,
 )
-from kvtier_sdk.core import CORE
+from kvtier_sdk.core_form import CORE
 from kvtier_sdk.errors import (
     BackendLoadError,
     ConfigError,
