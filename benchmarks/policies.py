@@ -28,7 +28,7 @@ from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.replay import ReplayRequest, read_trace
 from kvtier_sdk.replay.sweep import count_hits
 
-_POLICIES = ("prefix", "fifo", "lru", "arc")
+_POLICIES = ("prefix", "lru", "arc")
 
 
 def main() -> None:

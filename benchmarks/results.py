@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kvtier_sdk.core import CORE
+from kvtier_sdk.core_form import CORE
 
 ROOT = Path(__file__).resolve().parents[1]
 _STARTED_S = time.perf_counter()

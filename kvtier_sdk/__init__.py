@@ -10,7 +10,7 @@ from kvtier_sdk.aio.connection_pool import ConnectionPool
 from kvtier_sdk.aio.running_calls import RunningCalls
 from kvtier_sdk.aio.sharding import call_by_shard
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
     ChunkCodec,

@@ -49,12 +49,14 @@ class TierError(KVTierError):
     """
 
     default_retryable: ClassVar[bool] = False
+    # Values of the class also serve a subclass that does not call this constructor.
+    retryable: bool = False
+    tier: str | None = None
+    operation: str | None = None
 
     def __init__(self, message: str, *, retryable: bool | None = None) -> None:
         super().__init__(message)
-        self.retryable: bool = self.default_retryable if retryable is None else retryable
-        self.tier: str | None = None
-        self.operation: str | None = None
+        self.retryable = self.default_retryable if retryable is None else retryable
 
     def __str__(self) -> str:
         where = " ".join(part for part in (self.tier, self.operation) if part)

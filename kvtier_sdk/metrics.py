@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from enum import Enum
+from functools import partial
 from itertools import product
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -116,25 +117,12 @@ class Histogram:
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
-    "auth",
-    "cancelled",
-    "capacity",
-    "contract",
-    "corrupt",
-    "failed",
-    "not_found",
-    "timeout",
-    "unavailable",
+    *("auth", "cancelled", "capacity", "contract", "corrupt", "failed", "not_found"),
+    *("timeout", "unavailable"),
 )
 _MISSES = (
-    "absent",
-    "load_failed",
-    "lookup_failed",
-    "primary_full",
-    "queue_full",
-    "slower_than_recompute",
-    "timeout",
-    "unavailable",
+    *("absent", "load_failed", "lookup_failed", "primary_full", "queue_full"),
+    *("slower_than_recompute", "timeout", "unavailable"),
 )
 _DROPS = (
     "lookup.unavailable",
@@ -151,75 +139,73 @@ _AGES = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86400.0)
 _CHUNKS = tuple(float(1 << power) for power in range(11))
 
 _DECLARED = "kvtier.metric"
+_UNITS = ("chunks", "bytes", "seconds", "slots")
 _Tiers: TypeAlias = Literal["all", "pool", "behind"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A metric and the tiers that have it.
-
-    Attributes:
-        metric: the metric.
-        of: which tiers have it: all, the host pool, or those behind it.
-        keys: label values that exist from the start, joined by dots.
-    """
+    """A metric, the tiers that have it, and the label values that exist from the start."""
 
     metric: Metric
-    of: _Tiers = "all"
-    keys: tuple[str, ...] = ()
+    of: _Tiers
+    keys: tuple[str, ...]
 
 
-def _counter(name: str, unit: str, text: str, of: _Tiers = "all") -> Any:
-    metric = Metric(f"kvtier_{name}_total", MetricKind.COUNTER, unit, text, ("tier",))
-    return field(default=0, metadata={_DECLARED: _Declared(metric, of)})
+def _declare(
+    kind: MetricKind,
+    name: str,
+    text: str,
+    *labels: str,
+    make: Callable[[], Any],
+    of: _Tiers = "behind",
+    bounds: tuple[float, ...] = (),
+    keys: Iterable[str] = (),
+) -> Any:
+    stem = name.removesuffix("_total")
+    # Misses are counted in chunks, and so are all that have a reason.
+    unit = next((unit for unit in _UNITS if stem.endswith(unit)), "chunks" * ("reason" in labels))
+    metric = Metric(f"kvtier_{name}", kind, unit, text, labels, bounds)
+    return field(default_factory=make, metadata={_DECLARED: _Declared(metric, of, tuple(keys))})
+
+
+def _counter(name: str, text: str, of: _Tiers = "behind") -> Any:
+    return _declare(MetricKind.COUNTER, f"{name}_total", text, "tier", make=int, of=of)
 
 
 def _counters(
-    name: str, unit: str, text: str, *labels: str, keys: Iterable[str], of: _Tiers = "all"
+    name: str, text: str, *labels: str, keys: Iterable[str], of: _Tiers = "behind"
 ) -> Any:
     """Declare counters with labels; the field's keys are the label values, joined by dots."""
-    metric = Metric(f"kvtier_{name}_total", MetricKind.COUNTER, unit, text, ("tier", *labels))
-    declared = _Declared(metric, of, tuple(keys))
-    return field(default_factory=Counter, metadata={_DECLARED: declared})
+    kind, name = MetricKind.COUNTER, f"{name}_total"
+    return _declare(kind, name, text, "tier", *labels, make=Counter, of=of, keys=keys)
 
 
-def _gauge(
-    name: str, unit: str, text: str, *labels: str, default: Any = 0, of: _Tiers = "all"
-) -> Any:
-    metric = Metric(f"kvtier_{name}", MetricKind.GAUGE, unit, text, labels)
-    return field(default=default, metadata={_DECLARED: _Declared(metric, of)})
+def _gauge(name: str, text: str) -> Any:
+    return _declare(MetricKind.GAUGE, name, text, "tier", make=int)
 
 
-def _figures(name: str, kind: MetricKind, text: str, label: str) -> Any:
-    """Declare values that a backend names; the field's keys are the names."""
-    metric = Metric(f"kvtier_{name}", kind, "", text, ("tier", label))
-    return field(default_factory=dict, metadata={_DECLARED: _Declared(metric, "behind")})
+def _pool_gauge(name: str, text: str) -> Any:
+    return _declare(MetricKind.GAUGE, name, text, make=int, of="pool")
 
 
-def _facts(name: str, text: str, *labels: str) -> Any:
-    """Declare a gauge that is always 1; the field's items are its label values."""
-    metric = Metric(f"kvtier_{name}", MetricKind.GAUGE, "", text, ("tier", *labels))
-    return field(default=("",) * len(labels), metadata={_DECLARED: _Declared(metric)})
+def _known_gauge(name: str, text: str, of: _Tiers = "all") -> Any:
+    """Declare a gauge that is absent until it is known."""
+    return _declare(MetricKind.GAUGE, name, text, "tier", make=lambda: None, of=of)
 
 
-def _job_histograms(name: str, unit: str, text: str, bounds: tuple[float, ...]) -> Any:
+def _histogram(name: str, text: str, bounds: tuple[float, ...], *, of: _Tiers = "behind") -> Any:
+    make = partial(Histogram, bounds)
+    return _declare(MetricKind.HISTOGRAM, name, text, "tier", make=make, of=of, bounds=bounds)
+
+
+def _job_histograms(name: str, text: str, bounds: tuple[float, ...]) -> Any:
     """Declare a histogram for each operation."""
-    metric = Metric(
-        f"kvtier_{name}", MetricKind.HISTOGRAM, unit, text, ("tier", "operation"), bounds
-    )
-    return field(
-        default_factory=lambda: {operation: Histogram(bounds) for operation in _JOBS},
-        metadata={_DECLARED: _Declared(metric, "behind")},
-    )
 
+    def make() -> dict[str, Histogram]:
+        return {operation: Histogram(bounds) for operation in _JOBS}
 
-def _histogram(
-    name: str, unit: str, text: str, bounds: tuple[float, ...], of: _Tiers = "all"
-) -> Any:
-    metric = Metric(f"kvtier_{name}", MetricKind.HISTOGRAM, unit, text, ("tier",), bounds)
-    return field(
-        default_factory=lambda: Histogram(bounds), metadata={_DECLARED: _Declared(metric, of)}
-    )
+    return _declare(MetricKind.HISTOGRAM, name, text, "tier", "operation", make=make, bounds=bounds)
 
 
 @dataclass(slots=True)
@@ -235,167 +221,124 @@ class TierStats:
 
     name: str
     backend: str
-    build: tuple[str, ...] = _facts(
+    build: tuple[str, ...] = _declare(
+        MetricKind.GAUGE,
         "build_info",
         "Always 1; the labels name the backend, its version, kvtier's, and the form of the core.",
-        "backend",
-        "backend_version",
-        "sdk_version",
-        "contract",
-        "core",
+        *("tier", "backend", "backend_version", "sdk_version", "contract", "core"),
+        make=lambda: ("",) * 5,
+        of="all",
     )
     hit_chunks: int = _counter(
-        "hit_chunks", "chunks", "Chunks that requests copied to the device out of this tier."
+        "hit_chunks", "Chunks that requests copied to the device out of this tier.", of="all"
     )
     misses: Counter[str] = _counters(
         "misses",
-        "chunks",
         "Chunks that requests asked for and did not get, once per chunk and request.",
         "reason",
         keys=_MISSES,
         of="pool",
     )
-    recompute_s: float | None = _gauge(
+    recompute_s: float | None = _known_gauge(
         "recompute_seconds",
-        "seconds",
         "Time in which the engine computes a chunk: configured or learnt; absent until known.",
-        "tier",
-        default=None,
         of="pool",
     )
     lookup_chunks: int = _counter(
         "lookup_chunks",
-        "chunks",
         "Chunks that were looked up in the tier: found, absent, failed, dropped or under way.",
-        of="behind",
     )
-    found_chunks: int = _counter(
-        "found_chunks", "chunks", "Chunks that the tier said it has.", of="behind"
-    )
-    absent_chunks: int = _counter(
-        "absent_chunks", "chunks", "Chunks that the tier said it does not have.", of="behind"
-    )
-    stored_chunks: int = _counter("stored_chunks", "chunks", "Chunks written to the tier.")
-    loaded_chunks: int = _counter("loaded_chunks", "chunks", "Chunks read from the tier.")
-    evicted_chunks: int = _counter("evicted_chunks", "chunks", "Chunks that the tier evicted.")
+    found_chunks: int = _counter("found_chunks", "Chunks that the tier said it has.")
+    absent_chunks: int = _counter("absent_chunks", "Chunks that the tier said it does not have.")
+    stored_chunks: int = _counter("stored_chunks", "Chunks written to the tier.", of="all")
+    loaded_chunks: int = _counter("loaded_chunks", "Chunks read from the tier.", of="all")
+    evicted_chunks: int = _counter("evicted_chunks", "Chunks that the tier evicted.", of="all")
     evicted_unread_chunks: int = _counter(
         "evicted_unread_chunks",
-        "chunks",
         "Chunks that the tier evicted before they were read; an estimate where it has over 1,024.",
-        of="behind",
     )
     evicted_age_s: Histogram = _histogram(
         "evicted_age_seconds",
-        "seconds",
         "Time from a chunk's last store or use to its eviction.",
         _AGES,
         of="pool",
     )
     not_admitted_chunks: int = _counter(
         "not_admitted_chunks",
-        "chunks",
         "Chunks that were not offered to the tier, which would have evicted them unread.",
-        of="behind",
     )
-    stored_bytes: int = _counter("stored_bytes", "bytes", "Payload written to the tier.")
-    loaded_bytes: int = _counter("loaded_bytes", "bytes", "Payload read from the tier.")
+    stored_bytes: int = _counter("stored_bytes", "Payload written to the tier.", of="all")
+    loaded_bytes: int = _counter("loaded_bytes", "Payload read from the tier.", of="all")
     job_s: dict[str, Histogram] = _job_histograms(
-        "job_seconds", "seconds", "Time from a job's hand-over to its conclusion.", _SECONDS
+        "job_seconds", "Time from a job's hand-over to its conclusion.", _SECONDS
     )
-    job_chunks: dict[str, Histogram] = _job_histograms(
-        "job_chunks", "chunks", "Chunks of a job.", _CHUNKS
-    )
+    job_chunks: dict[str, Histogram] = _job_histograms("job_chunks", "Chunks of a job.", _CHUNKS)
     failures: Counter[str] = _counters(
         "failed_chunks",
-        "chunks",
         "Chunks of jobs that did not succeed for them.",
         "operation",
         "reason",
-        keys=[
-            key
-            for key in map(".".join, product(_OPERATIONS, _FAULTS))
-            if key != "lookup.not_found"  # an answer
-        ],
-        of="behind",
+        # A lookup that does not find has its answer.
+        keys=sorted({*map(".".join, product(_OPERATIONS, _FAULTS))} - {"lookup.not_found"}),
     )
     dropped: Counter[str] = _counters(
         "dropped_chunks",
-        "chunks",
         "Chunks that the tier was not asked for or not given, for want of room or health.",
         "operation",
         "reason",
         keys=_DROPS,
+        of="all",
     )
     retries: Counter[str] = _counters(
-        "retries", "", "Repeated calls of the tier.", "operation", keys=_JOBS, of="behind"
+        "retries", "Repeated calls of the tier.", "operation", keys=_JOBS
     )
     restarts: int = _counter(
-        "process_restarts",
-        "",
-        "Restarts of the tier's process after it died or was killed.",
-        of="behind",
+        "process_restarts", "Restarts of the tier's process after it died or was killed."
     )
-    open_failures: int = _counter(
-        "open_failures", "", "Attempts to open the tier that failed.", of="behind"
-    )
-    is_open: int = _gauge("tier_open", "", "1 while the tier is open, else 0.", "tier", of="behind")
+    open_failures: int = _counter("open_failures", "Attempts to open the tier that failed.")
+    is_open: int = _gauge("tier_open", "1 while the tier is open, else 0.")
     reads_open: int = _gauge(
-        "read_breaker_open",
-        "",
-        "1 while lookups and loads are suspended, else 0.",
-        "tier",
-        of="behind",
+        "read_breaker_open", "1 while lookups and loads are suspended, else 0."
     )
-    stores_open: int = _gauge(
-        "store_breaker_open", "", "1 while stores are suspended, else 0.", "tier", of="behind"
-    )
+    stores_open: int = _gauge("store_breaker_open", "1 while stores are suspended, else 0.")
     is_slow: int = _gauge(
         "tier_slow",
-        "",
         "1 while loads or stores have been under way for 2 s without progress, else 0.",
-        "tier",
-        of="behind",
     )
     is_selective: int = _gauge(
         "tier_selective",
-        "",
         "1 while the tier, being full, takes only chunks that were seen before, else 0.",
-        "tier",
-        of="behind",
     )
-    used_chunks: int | None = _gauge(
+    used_chunks: int | None = _known_gauge(
         "tier_used_chunks",
-        "chunks",
         "Chunks in the tier, by its own count; absent if it keeps none or is down.",
-        "tier",
-        default=None,
     )
-    used_bytes: int | None = _gauge(
+    used_bytes: int | None = _known_gauge(
         "tier_used_bytes",
-        "bytes",
         "Bytes used in the tier, by its own count; absent if it keeps none or is down.",
-        "tier",
-        default=None,
     )
-    capacity_bytes: int | None = _gauge(
+    capacity_bytes: int | None = _known_gauge(
         "tier_capacity_bytes",
-        "bytes",
         "The most bytes that the tier uses; absent if it has no limit or is down.",
-        "tier",
-        default=None,
     )
-    free_bytes: int | None = _gauge(
+    free_bytes: int | None = _known_gauge(
         "tier_free_bytes",
-        "bytes",
         "Free bytes of the disk under the tier; absent if it has none or is down.",
-        "tier",
-        default=None,
     )
-    backend_counters: dict[str, float] = _figures(
-        "backend_counter_total", MetricKind.COUNTER, "Counters of the backend's own.", "counter"
+    #: By the names that the backend gives them.
+    backend_counters: dict[str, float] = _declare(
+        MetricKind.COUNTER,
+        "backend_counter_total",
+        "Counters of the backend's own.",
+        *("tier", "counter"),
+        make=dict,
     )
-    backend_gauges: dict[str, float] = _figures(
-        "backend_gauge", MetricKind.GAUGE, "Gauges of the backend's own.", "gauge"
+    backend_gauges: dict[str, float] = _declare(
+        MetricKind.GAUGE,
+        "backend_gauge",
+        "Gauges of the backend's own.",
+        *("tier", "gauge"),
+        make=dict,
     )
     errors: list[str] = field(default_factory=list)
     error_s: float = 0.0
@@ -447,16 +390,16 @@ class TierStats:
 class PoolUsage:
     """The use of the host pool now, in slots."""
 
-    slots: int = _gauge("pool_slots", "slots", "Slots of the host pool.")
-    free: int = _gauge("pool_free_slots", "slots", "Empty slots.")
-    ready: int = _gauge("pool_ready_slots", "slots", "Slots that hold a readable chunk.")
-    writing: int = _gauge("pool_writing_slots", "slots", "Slots that the device is writing.")
-    loading: int = _gauge("pool_loading_slots", "slots", "Slots that a tier is writing.")
-    quarantined: int = _gauge(
-        "pool_quarantined_slots", "slots", "Slots without a chunk that running I/O may still touch."
+    slots: int = _pool_gauge("pool_slots", "Slots of the host pool.")
+    free: int = _pool_gauge("pool_free_slots", "Empty slots.")
+    ready: int = _pool_gauge("pool_ready_slots", "Slots that hold a readable chunk.")
+    writing: int = _pool_gauge("pool_writing_slots", "Slots that the device is writing.")
+    loading: int = _pool_gauge("pool_loading_slots", "Slots that a tier is writing.")
+    quarantined: int = _pool_gauge(
+        "pool_quarantined_slots", "Slots without a chunk that running I/O may still touch."
     )
-    pinned: int = _gauge(
-        "pool_pinned_slots", "slots", "Slots with a readable chunk that cannot be evicted."
+    pinned: int = _pool_gauge(
+        "pool_pinned_slots", "Slots with a readable chunk that cannot be evicted."
     )
 
 
@@ -468,14 +411,10 @@ _OF_STATS, _OF_USAGE = _declared(TierStats), _declared(PoolUsage)
 _OF_TIERS = [(name, each) for name, each in _OF_STATS.items() if each.of != "pool"]
 _OF_POOL = [(name, each) for name, each in _OF_STATS.items() if each.of != "behind"]
 
-#: Every metric, once, by the field of :class:`TierStats` or :class:`PoolUsage` that counts it.
-METRICS_BY_FIELD: Mapping[str, Metric] = {
-    **{name: each.metric for name, each in _OF_STATS.items()},
-    **{f"pool_{name}": each.metric for name, each in _OF_USAGE.items()},
-}
-
 #: Every metric, once.
-METRICS: tuple[Metric, ...] = tuple(METRICS_BY_FIELD.values())
+METRICS: tuple[Metric, ...] = tuple(
+    each.metric for each in (*_OF_STATS.values(), *_OF_USAGE.values())
+)
 
 
 def metric_samples(

@@ -59,14 +59,7 @@ class Namespace:
         return {**self.facts, "frame_version": HEADER_VERSION}
 
     def for_chunks(self, chunk_bytes: int) -> Namespace:
-        """Add the length of a chunk's payload to the facts; a tier's chunks all have the same.
-
-        Args:
-            chunk_bytes: the length.
-
-        Returns:
-            The namespace whose fact ``chunk_bytes`` is that.
-        """
+        """Add the length of a chunk's payload (``chunk_bytes``), which a tier's chunks share."""
         return Namespace({**self.facts, "chunk_bytes": chunk_bytes})
 
     def __eq__(self, other: object) -> bool:

@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import (
-    EntryPoint,
-    PackageNotFoundError,
-    distributions,
-    requires,
-    version,
-)
-from typing import TypeVar, cast
+from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, version
+from typing import NamedTuple, TypeVar, cast
 
 from kvtier_sdk.contract import (
-    CONTRACT_RELEASES,
     CONTRACT_VERSION,
     ChunkCodec,
     EvictionPolicy,
     SecondaryTierManager,
     StorePolicy,
 )
-from kvtier_sdk.core import CORE
+from kvtier_sdk.core_form import CORE
 from kvtier_sdk.errors import (
     BackendLoadError,
     ConfigError,
@@ -39,8 +31,7 @@ from kvtier_sdk.errors import (
     UnknownBackendError,
 )
 from kvtier_sdk.options.model import validate_options
-from kvtier_sdk.options.place import Place, closest, nearest
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import Place, closest, nearest, one_line
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.types import Capability
 
@@ -73,19 +64,10 @@ _OPTIONAL = {
 
 
 # Coroutine functions, where a class has them.
-_METHODS = [
-    "open",
-    "lookup",
-    "store",
-    "load",
-    "close",
-    "delete",
-    "touch",
-    "usage",
-    "contains_chunk",
-    "store_chunk",
-    "load_chunk",
-]
+_METHODS = (
+    *("open", "lookup", "store", "load", "close", "delete", "touch", "usage"),
+    *("contains_chunk", "store_chunk", "load_chunk"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +94,9 @@ def available_backends() -> list[BackendInfo]:
         One item per entry point, sorted by name; a duplicate name is listed twice.
     """
     return sorted(
-        (_describe(found) for found in _entry_points(BACKENDS_GROUP)),
+        (found.info for found in _entry_points(BACKENDS_GROUP)),
         key=lambda info: (info.name, info.distribution),
     )
-
-
-def unreadable_packages() -> list[str]:
-    """List the installed packages whose entry points cannot be read, each with the reason.
-
-    Their backends are missing in :func:`available_backends`.
-    """
-    return sorted(found for found in _scan() if isinstance(found, str))
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
@@ -148,100 +122,54 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
     if not found:
         raise unknown_backend(name)
     backend = _load(found, "backend")
-    check_backend(backend, _describe(found[0]))
+    check_backend(backend, found[0].info)
     return cast(type[SecondaryTierManager], backend)
 
 
 def check_backend(backend: object, info: BackendInfo) -> None:
-    """Check what a class shows without being called.
-
-    Args:
-        backend: what the backend's package provides.
-        info: the backend.
-
-    Raises:
-        BackendLoadError: it is not a tier class of this contract; the message names the method or
-            attribute at fault.
-    """
+    """Check what a class shows without being called; raise :class:`BackendLoadError`."""
     fault = _fault_of(backend, info)
     if fault is not None:
         raise BackendLoadError(f"{_title('backend', info)}: {fault}")
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
-    """Make the error for a name that no installed backend has.
-
-    Args:
-        name: the name that was requested.
-
-    Returns:
-        An error that names the package to install, or the closest installed name.
-    """
+    """Make the error for a name that no installed backend has: it says what to install."""
     names = {info.name for info in available_backends()}
-    published = _PUBLISHED.get(name)
     advice = ""
-    if published is not None:
-        advice = f"pip install {published}; "
+    if name in _PUBLISHED:
+        advice = f"pip install {_PUBLISHED[name]}; "
     elif closest(name, names) is None:
         advice = "install the package that provides it; "
-    advice += "; ".join([nearest(name, names, "installed"), *unreadable_packages()])
-    return UnknownBackendError(f"no backend {name!r}; {advice}")
+    return UnknownBackendError(f"no backend {name!r}; {advice}{nearest(name, names, 'installed')}")
 
 
 @cache
 def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
-    """Return what a tier is built of, as the metric ``kvtier_build_info`` shows it.
-
-    Args:
-        backend: the backend's name.
-        contract_version: the contract that it was written for.
-
-    Returns:
-        The backend's name, the version of its package, kvtier's version, the contract's, and the
-        form of the core; empty where no package is installed.
-    """
+    """Return what a tier is built of, as the metric ``kvtier_build_info`` shows it."""
     found = _find_backend(backend)
     sdk = ""
     with suppress(PackageNotFoundError):
         sdk = version("kvtier-sdk")
-    backend_version = _describe(found[0]).version if found else ""
+    backend_version = found[0].info.version if found else ""
     return (backend, backend_version, sdk, str(contract_version), CORE)
 
 
 def backend_name(name: str) -> str:
-    """Return the name of the backend for a name or URL scheme, without an import.
-
-    Args:
-        name: as for :func:`load_backend`.
-
-    Returns:
-        The backend's own name; ``name`` itself if no backend is known for it.
-
-    Raises:
-        DuplicateBackendError: two packages offer it.
-    """
+    """Return the name of the backend for a name or URL scheme, as it is if there is none."""
     found = _find_backend(name)
     if not found:
         return name
     _check_one(found, "backend")
-    if found[0].group == BACKENDS_GROUP:
-        return found[0].name
-    owners = [own for own in _entry_points(BACKENDS_GROUP) if own.value == found[0].value]
-    return owners[0].name if owners else name
+    target = found[0].info.target
+    backends = [one.info for one in _entry_points(BACKENDS_GROUP) if one.info.target == target]
+    return backends[0].name if backends else name
 
 
 def url_schemes(info: BackendInfo) -> list[str]:
-    """Return the URL schemes of a backend, without an import.
-
-    Args:
-        info: the backend.
-
-    Returns:
-        Its name in the form of a scheme, then its other schemes.
-    """
-    further = (
-        found.name for found in _entry_points(URL_SCHEMES_GROUP) if found.value == info.target
-    )
+    """Return a backend's URL schemes: its name in the form of one, then the others."""
+    schemes = [one.info for one in _entry_points(URL_SCHEMES_GROUP)]
+    further = [scheme.name for scheme in schemes if scheme.target == info.target]
     return [info.name.replace("_", "-"), *sorted(further)]
 
 
@@ -300,64 +228,58 @@ def load_codec(text: str) -> ChunkCodec:
     return _make(CODECS_GROUP, "codec", text, ChunkCodec)  # type: ignore[type-abstract]
 
 
-def _scan() -> Sequence[EntryPoint | str]:
-    """Return the entry points of this project's groups, and of what cannot be read the reason."""
+class _Found(NamedTuple):
+    """An entry point, and its package."""
+
+    info: BackendInfo
+    point: EntryPoint
+
+
+def _entry_points(group: str) -> list[_Found]:
     places = list(filter(os.path.exists, [place or "." for place in sys.path]))
-    return _scan_places(tuple(zip(places, map(os.path.getmtime, places), strict=True)))
+    times = tuple(map(os.path.getmtime, places))
+    return _scan(tuple(places), times).get(group, [])
 
 
 # To read all packages takes longer than to read a configuration, which asks several times.
 @lru_cache(maxsize=1)
-def _scan_places(places: tuple[tuple[str, float], ...]) -> Sequence[EntryPoint | str]:
-    found: list[EntryPoint | str] = []
+def _scan(places: tuple[str, ...], times: tuple[float, ...]) -> Mapping[str, list[_Found]]:
+    """Find the entry points of this project's groups, by their group."""
+    found: dict[str, list[_Found]] = {}
     seen = set()
-    for distribution in distributions(path=[place for place, _ in places]):
-        try:
-            points = [
-                point for point in distribution.entry_points if point.group.startswith("kvtier.")
-            ]
-        except Exception as error:  # the file is free text of anybody's
-            found.append(
-                f"the entry points of {distribution.name} {distribution.version} cannot be read: "
-                f"{type(error).__name__}: {one_line(str(error))}; install it again"
-            )
-            continue
-        if points:
-            # A later place of the path is hidden by an earlier one, as for an import.
-            name = _form_of_name(distribution.name)
-            if name not in seen:
-                found += points
+    for package in distributions(path=list(places)):
+        points = [point for point in package.entry_points if point.group.startswith("kvtier.")]
+        # A later place of the path is hidden by an earlier one, as for an import.
+        name = package.name.replace("_", "-")
+        if points and name not in seen:
             seen.add(name)
+            for point in points:
+                info = BackendInfo(point.name, package.name, package.version, point.value)
+                found.setdefault(point.group, []).append(_Found(info, point))
     return found
 
 
-def _entry_points(group: str) -> list[EntryPoint]:
-    return [found for found in _scan() if not isinstance(found, str) and found.group == group]
-
-
-def _find_backend(name: str) -> list[EntryPoint]:
+def _find_backend(name: str) -> list[_Found]:
     """Find the owners of a name; names and URL schemes are one namespace."""
-    form = _form_of_name(name)
-    owners: dict[tuple[str, str], EntryPoint] = {}
-    for group in (BACKENDS_GROUP, URL_SCHEMES_GROUP):
-        for found in _entry_points(group):
-            if _form_of_name(found.name) == form:
-                # A package may list its backend's name among the URL schemes too.
-                owners.setdefault((_describe(found).distribution, found.value), found)
+    form = name.replace("_", "-")
+    owners: dict[tuple[str, str], _Found] = {}
+    for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
+        if found.info.name.replace("_", "-") == form:
+            # A package may list its backend's name among the URL schemes too.
+            owners.setdefault((found.info.distribution, found.info.target), found)
     return list(owners.values())
 
 
-def _form_of_name(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def _fault_of(backend: object, info: BackendInfo) -> str | None:
-    """Return the reason why a backend cannot be used; ``None`` if it can."""
+    """Return the reason why a backend cannot be used, or ``None``."""
     if not (isinstance(backend, type) and issubclass(backend, SecondaryTierManager)):
         return f"{info.target} is not a subclass of kvtier_sdk.SecondaryTierManager"
-    fault = _version_fault(getattr(backend, "contract_version", None), info)
-    if fault is not None:
-        return fault
+    declared = getattr(backend, "contract_version", None)
+    if declared != CONTRACT_VERSION:
+        return (
+            f"it declares contract_version {declared}, and kvtier-sdk {version('kvtier-sdk')} "
+            f"supports {CONTRACT_VERSION}; install releases of both that fit each other"
+        )
     missing = sorted(backend.__abstractmethods__)
     if missing:
         return f"{info.target} does not implement {', '.join(missing)}"
@@ -388,41 +310,6 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     return None
 
 
-def _version_fault(declared: object, info: BackendInfo) -> str | None:
-    """Return what to install if a backend was written for another version of the contract."""
-    if declared == CONTRACT_VERSION:
-        return None
-    ours = f"kvtier-sdk {version('kvtier-sdk')} supports {CONTRACT_VERSION}"
-    fitting = f"kvtier-sdk{CONTRACT_RELEASES[CONTRACT_VERSION]}"
-    if not isinstance(declared, int):
-        return (
-            f"it declares no contract_version; {ours}. Install a {info.distribution} for {fitting}"
-        )
-    releases = CONTRACT_RELEASES.get(declared)
-    if releases is not None:
-        return (
-            f"it declares contract_version {declared}, which kvtier-sdk{releases} supports; "
-            f"{ours}. Install a later {info.distribution}, or kvtier-sdk{releases}"
-        )
-    required = _sdk_required_by(info.distribution)
-    return (
-        f"it declares contract_version {declared}; {ours}. "
-        f"Install {required or 'a later kvtier-sdk'}, or a {info.distribution} for {fitting}"
-    )
-
-
-def _sdk_required_by(distribution: str) -> str | None:
-    """Return the kvtier-sdk releases that a package requires; ``None`` if it accepts any."""
-    with suppress(PackageNotFoundError):
-        for requirement in requires(distribution) or []:
-            found = re.match(
-                r"kvtier[-_.]sdk\s*(?:\[[^]]*])?\s*\(?([^;()]+)", requirement, re.IGNORECASE
-            )
-            if found is not None and found[1].strip():
-                return f"kvtier-sdk{found[1].strip()}"
-    return None
-
-
 def _make(group: str, kind: str, text: str, base: type[T]) -> T:
     """Make an object from ``name`` or ``name:argument``; its class takes the argument or None."""
     name, colon, argument = text.partition(":")
@@ -435,59 +322,42 @@ def _make(group: str, kind: str, text: str, base: type[T]) -> T:
 
 def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:
     installed = _entry_points(group)
-    found = [one for one in installed if one.name == name]
+    found = [one for one in installed if one.info.name == name]
     if not found:
-        names = {one.name for one in installed}
+        names = {one.info.name for one in installed}
         raise UnknownBackendError(f"no {kind} {name!r}; {nearest(name, names, 'installed')}")
-    policy = _load(found, kind)
-    if not (isinstance(policy, type) and issubclass(policy, base)):
-        info = _describe(found[0])
-        raise BackendLoadError(
-            f"{_title(kind, info)}: {info.target} is not a subclass of kvtier_sdk.{base.__name__}"
-        )
-    missing = sorted(getattr(policy, "__abstractmethods__", ()))
-    if missing:
-        info = _describe(found[0])
-        raise BackendLoadError(
-            f"{_title(kind, info)}: {info.target} does not implement {', '.join(missing)}"
-        )
-    return policy
+    loaded, info = _load(found, kind), found[0].info
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        fault = f"is not a subclass of kvtier_sdk.{base.__name__}"
+    elif missing := sorted(getattr(loaded, "__abstractmethods__", ())):
+        fault = f"does not implement {', '.join(missing)}"
+    else:
+        return loaded
+    raise BackendLoadError(f"{_title(kind, info)}: {info.target} {fault}")
 
 
-def _check_one(found: Sequence[EntryPoint], kind: str) -> None:
+def _check_one(found: Sequence[_Found], kind: str) -> None:
     """Raise an error that names the owners if there are several."""
     if len(found) > 1:
-        owners = " and ".join(
-            sorted(f"{info.distribution} {info.version}" for info in map(_describe, found))
-        )
+        owners = " and ".join(sorted(f"{of.distribution} {of.version}" for of, _ in found))
         raise DuplicateBackendError(
-            f"{kind} {found[0].name!r} is offered by {owners}; uninstall one of them"
+            f"{kind} {found[0].info.name!r} is offered by {owners}; uninstall one of them"
         )
 
 
-def _load(found: Sequence[EntryPoint], kind: str) -> object:
+def _load(found: Sequence[_Found], kind: str) -> object:
     _check_one(found, kind)
     try:
-        return found[0].load()
+        return found[0].point.load()
     except ConfigError:  # it says what to install
         raise
     except (Exception, SystemExit) as error:  # a third party's module may raise anything
-        info = _describe(found[0])
+        info = found[0].info
         raise BackendLoadError(
             f"{_title(kind, info)} cannot be imported: {type(error).__name__}: "
             f"{one_line(str(error))}; "
             f"install what it needs, or another release of {info.distribution}"
         ) from error
-
-
-def _describe(found: EntryPoint) -> BackendInfo:
-    distribution = found.dist
-    return BackendInfo(
-        name=found.name,
-        distribution=distribution.name if distribution else "unknown",
-        version=distribution.version if distribution else "unknown",
-        target=found.value,
-    )
 
 
 def _title(kind: str, info: BackendInfo) -> str:

@@ -108,7 +108,7 @@ def test(
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     check = f"""
 import importlib, pathlib, sys
-from kvtier_sdk.core import CORE, IS_COMPILED
+from kvtier_sdk.core_form import CORE, IS_COMPILED
 print("the wheels have the", CORE, "core", flush=True)
 if IS_COMPILED is {core.name.endswith("-none-any.whl")}:
     sys.exit("{core.name} should have the other one")

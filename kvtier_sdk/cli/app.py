@@ -22,7 +22,7 @@ from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.cli.vllm_config import vllm_config_command
-from kvtier_sdk.core import CORE
+from kvtier_sdk.core_form import CORE
 from kvtier_sdk.errors import KVTierError, TierError
 from kvtier_sdk.options.secrets import without_password
 from kvtier_sdk.runner.jobs import verdict_of

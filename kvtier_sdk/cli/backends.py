@@ -16,7 +16,7 @@ from kvtier_sdk.cli.say import say
 from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
 from kvtier_sdk.errors import BackendError
 from kvtier_sdk.options.describe import OptionInfo, describe_options
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.registry import (
@@ -24,7 +24,6 @@ from kvtier_sdk.registry import (
     available_backends,
     load_backend,
     unknown_backend,
-    unreadable_packages,
     url_schemes,
 )
 from kvtier_sdk.types import Capability
@@ -41,10 +40,8 @@ def backends_command(
 ) -> None:
     """List the installed backends: package, abilities and options of each.
 
-    A backend that cannot be loaded is listed with the reason, and the exit status is 1; so is a
-    package whose entry points cannot be read.
+    A backend that cannot be loaded is listed with the reason, and the exit status is 1.
     """
-    unreadable = unreadable_packages()
     described = [_describe(info) for info in _wanted(names or [])]
     if as_json:
         common = [asdict(option) for option in describe_options(RunnerOptions)]
@@ -53,14 +50,13 @@ def backends_command(
                 {
                     "contract_version": CONTRACT_VERSION,
                     "backends": described,
-                    "unreadable_packages": unreadable,
                     "options_of_every_tier": common,
                 }
             )
         )
     else:
-        _show(described, unreadable)
-    if unreadable or any(backend["fault"] for backend in described):
+        _show(described)
+    if any(backend["fault"] for backend in described):
         raise typer.Exit(1)
 
 
@@ -102,9 +98,7 @@ def _describe_class(tier_class: type[SecondaryTierManager]) -> dict[str, Any]:
     }
 
 
-def _show(described: Sequence[Mapping[str, Any]], unreadable: Sequence[str]) -> None:
-    for line in unreadable:
-        say(line, "")
+def _show(described: Sequence[Mapping[str, Any]]) -> None:
     for backend in described:
         say(f"{backend['name']}  {backend['distribution']} {backend['version']}")
         if backend["fault"]:

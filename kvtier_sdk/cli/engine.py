@@ -13,9 +13,9 @@ from kvtier_sdk.admin import ask
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.cli.say import say
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import parse_seconds
 
 _LOOK_S = 0.2

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from kvtier_sdk.metrics import METRICS
-from kvtier_sdk.monitoring import alert_rules, dashboard
 
 metrics_app = typer.Typer(
     no_args_is_help=True, help="List metrics; print alert rules, a dashboard."
@@ -24,10 +25,14 @@ def list_command() -> None:
 @metrics_app.command("rules")
 def rules_command() -> None:
     """Print alert rules for Prometheus, in YAML: name the file under 'rule_files'."""
-    print(alert_rules(), end="")
+    _print("alert_rules.yml")
 
 
 @metrics_app.command("dashboard")
 def dashboard_command() -> None:
     """Print a dashboard for Grafana, in JSON: import it there."""
-    print(dashboard())
+    _print("dashboard.json")
+
+
+def _print(file: str) -> None:
+    print(Path(__file__).with_name(file).read_text(), end="")

@@ -12,7 +12,7 @@ import typer
 from kvtier_sdk.cli.replay_page import Played, replay_page
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
 from kvtier_sdk.opening.pools import pool_slots

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.replay import ReplayReport
 

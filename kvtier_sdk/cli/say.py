@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.secrets import MaskingFormatter
-from kvtier_sdk.options.text import one_line
 
 
 def say(*lines: str, to_stderr: bool = False) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
 from kvtier_sdk.options.files import read_options

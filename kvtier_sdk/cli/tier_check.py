@@ -13,7 +13,7 @@ from typing import cast
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import (
     BackendError,
     ConfigError,

@@ -16,7 +16,7 @@ from rich.text import Text
 from kvtier_sdk.cli.engine import Socket, ask_engine, wait
 from kvtier_sdk.cli.flags import read_flag
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import format_bytes, parse_seconds
 from kvtier_sdk.runner.survey import contents_in_words
 from kvtier_sdk.types import Usage

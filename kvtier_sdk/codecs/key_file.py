@@ -6,7 +6,7 @@ import os
 import re
 import stat
 
-from kvtier_sdk.options.secret_sources import read_regular_file
+from kvtier_sdk.options.secret_sources import read_small_file
 
 KEY_BYTES = 32
 _KEY = re.compile(rf"[0-9A-Fa-f]{{{2 * KEY_BYTES}}}")
@@ -19,7 +19,7 @@ def read_keys(path: str) -> list[bytes]:
     """Read keys of 256 bits, one a line in hexadecimal; empty lines and ``#`` are skipped.
 
     Args:
-        path: a regular file of this user or root, that only its owner can read and write.
+        path: a file of this user or root, that only its owner can read and write.
 
     Returns:
         The keys, at least one, in the order of the file.
@@ -51,7 +51,7 @@ def read_keys(path: str) -> list[bytes]:
 
 def _read_private(path: str) -> str:
     try:
-        content, status = read_regular_file(path, _MAX_FILE_BYTES)
+        content, status = read_small_file(path, _MAX_FILE_BYTES)
     except ValueError as error:
         raise ValueError(f"the key file {error}") from None
     if status.st_uid not in (os.geteuid(), 0):

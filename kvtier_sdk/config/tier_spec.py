@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -12,8 +11,7 @@ from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest
-from kvtier_sdk.options.secret_options import read_secrets
-from kvtier_sdk.options.secrets import Secrets, masked, secrets_in, url_without_password
+from kvtier_sdk.options.secrets import masked, url_without_password
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.url import TierURL
 from kvtier_sdk.registry import backend_name, load_backend, load_codec, load_store_policy
@@ -90,26 +88,16 @@ class TierSpec:
                 given = masked(name, options[name])
                 raise ConfigError(f"{place.at(name)} is {given!r} but should be text")
             if name != "url" and "//" in options.get(name, ""):
-                url = place.at("url").path
-                raise ConfigError(f"{place.at(name)} is a URL; write it as option {url!r}")
-        try:
-            return cls._read(options, place)
-        except (BackendError, ConfigError) as error:
-            # A password that is not percent-encoded is taken for several parts of the URL.
-            passwords = secrets_in("url", options.get("url"))
-            pieces = [piece for of in passwords for piece in re.split(r"[/?#&=:@]", of)]
-            raise type(error)(Secrets(pieces).mask(str(error))) from error.__cause__
-
-    @classmethod
-    def _read(cls, entry: Mapping[str, Any], place: Place) -> Self:
-        url = _parse_url(entry["url"], place) if "url" in entry else None
-        named_by, name_given = _backend_given(entry, url, place)
+                meant = place.at("url").path
+                raise ConfigError(f"{place.at(name)} is a URL; write it as option {meant!r}")
+        url = _parse_url(options["url"], place) if "url" in options else None
+        named_by, name_given = _backend_given(options, url, place)
         try:
             backend = backend_name(name_given)
             tier_class = load_backend(backend)
         except BackendError as error:
             raise type(error)(f"{place.at(named_by)}: {error}") from error.__cause__
-        own = {key: of for key, of in entry.items() if key not in ("type", "backend", "url")}
+        own = {key: of for key, of in options.items() if key not in ("type", "backend", "url")}
         if url is not None:
             if backend_name(url.scheme) != backend:
                 raise ConfigError(
@@ -124,9 +112,7 @@ class TierSpec:
         if not name:
             raise ConfigError(f"{place.at('name')} is empty; leave it out, or give the tier a name")
         common = RunnerOptions.take_from(own)
-        model = tier_class.config_model
-        own = read_secrets(model, own, place)
-        config = validate_options(model, own, place, _COMMON)
+        config = validate_options(tier_class.config_model, own, place, _COMMON)
         runner = validate_options(RunnerOptions, {**tier_class.runner_defaults, **common}, place)
         if tier_class.needs_process and runner.runner == "thread":
             raise ConfigError(
@@ -142,14 +128,11 @@ class TierSpec:
         return cls(name, backend, tier_class, config, runner)
 
     def namespace_of(self, namespace: Namespace, chunk_bytes: int) -> Namespace:
-        """Return the namespace of this tier's chunks in an engine's namespace.
+        """Return the namespace of this tier's chunks: an engine's facts, their length, the codec.
 
         Args:
             namespace: the engine's.
             chunk_bytes: payload of a chunk.
-
-        Returns:
-            The engine's facts, the length of a chunk, and the codec, if there is one.
         """
         namespace = namespace.for_chunks(chunk_bytes)
         codec = self.runner.codec

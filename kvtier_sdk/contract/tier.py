@@ -361,43 +361,7 @@ class ChunkTierManager(SecondaryTierManager):
     """A tier that handles one chunk at a time and raises its failures.
 
     The SDK calls the three coroutines once for each chunk of a batch, :attr:`fan_out` at once.
-    All rules of :class:`SecondaryTierManager` hold.
-
-    ::
-
-        class DirectoryTier(ChunkTierManager):
-            contract_version = 1
-
-            async def open(self):
-                self._directory = Path(tempfile.gettempdir(), self.context.namespace.fingerprint)
-                await self._call(os.makedirs, self._directory, exist_ok=True)
-
-            async def contains_chunk(self, key):
-                return await self._call(self._path(key).exists)
-
-            async def store_chunk(self, transfer):
-                await self._call(self._write, transfer)
-
-            async def load_chunk(self, transfer):
-                data = await self._call(self._path(transfer.key).read_bytes)
-                if len(data) != transfer.object_bytes:
-                    raise CorruptChunkError(f"{len(data)} bytes; expected {transfer.object_bytes}")
-                split = len(transfer.header)
-                transfer.header[:], transfer.payload[:] = data[:split], data[split:]
-
-            async def _call(self, work, *args, **options):
-                errors = {FileNotFoundError: ChunkNotFoundError, OSError: TierUnavailableError}
-                with map_exceptions(errors):
-                    return await run_blocking(work, *args, **options)
-
-            def _path(self, key):
-                return self._directory / key.hex()
-
-            def _write(self, transfer):
-                # Under another name first: a reader never sees half a chunk.
-                temporary = self._directory / f"{uuid.uuid4().hex}.tmp"
-                temporary.write_bytes(b"".join(transfer.buffers))
-                temporary.replace(self._path(transfer.key))
+    All rules of :class:`SecondaryTierManager` hold. The guide for backend authors builds one.
 
     Attributes:
         fan_out: the number of chunks of one batch that are handled at once. A class sets it, or

@@ -106,11 +106,7 @@ class TierMetrics:
         return bool(self._counters or self._gauges)
 
     def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return what has changed since the last call; the first time, everything.
-
-        Returns:
-            What each counter has gained, and the value of each gauge.
-        """
+        """Return what counters have gained since the last call, and changed gauges; first all."""
         gained = {name: counter.take() for name, counter in self._counters.items()}
         values = {name: gauge.value for name, gauge in self._gauges.items()}
         counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.pools import check_chunk
 from kvtier_sdk.operator.services import OperatorServices

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.operator.control import ManagerControl
 from kvtier_sdk.tiering.manager import TieringManager

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from urllib.parse import unquote
 
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.core import CORE
+from kvtier_sdk.core_form import CORE
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.tier import BoundedTierConfig, ExpiringTierConfig

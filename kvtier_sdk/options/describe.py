@@ -63,16 +63,11 @@ class OptionInfo:
 
 
 def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
-    """Describe a model's options, in the order of their declaration.
-
-    An option's meaning is the field's ``description``, else its line in the section ``Attributes``
-    of the docstring. A secret is followed by the option that names its file.
-    """
+    """Describe a model's options, each secret followed by the option that names its file."""
     meanings, secrets, files = _meanings(model), model.secret_names(), model.secret_files()
     described = []
-    for name, (attribute, field) in zip(
-        model.option_names(), model.model_fields.items(), strict=True
-    ):
+    for attribute, field in model.model_fields.items():
+        name = field.alias or attribute
         meaning = field.description or meanings.get(attribute, "")
         required, secret = field.is_required(), name in secrets
         default = None if required else _default_of(field, secret)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +42,9 @@ def read_options(path: Path) -> Mapping[str, Any]:
         fault = f"not JSON: {error.msg} (at line {error.lineno}, column {error.colno})"
     except ConfigError as error:
         fault = str(error)
-    except (ValueError, LookupError, AttributeError):
+    except (ValueError, RecursionError):
         # Python's own text quotes the value, which may be a password.
-        fault = "holds a value that is not what its tag says, or a number of too many digits"
-    except RecursionError:
-        fault = "is nested too deeply"
+        fault = "holds a number of too many digits, or is nested too deeply"
     else:
         if options and isinstance(options, Mapping):
             return options
@@ -58,10 +55,11 @@ def read_options(path: Path) -> Mapping[str, Any]:
 
 
 def _json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_without_repetition)
+    return json.loads(text, object_pairs_hook=_table)
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a table of which no name is given twice, as TOML does."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:
@@ -77,32 +75,22 @@ def _yaml(text: str) -> Any:
         raise ConfigError("YAML needs PyYAML: pip install 'kvtier-sdk[yaml]'") from None
 
     class Loader(yaml.SafeLoader):
-        """Refuses a repeated name, as TOML does."""
-
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            names: set[str] = set()
-            for key, _ in node.value:
-                name = str(key.value)
-                if name in names:
-                    line = key.start_mark.line + 1
-                    raise ConfigError(f"option {name!r} is given twice (at line {line})")
-                names.add(name)
+            _table((str(key.value), None) for key, _ in node.value)
             return super().construct_mapping(node, deep)
 
     try:
         return yaml.load(text, Loader)
-    except yaml.MarkedYAMLError as error:
-        # PyYAML quotes the offending value, which may be a password; cut it off.
-        problem = _QUOTED_IN_YAML.sub(rf"\1; {_QUOTE_IN_YAML}", error.problem or "")
-        mark = error.problem_mark
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        # The parser's own text quotes the value, which may be a password.
+        mark = getattr(error, "problem_mark", None)
         where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise ConfigError(f"not YAML: {problem}{where}") from None
-    except yaml.YAMLError:
-        raise ConfigError("not YAML: it holds a character that YAML does not allow") from None
+        raise ConfigError(
+            f"not YAML{where}; a value that begins with one of ! & * % @ needs quotes"
+        ) from None
 
-
-_QUOTED_IN_YAML = re.compile(r"(constructor for the tag|tag handle|alias) .*", re.DOTALL)
-_QUOTE_IN_YAML = "put a value that begins with '!', '&' or '*' in quotes"
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     ".json": _json,

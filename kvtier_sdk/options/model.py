@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from types import UnionType
-from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -16,11 +15,18 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import Place, brief, nearest
-from kvtier_sdk.options.secret_sources import FILE_SUFFIX, FileSecret, SourcedSecret
+from kvtier_sdk.options.secret_sources import (
+    FILE_SUFFIX,
+    FileSecret,
+    SourcedSecret,
+    secret_in_file,
+    secret_in_variable,
+)
 from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets_in
 
 _SECRETS = frozenset({SecretStr, SecretBytes})
@@ -52,11 +58,14 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
-        wrong = [(pair, False, "is given without") for pair in self.needs]
-        wrong += [(pair, True, "cannot be used beside") for pair in self.excludes]
-        for (name, other), given, fault in wrong:
-            if getattr(self, name) and bool(getattr(self, other)) is given:
-                raise ValueError(f"option {self._option(name)!r} {fault} {self._option(other)!r}")
+        for pairs, given, fault in (
+            (self.needs, False, "is given without"),
+            (self.excludes, True, "cannot be used beside"),
+        ):
+            for name, other in pairs:
+                if getattr(self, name) and bool(getattr(self, other)) is given:
+                    option, another = self._option(name), self._option(other)
+                    raise ValueError(f"option {option!r} {fault} {another!r}")
         return self
 
     @classmethod
@@ -66,18 +75,22 @@ class StrictModel(BaseModel):
 
     @classmethod
     @cache
+    def fields_by_option(cls) -> Mapping[str, FieldInfo]:
+        """The fields by the names of their options, in the order of their declaration."""
+        return {field.alias or name: field for name, field in cls.model_fields.items()}
+
+    @classmethod
     def option_names(cls) -> Sequence[str]:
         """The names of all options, in the order of their declaration."""
-        return [field.alias or attribute for attribute, field in cls.model_fields.items()]
+        return list(cls.fields_by_option())
 
     @classmethod
     @cache
     def secret_names(cls) -> frozenset[str]:
         """The names of the options whose values are never shown."""
-        options = zip(cls.option_names(), cls.model_fields.values(), strict=True)
         return frozenset(
             name
-            for name, field in options
+            for name, field in cls.fields_by_option().items()
             if is_secret(name) or not _types_in(field.annotation).isdisjoint(_SECRETS)
         )
 
@@ -85,19 +98,19 @@ class StrictModel(BaseModel):
     @cache
     def secret_files(cls) -> Mapping[str, str]:
         """The options that name a secret's file, by the secret's name: ``password_file``."""
-        names = cls.option_names()
+        fields = cls.fields_by_option()
         return {
             name: file
-            for name, field in zip(names, cls.model_fields.values(), strict=True)
+            for name, field in fields.items()
             if name in cls.secret_names()
-            and any(accepts(field.annotation, kind) for kind in (str, *_SECRETS))
-            and (file := f"{name}{FILE_SUFFIX}") not in names
+            and not _types_in(field.annotation).isdisjoint({str, *_SECRETS})
+            and (file := f"{name}{FILE_SUFFIX}") not in fields
         }
 
     @classmethod
     def take_from(cls, options: dict[str, Any]) -> dict[str, Any]:
         """Remove this model's options from a dictionary, and return them."""
-        return {name: options.pop(name) for name in cls.option_names() if name in options}
+        return {name: options.pop(name) for name in cls.fields_by_option() if name in options}
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Write down the options that were given, as plain data that can be read again.
@@ -123,17 +136,16 @@ class StrictModel(BaseModel):
                 return sorted(value, key=str)
             return to_jsonable_python(value)
 
-        given, sourced = {}, set()
+        options: dict[str, Any] = {}
         for name, value in self.model_dump(by_alias=True, exclude_unset=not defaults).items():
             if isinstance(value, SourcedSecret):
-                name, value = value.written(name)
-                sourced.add(name)
-            given[name] = value
-        options: dict[str, Any] = json.loads(json.dumps(given, default=plain))
-        hidden = self.secret_names()
-        for name, value in options.items():
-            if not secrets and name not in sourced and value is not None:
-                options[name] = MASK if name in hidden else masked(name, value)
+                source, written = value.written(name)
+                options[source] = written
+                continue
+            options[name] = json.loads(json.dumps(value, default=plain))
+            if not secrets and value is not None:
+                is_hidden = name in self.secret_names()
+                options[name] = MASK if is_hidden else masked(name, options[name])
         return options
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
@@ -141,33 +153,29 @@ class StrictModel(BaseModel):
             yield name, masked(name or "", value)
 
 
+def _types_in(annotation: Any) -> set[Any]:
+    """An option's type, and the types that it is made of."""
+    found, waiting = set(), [annotation]
+    while waiting:
+        one = waiting.pop()
+        found.add(one)
+        waiting += get_args(one)
+    return found
+
+
 def secrets_of(options: StrictModel) -> Secrets:
     """The secrets among a model's options, those in tables and in URLs included."""
-    names = zip(options.option_names(), type(options).model_fields, strict=True)
-    return _secrets_in(options, {name: getattr(options, attribute) for name, attribute in names})
-
-
-def accepts(annotation: Any, kind: type) -> bool:
-    """Tell that an option's type is a class, or a union with it."""
-    is_union = get_origin(annotation) in (Union, UnionType)
-    return annotation is kind or (
-        is_union and any(accepts(one, kind) for one in get_args(annotation))
-    )
+    return _secrets_in(options, options.model_dump(by_alias=True))
 
 
 def _secrets_in(model: StrictModel | type[StrictModel], options: Mapping[str, Any]) -> Secrets:
-    secret_names = model.secret_names()
+    hidden = model.secret_names()
     values = (
         secret
         for name, value in options.items()
-        for secret in secrets_in("secret" if name in secret_names else name, value)
+        for secret in secrets_in("secret" if name in hidden else name, value)
     )
     return Secrets(values, [value for value in options.values() if isinstance(value, FileSecret)])
-
-
-def _types_in(annotation: Any) -> set[Any]:
-    """An option's type, and the types that it is made of."""
-    return {annotation}.union(*map(_types_in, get_args(annotation)))
 
 
 Model = TypeVar("Model", bound=StrictModel)
@@ -185,16 +193,40 @@ def validate_options(
 
     Raises:
         ConfigError: one line a fault, which begins with the place: an unknown name with the
-            closest known one, a missing option, a wrong value. It holds no secret.
+            closest known one, a missing option, a wrong value, a secret that cannot be read. It
+            holds no secret.
     """
+    given = _with_secrets(model, options, place)
     try:
-        return model.model_validate(options)
+        return model.model_validate(given)
     except ValidationError as error:
         faults = error.errors()
     # Raised out here: as its context, pydantic's error would keep the options in the clear.
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
-    mask = _secrets_in(model, options).mask
+    mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
+
+
+def _with_secrets(
+    model: type[StrictModel], options: Mapping[str, Any], place: Place
+) -> dict[str, Any]:
+    """Put secrets in the place of the variables and files that hold them."""
+    read = dict(options)
+    for name, file_option in model.secret_files().items():
+        path, value = read.pop(file_option, None), read.get(name)
+        secret: SourcedSecret | None = None
+        if path is not None:
+            if value is not None:
+                raise ConfigError(
+                    f"{place.at(file_option)} is given beside {name!r}; leave one out"
+                )
+            secret = secret_in_file(path, place.at(file_option))
+        elif isinstance(value, str):
+            secret = secret_in_variable(value, place.at(name))
+        if secret is not None:
+            keeps_source = SecretStr in _types_in(model.fields_by_option()[name].annotation)
+            read[name] = secret if keeps_source else secret.get_secret_value()
+    return read
 
 
 def _complaint(

@@ -1,4 +1,4 @@
-"""Complaints about options: the place of an option, and the word that was meant."""
+"""What is told to people: the place of an option, the word that was meant, others' text."""
 
 from __future__ import annotations
 
@@ -71,6 +71,17 @@ def kind_of(value: object) -> str:
 def brief(text: str) -> str:
     """A value in a complaint, cut off where it is long."""
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
+
+
+def one_line(text: str) -> str:
+    """Escape what is not printable: text of others moves no cursor and begins no line of its own.
+
+    >>> print(one_line("llama\\x1b[2K\\rDelete them?"))
+    llama\\x1b[2K\\rDelete them?
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def nearest(word: str, known: Iterable[str], label: str) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 
 from pydantic import SecretStr
 
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.place import Place
+
 #: Ends the name of the option that has a file in the place of a secret.
 FILE_SUFFIX = "_file"
-#: A secret that is in a variable of the environment.
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _MAX_FILE_BYTES = 1 << 16
 #: The variables that this process has read secrets from.
 _named: set[str] = set()
@@ -27,12 +28,7 @@ class SourcedSecret(SecretStr):
 
 
 class VariableSecret(SourcedSecret):
-    """A secret of the environment, which no tier's process inherits from now on.
-
-    Args:
-        variable: its name.
-        value: the secret.
-    """
+    """A secret of the environment, which no tier's process inherits from now on."""
 
     def __init__(self, variable: str, value: str) -> None:
         super().__init__(value)
@@ -49,27 +45,22 @@ class FileSecret(SourcedSecret):
     Attributes:
         path: of the file.
         values: all that it has held; the last is the current one.
-        is_public: true if other users may read the file.
-
-    Args:
-        path: of the file.
 
     Raises:
         OSError, ValueError: it cannot be read, or holds no secret.
     """
 
     def __init__(self, path: str) -> None:
-        value, self.is_public = _read(path)
-        super().__init__(value)
+        super().__init__(_read(path))
         self.path = path
-        self.values = [value]
+        self.values = [self.get_secret_value()]
 
     def written(self, name: str) -> tuple[str, str]:
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
         """Read the file; return true if it holds another secret now. Raises as the class does."""
-        value, self.is_public = _read(self.path)
+        value = _read(self.path)
         if value == self._secret_value:
             return False
         # Hidden before it is used.
@@ -78,49 +69,59 @@ class FileSecret(SourcedSecret):
         return True
 
 
+def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
+    """Read the secret of an option that names a variable; ``None`` for one that names none."""
+    found = _VARIABLE.search(written)
+    if found is None:
+        return None
+    if found[0] != written:
+        raise ConfigError(
+            f"{place} has a variable among other characters; write the variable alone, or the "
+            f"secret into a file that '{place.path}{FILE_SUFFIX}' names"
+        )
+    value = os.environ.get(found[1])
+    if not value:
+        fault = "is not set" if value is None else "is empty"
+        raise ConfigError(f"{place}: variable {found[1]!r} of the environment {fault}")
+    return VariableSecret(found[1], value)
+
+
+def secret_in_file(path: object, place: Place) -> FileSecret:
+    """Read the secret in a file, which the option at ``place`` names."""
+    # What is no path may be the secret itself, by mistake.
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise ConfigError(f"{place} should be the absolute path of a file")
+    try:
+        return FileSecret(path)
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        fault = str(error)
+    raise ConfigError(f"{place}: {path} {fault}")
+
+
 def environment_without_secrets() -> dict[str, str]:
     """Copy the environment for a tier's process, without the variables that hold secrets."""
     return {name: value for name, value in os.environ.items() if name not in _named}
 
 
-def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Read a small file that should be a regular one.
-
-    Args:
-        path: of the file; a link is followed.
-        max_bytes: its greatest length.
-
-    Returns:
-        Its content, and its owner and mode.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is longer, or of another kind; the message goes on after the file's name.
-    """
-    # A pipe must not hold the start of an engine.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is not a regular file")
+def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """Return a file's content, its owner and its mode; a longer one is a ValueError."""
+    with open(path, "rb") as file:
         content = file.read(max_bytes + 1)
+        status = os.fstat(file.fileno())
     if len(content) > max_bytes:
         raise ValueError(f"is longer than {max_bytes} bytes")
     return content, status
 
 
-def _read(path: str) -> tuple[str, bool]:
-    """Read a secret, without the line break at its end; return true with it if it is public."""
-    content, status = read_regular_file(path, _MAX_FILE_BYTES)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        text = ""
-        fault = "is not UTF-8 text"
-    else:
-        fault = "is empty"
-        text = text.removesuffix("\n").removesuffix("\r")
+def _read(path: str) -> str:
+    """Read a secret, without the line break at its end."""
+    content, _ = read_small_file(path, _MAX_FILE_BYTES)
+    # Undecodable bytes are told without the content, which the error would quote.
+    text = content.decode(errors="replace").removesuffix("\n").removesuffix("\r")
+    if "\ufffd" in text:
+        raise ValueError("is not UTF-8 text")
     if not text:
-        # Raised out here: the context of a UnicodeDecodeError holds the content.
-        raise ValueError(fault)
-    return text, bool(status.st_mode & stat.S_IROTH)
+        raise ValueError("is empty")
+    return text

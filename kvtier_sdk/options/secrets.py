@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
+from kvtier_sdk.errors import KVTierError, chain_of
 from kvtier_sdk.options.secret_sources import FILE_SUFFIX, FileSecret
 
 #: Stands in the place of a secret.
@@ -37,19 +39,12 @@ _IN_URL = (
 
 
 def is_secret(name: str) -> bool:
-    """Tell from an option's name that its value is a secret: ``auth_token``, ``password``.
-
-    The path of a file with a secret is none: ``password_file``.
-    """
+    """Tell a secret by its option's name: ``auth_token``, ``password``, not ``password_file``."""
     return not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name) is not None
 
 
 def without_password(text: str) -> str:
-    """Mask passwords and secret options of the URLs in a text.
-
-    The options behind a secret are masked with it. Where a URL ends is a guess here, so mask a URL
-    by itself with :func:`url_without_password`.
-    """
+    """Mask passwords and secret options of the URLs in a text, and the options behind these."""
     for pattern in _IN_PROSE:
         text = pattern.sub(rf"\1{MASK}", text)
     return text
@@ -63,15 +58,7 @@ def url_without_password(url: str) -> str:
 
 
 class Secrets:
-    """The secret values of some options, and how to hide them in what is written about these.
-
-    Args:
-        values: in the clear.
-        files: secrets whose former and future values are hidden too.
-
-    Attributes:
-        files: the same.
-    """
+    """The secret values of some options; of ``files`` all former and future ones too."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -109,18 +96,13 @@ def _pattern_of(form: str) -> str:
 
 
 class MaskingFormatter(logging.Formatter):
-    """Masks secrets in the lines of a log, tracebacks included.
-
-    Args:
-        secrets: to hide beside the passwords of URLs.
-    """
+    """Masks secrets, and passwords of URLs, in the lines of a log, tracebacks included."""
 
     def __init__(self, fmt: str | None = None, *, secrets: Secrets | None = None) -> None:
         super().__init__(fmt)
         self._secrets = secrets or Secrets()
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format the record without secrets."""
         make_loggable(record)
         return self._secrets.mask(super().format(record))
 
@@ -138,12 +120,7 @@ def make_loggable(record: logging.LogRecord) -> None:
 
 
 def masked(name: str, value: Any) -> Any:
-    """Replace each secret in an option's value, however deep, by ``***``.
-
-    Args:
-        name: the option's name.
-        value: plain data: text, numbers, lists and mappings.
-    """
+    """Replace each secret in an option's value, which is plain data, by ``***``."""
     if is_secret(name):
         return MASK
     if isinstance(value, str):
@@ -174,3 +151,37 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
             yield from (password[2], unquote(password[2]))
         query = value.partition("?")[2].replace("+", "%2B")
         yield from (of for option, of in parse_qsl(query) if is_secret(option))
+
+
+def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
+    """Return an exception that shows no secret: itself, or where it or a cause would, another.
+
+    The other is of the nearest of the SDK's own classes, or of a class of the same name.
+    """
+    shown = "".join(
+        line for one in chain_of(error) for line in traceback.format_exception_only(one)
+    )
+    if secrets.mask(shown) == shown:
+        return error
+    ours: list[Any] = [c for c in type(error).__mro__ if c.__module__ == KVTierError.__module__]
+    theirs = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
+    kind = [*ours, theirs][0]
+    masked = kind.__new__(kind, secrets.mask(text_of_all(error)))
+    for name, value in vars(error).items():
+        if isinstance(value, str | int | None):
+            setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
+    if notes := getattr(error, "__notes__", []):
+        masked.add_note(secrets.mask("\n".join(notes)))
+    if (cause := error.__cause__ or error.__context__) is not None:
+        masked.__cause__ = masked_error(cause, secrets)
+    # A client may keep the original, and its frames hold the buffers of the call.
+    masked.__traceback__, error.__traceback__ = error.__traceback__, None
+    return masked  # type: ignore[no-any-return]
+
+
+def text_of_all(error: BaseException) -> str:
+    """The text of an exception, and for a group those of its members."""
+    if not isinstance(error, BaseExceptionGroup):
+        return str(error)
+    members = (f"{type(one).__name__}: {text_of_all(one)}" for one in error.exceptions)
+    return f"{error}: {'; '.join(members)}"

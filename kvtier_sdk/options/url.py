@@ -67,6 +67,9 @@ class TierURL:
             raise fault(": write '#' as %23, also in a password")
         try:
             port = parts.port
+            # The digits before a '/' or '?' in a password look like a port.
+            if port is not None and "@" in url and "@" not in parts.netloc:
+                raise ValueError
         except ValueError:
             raise fault(
                 ": the port should be a number up to 65535; in a password "

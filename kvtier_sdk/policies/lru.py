@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from kvtier_sdk.policies.fifo import FIFOPolicy
-from kvtier_sdk.types import OffloadKey
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from kvtier_sdk.contract import EvictionPolicy
+from kvtier_sdk.types import OffloadKey, RequestContext
 
 
-class LRUPolicy(FIFOPolicy):
-    """Evicts the least recently used chunk: a queue in which a used chunk moves to the end."""
+class LRUPolicy(EvictionPolicy):
+    """Evicts the least recently used chunk."""
+
+    uses_prefix = False
+
+    def __init__(self) -> None:
+        # A plain dict would walk over all deleted entries at its front.
+        self._order: OrderedDict[OffloadKey, None] = OrderedDict()
+
+    def on_insert(
+        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
+    ) -> None:
+        self._order[key] = None
 
     def on_access(self, key: OffloadKey) -> None:
         self._order.move_to_end(key)
+
+    def on_remove(self, key: OffloadKey) -> None:
+        del self._order[key]
+
+    def choose_victims(
+        self, count: int, is_evictable: Callable[[OffloadKey], bool]
+    ) -> Sequence[OffloadKey]:
+        return list(islice(filter(is_evictable, self._order), count))

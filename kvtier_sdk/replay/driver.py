@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.namespace import Namespace

@@ -86,7 +86,7 @@ def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outc
         would take away from them what works.
     """
     answers = _ANSWERS[direction]
-    if any(error is None or isinstance(error, answers) for error in errors):
+    if None in errors or any(isinstance(error, answers) for error in errors):
         return Outcome.ANSWERED
     faulty = all(isinstance(error, ChunkError) for error in errors)
     return Outcome.FAULTY if faulty else Outcome.FAILED

@@ -9,14 +9,11 @@ from typing import Any, TypeVar
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import TierAuthError, TierContractError, TierError
 from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.options.masked_errors import masked_error
-from kvtier_sdk.options.secrets import Secrets
+from kvtier_sdk.options.secrets import Secrets, masked_error
 from kvtier_sdk.runner.answers import (
     NonsenseError,
     found_in,
     key_in,
-    readable,
-    text_of,
     usage_in,
     verdicts_in,
 )
@@ -37,7 +34,7 @@ async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
         raise
     except BaseException as error:
-        masked = masked_error(readable(error), secrets)
+        masked = masked_error(error, secrets)
     # Raised out here: the context of a replacement would be the original.
     try:
         raise masked
@@ -89,9 +86,10 @@ class TierCaller:
         """Call ``load`` or ``store``; an error of the whole batch becomes one for each chunk."""
         version = self._renewal.version
         errors = await self._transfer(operation, batch)
-        is_refused = any(isinstance(error, TierAuthError) for error in errors)
-        if is_refused and await self._renewal.has_changed(version):
-            return await self._transfer(operation, batch)
+        if any(errors):
+            is_refused = any(isinstance(error, TierAuthError) for error in errors)
+            if is_refused and await self._renewal.has_changed(version):
+                return await self._transfer(operation, batch)
         return errors
 
     async def _transfer(
@@ -208,16 +206,16 @@ class TierCaller:
                 raise error
             fault: TierError = TierContractError("raised CancelledError without being cancelled")
         else:
-            shown = masked_error(readable(error), self._secrets)
+            shown = masked_error(error, self._secrets)
             if isinstance(shown, TierError):
                 fault = shown
             else:
-                fault = TierContractError(f"raised {type(shown).__name__}: {text_of(shown)}")
+                fault = TierContractError(f"raised {type(shown).__name__}: {shown}")
                 fault.__cause__ = shown
         return self._sign(fault, operation)
 
     def _masked(self, error: TierError) -> TierError:
-        masked = masked_error(readable(error), self._secrets)
+        masked = masked_error(error, self._secrets)
         assert isinstance(masked, TierError)
         return masked
 

@@ -11,9 +11,8 @@ from typing import Any
 from weakref import WeakSet
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle
-from kvtier_sdk.options.masked_errors import masked_error
-from kvtier_sdk.options.secrets import Secrets, make_loggable
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import one_line
+from kvtier_sdk.options.secrets import Secrets, make_loggable, masked_error
 
 #: How long after a message others of its kind are only counted.
 QUIET_S = 60.0

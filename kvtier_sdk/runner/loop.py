@@ -27,8 +27,8 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.secrets import masked_error
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
@@ -101,11 +101,8 @@ class _Run:
     timer: TimerHandle | None = None
     error: str | None = None
     retries: int = 0
+    concluded: bool = False
     concluded_s: float = math.inf
-
-    @property
-    def concluded(self) -> bool:
-        return self.concluded_s < math.inf
 
     @property
     def is_queued(self) -> bool:
@@ -293,7 +290,6 @@ class TierLoop:
             ConfigError: a setting cannot work.
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
-        self._renewal.warn_of_public_files()
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:
@@ -556,7 +552,7 @@ class TierLoop:
         """Report the job's one result, with a verdict for every chunk that has none."""
         if run.concluded:
             return
-        run.concluded_s = self._clock.now_s()
+        run.concluded, run.concluded_s = True, self._clock.now_s()
         if run.timer is not None:
             run.timer.cancel()
         verdicts = [given or verdict for given in run.verdicts]

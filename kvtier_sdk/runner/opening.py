@@ -16,7 +16,6 @@ from kvtier_sdk.errors import (
 )
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.options.units import format_seconds
-from kvtier_sdk.runner.answers import text_of
 from kvtier_sdk.runner.backoff import Backoff
 from kvtier_sdk.runner.jobs import OpeningEnded
 from kvtier_sdk.runner.log import TierLog
@@ -144,7 +143,7 @@ class TierOpening:
     def _note(self, error: Exception) -> None:
         text = str(error)
         if not isinstance(error, TierError):
-            text = f"{self._log.tier} open: {type(error).__name__}: {text_of(error)}"
+            text = f"{self._log.tier} open: {type(error).__name__}: {error}"
         self._log.often(logging.WARNING, "open", f"{text}; the engine goes on, and tries again")
         self._report(OpeningEnded(text))
 

@@ -15,21 +15,16 @@ T = TypeVar("T")
 
 
 class SecretRenewal:
-    """Renews the secrets that lie in files.
+    """Renews the secrets of a tier that lie in files.
 
-    Args:
-        secrets: the tier's.
-        log: the tier's.
+    Attributes:
+        version: a number that grows with each change of a secret.
     """
 
     def __init__(self, secrets: Secrets, log: TierLog) -> None:
         self._secrets = secrets
         self._log = log
-
-    @property
-    def version(self) -> int:
-        """A number that grows with each change of a secret."""
-        return self._secrets.version
+        self.version = 0
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
         """Await a call; if it was refused with a secret that is out of date, once more."""
@@ -42,30 +37,16 @@ class SecretRenewal:
         return await call()
 
     async def has_changed(self, version: int) -> bool:
-        """Read the files again, unless another call has done so.
-
-        Args:
-            version: :attr:`version` when the call was made that was refused.
-
-        Returns:
-            True if a secret is another one by now.
-        """
+        """Return true if a secret is not what it was at a version; read the files if need be."""
         if self._secrets.files and version == self.version:
             await run_blocking(self._read)
         return version != self.version
-
-    def warn_of_public_files(self) -> None:
-        """Log the files that other users may read."""
-        for file in self._secrets.files:
-            if file.is_public:
-                self._log.warning(
-                    "%s holds a secret, and all users of this machine may read it", file.path
-                )
 
     def _read(self) -> None:
         for file in self._secrets.files:
             try:
                 if file.read_again():
+                    self.version += 1
                     self._log.warning("the store refused; a new secret was read from %s", file.path)
             except (OSError, ValueError) as error:
                 fault = getattr(error, "strerror", None) or error

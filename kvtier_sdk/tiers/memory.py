@@ -78,14 +78,14 @@ class MemoryTier(SecondaryTierManager):
         return [key in self._objects for key in keys]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        await self._travel(sum(transfer.object_bytes for transfer in batch))
+        await self._travel(len(batch))
         self._remove_expired()
         for transfer in batch:
             self._put(transfer)
         return [None] * len(batch)
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        await self._travel(sum(transfer.object_bytes for transfer in batch))
+        await self._travel(len(batch))
         self._remove_expired()
         return [self._get(transfer) for transfer in batch]
 
@@ -107,11 +107,12 @@ class MemoryTier(SecondaryTierManager):
         self._remove_expired()
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
-    async def _travel(self, size_bytes: int) -> None:
+    async def _travel(self, chunks: int) -> None:
         """Wait as long as a real tier would take, with one transfer at a time on its wire."""
         now_s = self.context.clock.now_s()
         arrival_s = now_s + self.config.latency_s
         if self.config.bandwidth_bytes is not None:
+            size_bytes = chunks * self.context.object_bytes
             self._wire_free_s = (
                 max(now_s, self._wire_free_s) + size_bytes / self.config.bandwidth_bytes
             )

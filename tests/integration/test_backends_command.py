@@ -67,23 +67,14 @@ def test_the_text_says_the_same(third_party_site: Path) -> None:
     assert not any(line.startswith("memory ") for line in lines)
 
 
-def test_one_that_cannot_be_loaded_is_listed_with_its_reason(
-    faulty_site: Path, tmp_path: Path
-) -> None:
-    metadata = tmp_path / "kvtier_garbled-0.3.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Name: kvtier-garbled\nVersion: 0.3\n")
-    (metadata / "entry_points.txt").write_text("[kvtier.backends]\ngarbled\n")
-    sites = (faulty_site, tmp_path)
+def test_one_that_cannot_be_loaded_is_listed_with_its_reason(faulty_site: Path) -> None:
+    sites = (faulty_site,)
     found = backends(status=1, sites=sites)
-    (unreadable,) = found["unreadable_packages"]
-    assert unreadable.startswith("the entry points of kvtier-garbled 0.3 cannot be read: TypeError")
     faults = {one["name"]: one["fault"] for one in found["backends"] if one["fault"]}
     assert set(faults) == {"broken", "stranger", "newer"}
     assert "kvtier-faulty 0.0.7 cannot be imported: RuntimeError" in faults["broken"]
     done = run(sites=sites)
     assert done.returncode == 1
-    assert unreadable in done.stdout
     assert f"  cannot be used: {faults['broken']}\n" in done.stdout
     assert "memory  kvtier-sdk" in done.stdout
 

@@ -15,6 +15,17 @@ from support.redis_server import Server
 from support.s3_server import SECRET_ACCESS_KEY, S3Server
 from support.small_shm import run_with_shm
 
+from kvtier_file import FileTierConfig
+from kvtier_sdk import RunnerOptions
+
+#: The options of a file tier.
+ALLOWED = ", ".join(
+    sorted(
+        {"type", "backend", "name", "url"}.union(
+            RunnerOptions.option_names(), FileTierConfig.option_names()
+        )
+    )
+)
 #: Name, content of the file, and the message.
 MISTAKES = [
     (
@@ -26,12 +37,7 @@ MISTAKES = [
         root = "{tmp}/kv"
         capcity = "1GiB"
         """,
-        "kv.toml: unknown option 'tiers[0].capcity'; did you mean 'capacity'? allowed: "
-        "admission, backend, breaker_failures, breaker_window, capacity, codec, concurrency, "
-        "direct_io, fsync, load_deadline, lookup_deadline, max_age, max_batch, "
-        "max_lookup_deadline, max_probe_interval, max_queue, min_free, name, offload_policy, "
-        "open_deadline, permissions, probe_interval, required, retries, retry_delay, root, runner, "
-        "store_deadline, store_policy, ttl, type, url",
+        f"kv.toml: unknown option 'tiers[0].capcity'; did you mean 'capacity'? allowed: {ALLOWED}",
     ),
     (
         "a wrong unit",

@@ -72,7 +72,6 @@ miss: slower_than_recompute
 policy: prefix
 policy: lru
 policy: arc
-policy: fifo
 store policy: through
 store policy: on_evict
 store policy: after_hits:2

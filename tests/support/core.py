@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtier_sdk.core import IS_COMPILED
+from kvtier_sdk.core_form import IS_COMPILED
 
 #: Compiled code calls itself directly, so it sees no method that a test replaces; and it has no
 #: docstrings.

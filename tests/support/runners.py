@@ -51,7 +51,7 @@ from kvtier_sdk.runner.jobs import (
     UsageChanged,
     Verdict,
 )
-from support.odd_answers import NONSENSE, UNREADABLE, HostileKey
+from support.odd_answers import NONSENSE
 from support.promises import fault_of_batch, fault_of_keys
 
 NOBODY = RequestContext("nobody")
@@ -137,8 +137,7 @@ class MisbehavingTier(MemoryTier):
         self._note("closed")
 
     def _answer(self, count: int) -> Any:
-        name = self.config.answer
-        return NONSENSE[name](count) if name in NONSENSE else [UNREADABLE[name]()] * count
+        return NONSENSE[self.config.answer](count)
 
     def _past(self) -> str:
         return Path(self.config.diary).read_text()
@@ -249,9 +248,6 @@ class MisbehavingTier(MemoryTier):
 
     def _let_go_of_text(self) -> None:
         self.context.report_removed(["a key"])  # type: ignore[list-item]
-
-    def _let_go_of_a_hostile_key(self) -> None:
-        self.context.report_removed([HostileKey(KEYS[0])])
 
     def _log_badly(self) -> None:
         logging.getLogger("somebody").warning("%s of %s", "one")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import fields
 
 from support.engine import KEYS, A, B, Engine, stored_below
+from support.monitoring import ALERT_RULES, DASHBOARD
 
 from kvtier_sdk import CorruptChunkError
 from kvtier_sdk.metrics import (
@@ -31,6 +34,16 @@ def test_names_are_unique_and_say_their_unit() -> None:
         assert stem.endswith(metric.unit) or metric.labels[-1:] == ("reason",)
         assert bool(metric.bounds) == (metric.kind is MetricKind.HISTOGRAM)
         assert list(metric.bounds) == sorted(metric.bounds)
+
+
+def test_the_dashboard_has_a_panel_of_each_metric_and_alerts_know_only_metrics() -> None:
+    panels = json.loads(DASHBOARD)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    shown = re.findall(r"kvtier_\w+", str([panel.get("targets") for panel in panels]))
+    names = {metric.name for metric in METRICS}
+    assert {name.removesuffix("_bucket") for name in shown} == names
+    expressions = "".join(re.findall("expr: .*", ALERT_RULES))
+    assert {name.removesuffix("_sum") for name in re.findall(r"kvtier_\w+", expressions)} <= names
 
 
 def test_every_field_that_counts_is_declared() -> None:

@@ -15,7 +15,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.files import read_options
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import parse_seconds
 from kvtier_sdk.types import Capability
 

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 
 from kvtier_sdk.cli.say import say
-from kvtier_sdk.options.text import one_line
+from kvtier_sdk.options.place import one_line
 
 #: Advances a bar by so many.
 Step = Callable[[int], None]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.config.tiering import TieringConfig, read_tiers
+from kvtier_sdk.config.tiering_config import TieringConfig, read_tiers
 from kvtier_sdk.integrations.vllm.plugin import TIER_TYPE
 from kvtier_sdk.options.model import StrictModel, validate_options
 from kvtier_sdk.options.place import Place

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.integrations.vllm import HOMES
 from kvtier_sdk.integrations.vllm.options import (

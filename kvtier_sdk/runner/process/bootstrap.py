@@ -21,11 +21,10 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendLoadError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.masked_errors import text_of_all
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place
-from kvtier_sdk.options.secret_options import read_secrets
 from kvtier_sdk.options.secret_sources import VariableSecret
+from kvtier_sdk.options.secrets import text_of_all
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.pool import PoolLayout
 from kvtier_sdk.runner.process.codec import PROTOCOL_VERSION
@@ -69,8 +68,8 @@ def write_bootstrap(
         "tier_class": _path_of(spec.tier_class),
         **_options_of(spec),
         "variables": {
-            secret.variable: secret.get_secret_value()
-            for _, secret in spec.config
+            option: (secret.variable, secret.get_secret_value())
+            for option, secret in spec.config.model_dump(by_alias=True).items()
             if isinstance(secret, VariableSecret)
         },
         "facts": dict(namespace.facts),
@@ -100,8 +99,8 @@ def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, P
         raise ConfigError(f"{place} the namespace's facts are no plain JSON values")
     tier_class = _load_class(name, bootstrap["tier_class"])
     model = tier_class.config_model
-    options = read_secrets(model, bootstrap["config"], place, bootstrap["variables"])
-    config = validate_options(model, options, place)
+    secrets = {name: VariableSecret(*of) for name, of in bootstrap["variables"].items()}
+    config = validate_options(model, bootstrap["config"] | secrets, place)
     runner = validate_options(RunnerOptions, bootstrap["runner"], place)
     spec = TierSpec(name, bootstrap["backend"], tier_class, config, runner)
     if any(bootstrap[part] != options for part, options in _options_of(spec).items()):

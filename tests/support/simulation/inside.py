@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from kvtier_sdk.core import IS_COMPILED
+from kvtier_sdk.core_form import IS_COMPILED
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.tiering.lookups import PendingLookup

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtier_sdk.core import IS_COMPILED
+from kvtier_sdk.core_form import IS_COMPILED
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.runner.breaker import Direction
 from kvtier_sdk.runner.jobs import Operation

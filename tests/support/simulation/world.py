@@ -38,7 +38,7 @@ from support.simulation.tier import (
 )
 from support.simulation.watches import WatchedMemory, WatchedPolicy
 
-POLICIES = ("prefix", "lru", "arc", "fifo")
+POLICIES = ("prefix", "lru", "arc")
 #: Steps within which live requests have to end once there are no faults any more.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02

@@ -69,12 +69,7 @@ def test_a_file_of_another_user_is_refused(file: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe, 0o600)
-    with pytest.raises(ValueError, match="not a regular file"):
-        read_keys(str(pipe))
-    tmp_path.chmod(0o700)
-    with pytest.raises(ValueError, match="Is a directory|not a regular file"):
+    with pytest.raises(ValueError, match="Is a directory"):
         read_keys(str(tmp_path))
     with pytest.raises(ValueError, match="cannot read the key file: No such file"):
         read_keys(str(tmp_path / "absent"))

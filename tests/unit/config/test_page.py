@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.monitoring import ALERTS
 
 from kvtier_sdk import METRICS, MissReason, RunnerOptions, TieringConfig, load_backend
 from kvtier_sdk.integrations.options import AdapterOptions
 from kvtier_sdk.integrations.vllm.options import EngineOptions, GuestOptions
-from kvtier_sdk.monitoring import ALERTS
 from kvtier_sdk.options.describe import OptionInfo, describe_options
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.runner.jobs import Verdict
@@ -88,7 +88,7 @@ def test_every_metric_is_on_its_page() -> None:
 
 def test_every_alert_and_every_reason_is_on_the_page_of_metrics() -> None:
     text = METRICS_PAGE.read_text()
-    assert re.findall(r"^\| `(KVTier\w+)` \|", text, re.MULTILINE) == [a.name for a in ALERTS]
+    assert re.findall(r"^\| `(KVTier\w+)` \|", text, re.MULTILINE) == ALERTS
     _, _, rest = text.partition("### Misses by reason")
     misses, _, failures = rest.partition("### Failed chunks by reason")
     named = {part: re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) for part in (misses, failures)}

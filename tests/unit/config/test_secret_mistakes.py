@@ -60,25 +60,11 @@ def test_no_secret_is_in_what_is_said_of_the_rest(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("password: !hunter2", "could not determine a constructor for the tag"),
-        ("password: *hunter2", "found undefined alias"),
-        ("password: !hunter2!x", "found undefined tag handle"),
-        ("password: !!int hunter2", "holds a value that is not what its tag says"),
-        ("password: %hunter2", "found character '%' that cannot start any token"),
-        ("password: 'hunter2", "found unexpected end of stream"),
-        ("password: [hunter2", "expected ',' or ']', but got '<stream end>'"),
-    ],
+    "line", ["!hunter2", "*hunter2", "!hunter2!x", "!!int hunter2", "%hunter2", "'hunter2"]
 )
-def test_no_secret_is_in_what_is_said_of_yaml(tmp_path: Path, line: str, message: str) -> None:
+def test_no_secret_is_in_what_is_said_of_yaml(tmp_path: Path, line: str) -> None:
     file = tmp_path / "kv.yaml"
-    file.write_text(f"slots: 8\n{line}\n")
-    with pytest.raises(ConfigError) as caught:
+    file.write_text(f"slots: 8\npassword: {line}\n")
+    with pytest.raises(ConfigError, match=r"kv\.yaml: not YAML.*; a value .* needs quotes") as told:
         TieringConfig.from_file(file)
-    told = str(caught.value)
-    assert message in told
-    assert "hunter2" not in told
-    assert "\n" not in told
-    if "for the tag" in message or "alias" in message:
-        assert "put a value that begins with '!', '&' or '*' in quotes" in told
+    assert "hunter2" not in str(told.value)

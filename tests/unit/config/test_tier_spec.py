@@ -48,21 +48,6 @@ def test_every_spelling_of_an_entry_means_the_same(entry: dict[str, object]) -> 
     assert TierSpec.from_options(entry) == TierSpec.from_url("memory:?capacity=1KiB")
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"type": "memory", "url": "file:///data/kv"},
-        {"type": "kvtier", "backend": "memory", "url": "file:///data/kv"},
-        {"type": "memory", "url": "nobodys:"},
-    ],
-)
-def test_a_type_and_the_url_of_another_backend_contradict_each_other(
-    entry: dict[str, object],
-) -> None:
-    with pytest.raises(ConfigError, match="option 'url' begins with '.*:', which is not the back"):
-        TierSpec.from_options(entry)
-
-
 def test_options_beside_a_url_are_added_to_its_own() -> None:
     spec = TierSpec.from_url("memory:?capacity=1KiB", latency="1ms", retries=0)
     assert isinstance(spec.config, MemoryTierConfig)
@@ -70,61 +55,11 @@ def test_options_beside_a_url_are_added_to_its_own() -> None:
     assert spec.runner.retries == 0
 
 
-@pytest.mark.parametrize(
-    ("url", "beside", "option"),
-    [
-        ("memory:?capacity=1KiB", {"capacity": "2KiB"}, "capacity"),
-        ("memory:?retries=1", {"retries": 2}, "retries"),
-        ("memory:?name=a", {"name": "b"}, "name"),
-    ],
-)
-def test_an_option_both_in_the_url_and_beside_it_is_refused(
-    url: str, beside: dict[str, object], option: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"option '{option}' is given in the URL and beside it"):
-        TierSpec.from_url(url, **beside)
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({}, "option 'type' is missing; it names the backend"),
-        ({"capacity": "1KiB"}, "option 'type' is missing; it names the backend"),
-        ({"type": "kvtier"}, "option 'backend' is missing; it names the backend"),
-        ({"type": 5}, "option 'type' is 5 but should be text"),
-        ({"tpye": "memory"}, "unknown option 'tpye'; did you mean 'type'"),
-    ],
-)
-def test_an_entry_without_a_backend_is_refused(entry: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"tier 2: {message}"):
-        TierSpec.from_options(entry, where="tier 2")
-
-
-@pytest.mark.parametrize("url", [None, 5, b"memory:"])
-def test_a_url_that_is_no_text_is_refused(url: object) -> None:
-    with pytest.raises(ConfigError, match="tier 2: option 'url'"):
-        TierSpec.from_options({"url": url}, where="tier 2")
-
-
 def test_a_complaint_begins_with_the_entry() -> None:
     with pytest.raises(ConfigError, match="^tier 2: unknown option 'capcity'"):
         TierSpec.from_options({"type": "memory", "capcity": 1}, where="tier 2")
     with pytest.raises(ConfigError, match=r"^tier 'memory:\?capcity=1': unknown option"):
         TierSpec.from_url("memory:?capcity=1")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [("capcity", "capacity"), ("load_dedline", "load_deadline"), ("nam", "name")],
-)
-def test_a_misspelt_option_is_corrected_whoever_owns_it(wrong: str, right: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown option '{wrong}'; did you mean '{right}'"):
-        TierSpec.from_options({"type": "memory", wrong: "1s"})
-
-
-def test_a_wrong_runner_option_is_told_like_any_other() -> None:
-    with pytest.raises(ConfigError, match="^tier 2: option 'load_deadline'"):
-        TierSpec.from_options({"type": "memory", "load_deadline": "soon"}, where="tier 2")
 
 
 def test_an_unknown_backend_is_an_error_of_the_registry() -> None:

@@ -117,31 +117,6 @@ def test_option_names_are_those_that_people_write() -> None:
     assert Options.option_names() == ["root", "capacity", "retries", "sync"]
 
 
-def test_the_runner_has_the_documented_defaults() -> None:
-    assert RunnerOptions().model_dump() == {
-        "runner": "auto",
-        "store_policy": "through",
-        "admission": "auto",
-        "offload_policy": "chunk",
-        "codec": None,
-        "required": False,
-        "open_deadline_s": 30.0,
-        "lookup_deadline_s": 0.05,
-        "max_lookup_deadline_s": 1.0,
-        "load_deadline_s": 5.0,
-        "store_deadline_s": 30.0,
-        "retries": 2,
-        "retry_delay_s": 0.02,
-        "concurrency": 8,
-        "max_batch_bytes": 8 * 2**20,
-        "max_queue_bytes": 256 * 2**20,
-        "breaker_failures": 5,
-        "breaker_window": 20,
-        "probe_interval_s": 1.0,
-        "max_probe_interval_s": 30.0,
-    }
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -254,6 +229,8 @@ def test_a_plus_in_a_url_is_a_plus() -> None:
         ("redis://kv:s3cr3t?x@host:1/0", "'?' as %3F"),
         ("redis://kv:s3cr3t/x@host:1/0", "'/' as %2F"),
         ("redis://kv:s3:cr3t@host:x/0", "':' as %3A"),
+        ("redis://kv:12/cr3t@host:1/0", "'/' as %2F"),
+        ("redis://kv:12?cr3t=@host:1/0", "'?' as %3F"),
         ("redis://kv:s3%cr3t@host:x/0", "'%' as %25"),
         ("mine:?password=s3&cr3t", "'&' as %26"),
     ],

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pydantic import SecretBytes, SecretStr
 
 from kvtier_sdk import TierAuthError, TierConfig, TierError, TierURL
-from kvtier_sdk.options.masked_errors import masked_error
 from kvtier_sdk.options.model import secrets_of
-from kvtier_sdk.options.secrets import Secrets
+from kvtier_sdk.options.secrets import Secrets, masked_error
 
 SECRET = "hunter2 & 'sons'=\u00e9"
 HIDING = Secrets([SECRET])

@@ -90,11 +90,3 @@ def test_without_another_secret_a_refusal_stays_one(
     secret.unlink()
     assert rig.do(Operation.LOOKUP, 0) == ["auth"]
     assert f"held: {secret} cannot be read again: No such file or directory" in log.text
-
-
-def test_a_file_that_all_may_read_is_told(
-    make_rig: MakeRig, secret: Path, log: pytest.LogCaptureFixture
-) -> None:
-    secret.chmod(0o644)
-    make_rig().client.open()
-    assert f"held: {secret} holds a secret, and all users of this machine may read it" in log.text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import ConfigError
-from kvtier_sdk.config.tiering import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.integrations.vllm.options import EXTRA_CONFIG, SecondaryTierEntry, SpecOptions
 from kvtier_sdk.integrations.vllm.transfer_config import read_transfer_config
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, InstanceOf, field_validator, model_validator
 
-from kvtier_sdk.config.location_conflicts import location_conflicts
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.events import PRIMARY
@@ -34,8 +34,7 @@ class TieringConfig(StrictModel):
         pool_bytes: instead of ``slots``: the host pool's size in bytes, or its share of the
             machine's memory: ``64GiB``, ``25%``.
         chunk_bytes: payload of a chunk; not needed where the engine knows it.
-        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, ``fifo``, or another
-            package's.
+        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, or another package's.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
             free where a tier is given evicted chunks.
         recompute_s: time in which the engine recomputes a chunk; a tier that is slower is a miss.
@@ -204,7 +203,7 @@ def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
                     f"{place.at('name')}: two tiers are named {spec.name!r}, this one and {owner}; "
                     f"name one of them, for example '{spec.name}-2'"
                 )
-    mistakes += location_conflicts(specs)
+    mistakes += _location_conflicts(specs)
     _tell(mistakes)
     return specs
 
@@ -234,3 +233,36 @@ def _noting(mistakes: list[str]) -> Iterator[None]:
 def _tell(mistakes: list[str]) -> None:
     if mistakes:
         raise ConfigError("\n".join(mistakes))
+
+
+def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
+    """Complain about tiers that keep their chunks where another tier does.
+
+    A tier inside another's location would have its chunks counted or swept away by the other. The
+    same tier twice is no conflict.
+    """
+    for (one_place, one), (place, tier) in combinations(specs.items(), 2):
+        first, location = one.config.location(), tier.config.location()
+        if first is None or location is None:
+            continue
+        keeps = f"{place}: {tier.name!r} keeps its chunks in {location}"
+        other, apart = f"{one.name!r} ({one_place.path})", "give each a place of its own"
+        if location == first:
+            if different := _different_options(one, tier):
+                fault = f"and so does {other}, with other options ({different})"
+                yield f"{keeps}, {fault}: {apart}, or both the same options"
+        elif relation := _relation(location, first):
+            yield f"{keeps}, {relation} {first}, where {other} keeps its own: {apart}"
+
+
+def _relation(location: str, other: str) -> str:
+    if location.startswith(other.rstrip("/") + "/"):
+        return "inside"
+    return "around" if other.startswith(location.rstrip("/") + "/") else ""
+
+
+def _different_options(one: TierSpec, other: TierSpec) -> str:
+    if one.tier_class is not other.tier_class:
+        return "another backend"
+    ours, theirs = (tier.config.model_dump(by_alias=True) for tier in (one, other))
+    return ", ".join(option for option in ours if ours[option] != theirs[option])

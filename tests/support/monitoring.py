@@ -1,0 +1,14 @@
+"""The alert rules and the dashboard that kvtier prints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import kvtier_sdk.cli
+
+_DIRECTORY = Path(kvtier_sdk.cli.__file__).parent
+ALERT_RULES = (_DIRECTORY / "alert_rules.yml").read_text()
+DASHBOARD = (_DIRECTORY / "dashboard.json").read_text()
+#: The names of the alerts.
+ALERTS = re.findall(r"- alert: (\w+)", ALERT_RULES)
