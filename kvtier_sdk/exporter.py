@@ -6,16 +6,25 @@ scraped, so that its gauges are true while the engine is idle.
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.metrics import METRICS, HistogramValue, Metric, MetricKind, Sample
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
+
+#: Prometheus gives up after 10 s.
+_REQUEST_TIMEOUT_S = 10.0
+_MOST_CONNECTIONS = 8
 
 
 @contextmanager
@@ -45,7 +54,7 @@ def serve_metrics(
         ConfigError: the extra ``metrics`` is not installed, or the port cannot be had.
     """
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"option 'metrics_port' needs {error.name}: pip install 'kvtier-sdk[metrics]'"
@@ -53,18 +62,72 @@ def serve_metrics(
     registry = CollectorRegistry()
     registry.register(_Collector(collect))
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = _Server(host, port)
     except OSError as error:
         raise ConfigError(
             f"option 'metrics_port': cannot listen on {host}, port {port}: {error.strerror}; give "
             "each engine of a machine a port of its own"
         ) from None
+    server.set_app(make_wsgi_app(registry))
+    thread = threading.Thread(target=server.serve_forever, name="kvtier-metrics", daemon=True)
+    thread.start()
     try:
         yield f"http://{host}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Serves a few connections at once, each for a limited time: its threads are the engine's.
+
+    A new connection takes the place of the oldest, so that unfinished requests keep nobody out.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._clock = SystemClock()
+        self._began_s: dict[Any, float] = {}
+        super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        for oldest in list(self._began_s)[: 1 - _MOST_CONNECTIONS]:
+            self._cut_off(oldest)
+        self._began_s[request] = self._clock.now_s()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        # The loop calls this after each connection, and twice a second.
+        for connection, began_s in list(self._began_s.items()):
+            if self._clock.now_s() - began_s > _REQUEST_TIMEOUT_S:
+                self._cut_off(connection)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in list(self._began_s):
+            self._cut_off(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._began_s.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks is no error of the engine, whose stderr this would go to."""
+
+    def _cut_off(self, connection: Any) -> None:
+        # Its thread sees the end of the connection and returns.
+        self._began_s.pop(connection, None)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, *args: Any, **options: Any) -> None:
+        """Log nothing."""
 
 
 class _Collector:

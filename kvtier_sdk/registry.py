@@ -99,6 +99,11 @@ def available_backends() -> list[BackendInfo]:
     )
 
 
+def unreadable_packages() -> list[str]:
+    """List the installed packages whose entry points cannot be read, each with the reason."""
+    return sorted(_installed().faults)
+
+
 def load_backend(name: str) -> type[SecondaryTierManager]:
     """Import the backend of a name, and nothing else.
 
@@ -141,7 +146,8 @@ def unknown_backend(name: str) -> UnknownBackendError:
         advice = f"pip install {_PUBLISHED[name]}; "
     elif closest(name, names) is None:
         advice = "install the package that provides it; "
-    return UnknownBackendError(f"no backend {name!r}; {advice}{nearest(name, names, 'installed')}")
+    advice += "; ".join([nearest(name, names, "installed"), *unreadable_packages()])
+    return UnknownBackendError(f"no backend {name!r}; {advice}")
 
 
 @cache
@@ -235,20 +241,37 @@ class _Found(NamedTuple):
     point: EntryPoint
 
 
+class _Installed(NamedTuple):
+    """The entry points of this project's groups, by their group; and what cannot be read."""
+
+    by_group: Mapping[str, list[_Found]]
+    faults: Sequence[str]
+
+
 def _entry_points(group: str) -> list[_Found]:
+    return _installed().by_group.get(group, [])
+
+
+def _installed() -> _Installed:
     places = list(filter(os.path.exists, [place or "." for place in sys.path]))
-    times = tuple(map(os.path.getmtime, places))
-    return _scan(tuple(places), times).get(group, [])
+    return _scan(tuple(places), tuple(map(os.path.getmtime, places)))
 
 
 # To read all packages takes longer than to read a configuration, which asks several times.
 @lru_cache(maxsize=1)
-def _scan(places: tuple[str, ...], times: tuple[float, ...]) -> Mapping[str, list[_Found]]:
-    """Find the entry points of this project's groups, by their group."""
+def _scan(places: tuple[str, ...], times: tuple[float, ...]) -> _Installed:
     found: dict[str, list[_Found]] = {}
+    faults = []
     seen = set()
     for package in distributions(path=list(places)):
-        points = [point for point in package.entry_points if point.group.startswith("kvtier.")]
+        try:
+            points = [point for point in package.entry_points if point.group.startswith("kvtier.")]
+        except Exception as error:  # the file is free text of anybody's
+            faults.append(
+                f"the entry points of {package.name} {package.version} cannot be read: "
+                f"{type(error).__name__}: {one_line(str(error))}; install it again"
+            )
+            continue
         # A later place of the path is hidden by an earlier one, as for an import.
         name = package.name.replace("_", "-")
         if points and name not in seen:
@@ -256,7 +279,7 @@ def _scan(places: tuple[str, ...], times: tuple[float, ...]) -> Mapping[str, lis
             for point in points:
                 info = BackendInfo(point.name, package.name, package.version, point.value)
                 found.setdefault(point.group, []).append(_Found(info, point))
-    return found
+    return _Installed(found, faults)
 
 
 def _find_backend(name: str) -> list[_Found]:

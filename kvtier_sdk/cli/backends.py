@@ -24,6 +24,7 @@ from kvtier_sdk.registry import (
     available_backends,
     load_backend,
     unknown_backend,
+    unreadable_packages,
     url_schemes,
 )
 from kvtier_sdk.types import Capability
@@ -40,8 +41,10 @@ def backends_command(
 ) -> None:
     """List the installed backends: package, abilities and options of each.
 
-    A backend that cannot be loaded is listed with the reason, and the exit status is 1.
+    A backend that cannot be loaded is listed with the reason, and the exit status is 1; so is a
+    package whose entry points cannot be read.
     """
+    unreadable = unreadable_packages()
     described = [_describe(info) for info in _wanted(names or [])]
     if as_json:
         common = [asdict(option) for option in describe_options(RunnerOptions)]
@@ -50,13 +53,16 @@ def backends_command(
                 {
                     "contract_version": CONTRACT_VERSION,
                     "backends": described,
+                    "unreadable_packages": unreadable,
                     "options_of_every_tier": common,
                 }
             )
         )
     else:
+        for line in unreadable:
+            say(line, "")
         _show(described)
-    if any(backend["fault"] for backend in described):
+    if unreadable or any(backend["fault"] for backend in described):
         raise typer.Exit(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar, get_args
@@ -13,6 +14,7 @@ from pydantic import (
     SecretBytes,
     SecretStr,
     ValidationError,
+    create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -30,6 +32,14 @@ from kvtier_sdk.options.secret_sources import (
 from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets_in
 
 _SECRETS = frozenset({SecretStr, SecretBytes})
+
+
+try:
+    create_model("Probe")
+except Exception:
+    # To find plugins of its own, pydantic reads the entry points of all packages, and gives up if
+    # one is broken. The registry names that package, and the others work.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 
 
 class StrictModel(BaseModel):

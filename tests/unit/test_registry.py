@@ -26,7 +26,7 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.contract import CONTRACT_RELEASES
 from kvtier_sdk.policies.lru import LRUPolicy
-from kvtier_sdk.registry import backend_name
+from kvtier_sdk.registry import backend_name, unreadable_packages
 
 TIER = """
 from kvtier_sdk import ChunkTierManager
@@ -168,6 +168,22 @@ def test_a_name_that_no_url_can_hold_is_found_by_its_scheme(install: Install) ->
     assert TierSpec.from_options({"type": "my_tier", "url": "my-tier:"}) == spec
     with pytest.raises(ConfigError, match="a URL's scheme cannot hold '_'; write 'my-tier:'"):
         TierSpec.from_url("my_tier:")
+
+
+def test_entry_points_that_cannot_be_read_hide_no_other_package(install: Install) -> None:
+    install("kvtier-mine", "1")
+    for number, garbage in enumerate((b"[kvtier.backends]\ngarbage\n", b"\xff\xfe[kvtier")):
+        install(f"kvtier-broken-{number}", "0.1", name="broken")
+        (metadata,) = Path(sys.path[0]).glob("*.dist-info")
+        (metadata / "entry_points.txt").write_bytes(garbage)
+    assert "mine" in [info.name for info in available_backends()]
+    assert load_backend("memory") is MemoryTier
+    assert [line.partition(":")[0] for line in unreadable_packages()] == [
+        "the entry points of kvtier-broken-0 0.1 cannot be read",
+        "the entry points of kvtier-broken-1 0.1 cannot be read",
+    ]
+    with pytest.raises(UnknownBackendError, match="the entry points of kvtier-broken-0 0.1 cannot"):
+        load_backend("broken")
 
 
 def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -> None:
