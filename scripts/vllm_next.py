@@ -1,4 +1,4 @@
-"""Check the integration against vLLM's next release, without its binary.
+"""Check kvtier-vllm against vLLM's next release, without its binary.
 
     python3 scripts/vllm_next.py .venv-vllm
 

@@ -4,8 +4,9 @@ Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
 
 The tests run in a new environment, from a copy, where the source tree cannot be imported, so that a
 missing file or an undeclared requirement of a wheel fails them. They are the unit tests, the
-simulation and the tests of backends and engines, but not the long random ones (those of Hypothesis), which
-packaging cannot break. In the core's wheel they find the compiled core, if it has one.
+simulation and the tests of backends and engines, but not the long random ones (those of
+Hypothesis), which packaging cannot break. In the core's wheel they find the compiled core, if it
+has one.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _check_module(module: object, place: Place, class_name: str) -> None:
 
 
 def _may_hold(module: str, class_name: str) -> bool:
-    if module.partition(".")[0] == str(__package__).partition(".")[0]:
+    if module.partition(".")[0] in (__package__, "kvtier_sdk"):
         return module in (__package__, f"{__package__}.{HOMES[class_name]}")
     # The packages around a module are imported, and may raise anything.
     with suppress(Exception):
