@@ -70,29 +70,20 @@ class EngineSlots:
             raise KVTierError(f"no descriptor of {self._engine}'s host memory, or it was released")
         return self._fd
 
-    def view(self, slot: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a slot's payload.
-
-        Args:
-            slot: index of the slot, from 0.
-            holder: not used, as in :meth:`padded_view`.
-
-        Returns:
-            A writable view of ``chunk_bytes`` bytes; it keeps the memory alive.
-
-        Raises:
-            IndexError: there is no such slot.
-            KVTierError: the mapping was released.
-        """
-        return self.padded_view(slot, 1, holder)
-
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a slot's payload, as :meth:`view`: a row is a multiple of every alignment.
+        """Return a slot's payload; a row is a multiple of every alignment.
 
         Args:
             slot: index of the slot, from 0.
             alignment: a power of two up to 4,096.
             holder: not used: the engine knows who has its slots.
+
+        Returns:
+            A writable view of ``chunk_bytes``; it keeps the memory alive.
+
+        Raises:
+            IndexError: there is no such slot.
+            KVTierError: the mapping was released.
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of {self.slots}")

@@ -17,7 +17,8 @@ class ReplicaLease:
     The last member that enters removes the file's name. From then on no process needs the name,
     and the kernel frees the memory with the last process, however that ends.
 
-    The lease lasts until it is closed and the caller's own descriptor is closed too.
+    The lease lasts until it is closed and the caller's own descriptor is closed too. Made by
+    :meth:`enter`.
     """
 
     def __init__(self, file: PoolFile, worker: int | None) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from support.redis_server import free_port
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 #: How often a prompt's words are repeated: several blocks of 128 tokens.
 WORDS = 400
 _START_S = 300.0
