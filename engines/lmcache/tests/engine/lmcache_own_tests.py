@@ -1,6 +1,6 @@
 """Runs LMCache's own tests of its storage with kvtier's adapter in the place of its mock.
 
-Usage: python -m support.lmcache_own_tests SOURCES [--url URL] [PYTEST-OPTION ...]
+Usage: python -m lmcache_own_tests SOURCES [--url URL] [PYTEST-OPTION ...]
 
 ``SOURCES`` is the unpacked source distribution of LMCache, in the version of this environment:
 nothing of it is part of this project. Its tests make a ``MockL2Adapter``, and here that is
