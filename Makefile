@@ -121,13 +121,13 @@ mooncake:
 # Everything that a test starts.
 servers: redis-server memcached chromium prometheus mooncake
 
-$(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml) requirements-dev.txt
+$(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml engines/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		-e '.[cli,metrics,seal,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
-		-e backends/s3 -e backends/mooncake
+		-e backends/s3 -e backends/mooncake -e engines/vllm -e engines/lmcache -e engines/sglang
 	@touch $@
 
 # On one event loop; test-wheels tests connections and backends on asyncio's too.
@@ -175,7 +175,7 @@ wheels: setup
 	@$(if $(COMPILED),,echo "There is no C compiler ($(CC)): the core's wheel is pure Python")
 	@rm -f dist/*.whl
 	@$(COMPILED) $(BIN)/python -m build --wheel --no-isolation --outdir dist .
-	@for package in backends/*/; do \
+	@for package in backends/*/ engines/*/; do \
 		$(COMPILED) $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
 
 # What the wheels have compiled, for programs that find it on the path before the checkout.
@@ -240,7 +240,7 @@ gpu-bundle: setup
 
 # An engine computes with one thread, so there is one for each core.
 ENGINES := -n $(shell nproc) --maxprocesses 4 --dist worksteal
-VLLM_TESTS := $(VLLM_VENV)/bin/python -P -m pytest tests/engines/vllm
+VLLM_TESTS := $(VLLM_VENV)/bin/python -P -m pytest engines/vllm/tests/engine
 
 setup-vllm:
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
@@ -259,17 +259,17 @@ setup-lmcache:
 	$(PYTHON) scripts/lmcache_environment.py $(LMCACHE_VENV)
 
 test-lmcache: setup-lmcache redis-server memcached
-	$(LMCACHE_VENV)/bin/python -m pytest tests/engines/lmcache $(ENGINES)
+	$(LMCACHE_VENV)/bin/python -m pytest engines/lmcache/tests/engine $(ENGINES)
 
 # LMCache's own tests, from its source distribution, unpacked.
 test-lmcache-own: setup-lmcache
-	PYTHONPATH=tests $(LMCACHE_VENV)/bin/python -m support.lmcache_own_tests $(SOURCES)
+	PYTHONPATH=tests:engines/lmcache/tests/engine $(LMCACHE_VENV)/bin/python -m lmcache_own_tests $(SOURCES)
 
 setup-sglang:
 	$(PYTHON) scripts/sglang_environment.py $(SGLANG_VENV)
 
 test-sglang: setup-sglang redis-server memcached
-	$(SGLANG_VENV)/bin/python -m pytest tests/engines/sglang $(ENGINES)
+	$(SGLANG_VENV)/bin/python -m pytest engines/sglang/tests/engine $(ENGINES)
 
 test-engines: test-vllm test-lmcache test-sglang
 

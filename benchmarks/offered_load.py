@@ -19,13 +19,11 @@ from kvtier_sdk import (
     Operation,
     PoolLayout,
     RequestContext,
-    TierClient,
-    TierListener,
     TierSpec,
     Verdict,
     make_offload_key,
-    open_tier,
 )
+from kvtier_sdk.engine import TierClient, TierListener, open_tier
 
 CHUNK_BYTES = 2 * 2**20
 _SLOTS = 64

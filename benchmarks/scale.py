@@ -41,14 +41,12 @@ from kvtier_sdk import (
     SystemClock,
     TierContext,
     TieringConfig,
-    TieringManager,
     TierSpec,
     Transfer,
     load_policy,
     make_offload_key,
-    open_manager,
-    open_pool,
 )
+from kvtier_sdk.engine import TieringManager, open_manager, open_pool
 
 _CHUNK_BYTES = 4096
 _REQUEST_CHUNKS = 500

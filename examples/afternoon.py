@@ -34,9 +34,8 @@ from kvtier_sdk import (
     TieringConfig,
     TierStats,
     make_offload_key,
-    open_manager,
-    open_pool,
 )
+from kvtier_sdk.engine import open_manager, open_pool
 
 CHUNK_BYTES = 64 * 1024
 PROMPT_CHUNKS = 20

@@ -64,7 +64,7 @@ def serve(model: Path, chunks: Path) -> None:
             kv_role="kv_both",
             kv_connector_extra_config={
                 "spec_name": "KVTierOffloadingSpec",
-                "spec_module_path": "kvtier_sdk.integrations.vllm",
+                "spec_module_path": "kvtier_vllm",
                 "cpu_bytes_to_use": "512MiB",
                 # Weights that are made up are in no file that could tell the model.
                 "model_revision": "made up",

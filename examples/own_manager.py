@@ -20,12 +20,10 @@ from kvtier_sdk import (
     Operation,
     PoolLayout,
     RequestContext,
-    TierClient,
-    TierListener,
     Verdict,
     make_offload_key,
-    open_tier,
 )
+from kvtier_sdk.engine import TierClient, TierListener, open_tier
 
 CHUNK_BYTES = 64 * 1024
 SLOTS = 16

@@ -1,6 +1,7 @@
 """kvtier: offloading the KV cache of large language models through tiers of memory and storage.
 
-Everything public is here; the modules behind it are not part of the interface.
+Values, errors, options, and all that backends, policies and codecs are written with are here, flat.
+:mod:`kvtier_sdk.engine` is for engines. The modules behind them are not part of the interface.
 """
 
 from kvtier_sdk.aio.blocking import run_blocking
@@ -59,7 +60,6 @@ from kvtier_sdk.metrics import (
     metric_samples,
 )
 from kvtier_sdk.namespace import Namespace, StoredNamespace
-from kvtier_sdk.opening import open_manager, open_pool, open_tier
 from kvtier_sdk.options.tier import (
     BoundedTierConfig,
     ExpiringTierConfig,
@@ -78,15 +78,6 @@ from kvtier_sdk.registry import (
     load_store_policy,
 )
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
-from kvtier_sdk.tiering import (
-    LoadSpec,
-    MissReason,
-    PrepareStoreOutput,
-    ResetScope,
-    TierClient,
-    TieringManager,
-    TierListener,
-)
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import (
     Capability,
@@ -137,7 +128,6 @@ __all__ = [
     "Job",
     "JobResult",
     "KVTierError",
-    "LoadSpec",
     "Locality",
     "LookupResult",
     "Medium",
@@ -145,19 +135,16 @@ __all__ = [
     "MemoryTierConfig",
     "Metric",
     "MetricKind",
-    "MissReason",
     "Namespace",
     "OffloadKey",
     "OffloadingEvent",
     "Operation",
     "PoolLayout",
     "PoolUsage",
-    "PrepareStoreOutput",
     "Region",
     "ReplayError",
     "ReportRemoved",
     "RequestContext",
-    "ResetScope",
     "RunnerOptions",
     "RunningCalls",
     "Sample",
@@ -170,21 +157,18 @@ __all__ = [
     "SystemClock",
     "TierAuthError",
     "TierCapacityError",
-    "TierClient",
     "TierConfig",
     "TierContext",
     "TierContractError",
     "TierCounter",
     "TierError",
     "TierGauge",
-    "TierListener",
     "TierSpec",
     "TierStats",
     "TierTimeoutError",
     "TierURL",
     "TierUnavailableError",
     "TieringConfig",
-    "TieringManager",
     "Transfer",
     "UnknownBackendError",
     "Usage",
@@ -200,9 +184,6 @@ __all__ = [
     "make_offload_key",
     "map_exceptions",
     "metric_samples",
-    "open_manager",
-    "open_pool",
-    "open_tier",
     "run_blocking",
     "serve_metrics",
     "split_offload_key",

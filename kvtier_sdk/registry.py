@@ -42,6 +42,8 @@ POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
 CODECS_GROUP = "kvtier.codecs"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
+#: Engines' packages, for the command ``kvtier``.
+ENGINES_GROUP = "kvtier.engines"
 
 #: Backend name or URL scheme to the package of this project that provides it.
 _PUBLISHED = {
@@ -232,6 +234,17 @@ def load_codec(text: str) -> ChunkCodec:
         BackendLoadError: it cannot be imported, or is not a :class:`ChunkCodec`.
     """
     return _make(CODECS_GROUP, "codec", text, ChunkCodec)  # type: ignore[type-abstract]
+
+
+def load_all(group: str, kind: str, base: type[T]) -> dict[str, T]:
+    """Import each class of a group, and make one of each, by name.
+
+    Raises:
+        DuplicateBackendError: two packages offer one name.
+        BackendLoadError: a class cannot be imported, or is not a ``base``.
+    """
+    names = sorted({found.info.name for found in _entry_points(group)})
+    return {name: _load_class(group, kind, name, base)() for name in names}
 
 
 class _Found(NamedTuple):

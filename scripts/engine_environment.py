@@ -44,10 +44,15 @@ def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
             yield project[0].lower().replace("_", "-"), requirement
 
 
+def our_packages() -> list[Path]:
+    """List the packages of backends and engines."""
+    sides = ("backends", "engines")
+    return [path.parent for side in sides for path in sorted(ROOT.glob(f"{side}/*/pyproject.toml"))]
+
+
 def install_ours(pip: Pip) -> None:
     """Install this repository's packages, editable, with servers and peers of their tests."""
-    backends = [str(path.parent) for path in sorted(ROOT.glob("backends/*/pyproject.toml"))]
-    own = [".[testing]", *backends, "examples/kvtier-memcached"]
+    own = [".[testing]", *map(str, our_packages()), "examples/kvtier-memcached"]
     packages = [part for package in own for part in ("-e", package)]
     lines = DEVELOPMENT.read_text().splitlines()
     wanted = ("aiofiles", "mooncake", "pytest-xdist", "rclone")
@@ -77,7 +82,7 @@ def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> Non
         subprocess.run([*command, *arguments], check=True, cwd=ROOT)
 
     scripts = [Path(__file__), Path(script)]
-    metadata = [ROOT / "pyproject.toml", *sorted(ROOT.glob("backends/*/pyproject.toml"))]
+    metadata = [package / "pyproject.toml" for package in (ROOT, *our_packages())]
     for name, install, sources in (
         (engine, install_engine, scripts),
         ("ours", install_ours, [*scripts, DEVELOPMENT, *metadata]),

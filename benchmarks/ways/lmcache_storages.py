@@ -31,7 +31,7 @@ _PATIENCE_S = 120
 def _ours(url: str, **options: str) -> dict[str, Any]:
     return {
         "type": "plugin",
-        "module_path": "kvtier_sdk.integrations.lmcache",
+        "module_path": "kvtier_lmcache",
         "class_name": "KVTierL2Adapter",
         "adapter_params": {"url": url.replace(" ", "%20"), **options},
     }

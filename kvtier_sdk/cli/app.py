@@ -14,6 +14,7 @@ import typer
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.engine import drain_command, resume_command
+from kvtier_sdk.cli.engine_tools import installed_engines
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay import replay_command
@@ -21,7 +22,6 @@ from kvtier_sdk.cli.say import TerminalFormatter, say
 from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
-from kvtier_sdk.cli.vllm_config import vllm_config_command
 from kvtier_sdk.core_form import CORE
 from kvtier_sdk.errors import KVTierError, TierError
 from kvtier_sdk.options.secrets import without_password
@@ -57,7 +57,6 @@ def _root(
 
 
 # In the order of their use.
-app.command("vllm-config")(vllm_config_command)
 app.command("check")(check_command)
 app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
@@ -85,6 +84,9 @@ def run() -> int:
         something is written wrong, 3 after an unexpected error.
     """
     try:
+        for tools in installed_engines().values():
+            for name, command in tools.commands.items():
+                app.command(name)(command)
         return app(standalone_mode=False) or 0
     except typer.Abort:
         _tell("Aborted!")

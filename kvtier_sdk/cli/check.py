@@ -14,15 +14,12 @@ from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, Target, read_target
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import BackendError, ConfigError
-from kvtier_sdk.integrations.vllm.transfer_config import in_vllms_names
 from kvtier_sdk.opening.pools import check_pool
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.units import format_bytes, parse_bytes, parse_seconds
 from kvtier_sdk.runner.survey import contents_in_words
 
 _CHUNK_BYTES = 64 * 1024
-#: Where vLLM's processes share the host pool.
-_SHARED_MEMORY = "/dev/shm"
 _DRY_RUN_FAILED, _MISTAKEN = 1, 2
 
 
@@ -111,7 +108,7 @@ def _check(
         yield from findings.mistakes
     else:
         config = target.config.to_dict(defaults=True)
-        if target.kind == "url":
+        if target.is_url:
             # All else is of an engine, of which a URL says nothing.
             config = {"tiers": config["tiers"]}
         findings.configuration = config
@@ -132,13 +129,14 @@ def _try_out(
             f"tried with chunks of {format_bytes(size_bytes)}: the configuration does not say how "
             "big they are (--chunk-bytes)"
         )
-    if target.kind != "url":
-        of_vllm = target.kind == "vllm"
-        directory = _SHARED_MEMORY if of_vllm else None
+    if not target.is_url:
+        engine = target.engine
+        directory = None if engine is None else engine.pool_directory
         try:
             check_pool(config, chunk_bytes=size_bytes, directory=directory)
         except ConfigError as error:
-            findings.pool_fault = in_vllms_names(str(error)) if of_vllm else str(error)
+            fault = str(error)
+            findings.pool_fault = fault if engine is None else engine.in_its_words(fault)
             yield from ("host pool: FAILED", f"  {findings.pool_fault}")
     for trial in check_tiers(config, chunk_bytes=size_bytes, timeout_s=timeout_s):
         findings.tiers.append(trial)

@@ -9,12 +9,12 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from kvtier_sdk.cli.engine_tools import tools_for
 from kvtier_sdk.cli.replay_page import Played, replay_page
 from kvtier_sdk.cli.replay_view import print_json, print_table, progress
 from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
 from kvtier_sdk.opening.pools import pool_slots
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.replay import (
@@ -265,8 +265,8 @@ def _configuration(
     if file is None:
         return given
     options = read_options(file)
-    if is_transfer_config(options):
-        return _of_vllm(read_transfer_config(options, where=str(file)), given, flags)
+    if engine := tools_for(options, where=str(file)):
+        return _of_engine(engine.read(options, where=str(file)), given, flags)
     options = {name: value for name, value in options.items() if name not in flags}
     if "slots" in flags:
         options.pop("pool_bytes", None)
@@ -278,7 +278,7 @@ def _configuration(
     )
 
 
-def _of_vllm(
+def _of_engine(
     config: TieringConfig, given: TieringConfig, flags: Mapping[str, Any]
 ) -> TieringConfig:
     """Put the flags over an engine's options, among which there is no size of a chunk."""

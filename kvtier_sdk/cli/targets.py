@@ -6,12 +6,12 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from kvtier_sdk.cli.engine_tools import tools_for
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
+from kvtier_sdk.engine import EngineTools
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.integrations.vllm.transfer_config import is_transfer_config, read_transfer_config
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.place import nearest
 from kvtier_sdk.options.secrets import url_without_password
@@ -33,14 +33,16 @@ class Target:
 
     Attributes:
         name: the argument, without passwords.
-        kind: of the argument. A URL says nothing of a host pool: its configuration has neither
-            ``slots`` nor ``pool_bytes``.
         config: the tiers, and the rest of the configuration.
+        is_url: true for a URL. It says nothing of a host pool: its configuration has neither
+            ``slots`` nor ``pool_bytes``.
+        engine: the engine whose configuration it is; ``None`` for kvtier's own.
     """
 
     name: str
-    kind: Literal["url", "configuration", "vllm"]
     config: TieringConfig
+    is_url: bool = False
+    engine: EngineTools | None = None
 
     @property
     def tiers(self) -> tuple[TierSpec, ...]:
@@ -81,17 +83,17 @@ def read_target(text: str) -> Target:
     if is_url(text):
         spec = TierSpec.from_url(text)
         config = TieringConfig.model_construct(tiers=(spec,))
-        return Target(url_without_password(text), "url", config)
+        return Target(url_without_password(text), config, is_url=True)
     path, tier = text, ""
     if "#" in text and not os.path.exists(text):
         path, _, tier = text.rpartition("#")
     options = read_options(Path(path))
-    of_vllm = is_transfer_config(options)
-    read = read_transfer_config if of_vllm else TieringConfig.from_dict
+    engine = tools_for(options, where=path)
+    read = TieringConfig.from_dict if engine is None else engine.read
     config = read(options, where=path)
     if tier:
         config = config.model_copy(update={"tiers": (_named(config, tier, path),)})
-    return Target(text, "vllm" if of_vllm else "configuration", config)
+    return Target(text, config, engine=engine)
 
 
 def is_url(text: str) -> bool:

@@ -75,6 +75,15 @@ def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
         )
 
 
+def pool_size_bytes(config: TieringConfig) -> int:
+    """Return the size of the host pool that ``config`` asks for, a share in bytes of this machine.
+
+    0 where it counts slots.
+    """
+    size: int | float = config.pool_bytes or 0
+    return size if isinstance(size, int) else int(size * total_memory_bytes())
+
+
 def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
     """Return the number of slots of the configured host pool.
 
@@ -87,8 +96,7 @@ def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
     """
     if config.slots is not None:
         return config.slots
-    size: int | float = config.pool_bytes or 0
-    size_bytes = size if isinstance(size, int) else int(size * total_memory_bytes())
+    size_bytes = pool_size_bytes(config)
     row_bytes = PoolLayout(1, chunk_bytes).row_bytes
     slots = size_bytes // row_bytes
     if slots < 1:

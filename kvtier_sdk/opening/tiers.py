@@ -125,11 +125,14 @@ def open_tier(
     events: bool = False,
     notify: Callable[[], None] | None = None,
     shutdown_timeout_s: float = 10.0,
+    engine: str = "the engine",
+    verify: bool = True,
 ) -> Iterator[TierClient]:
     """Open one tier for an engine that keeps its own manager, and close it at the end.
 
     Args:
-        tier: its specification, or its URL.
+        tier: its specification, or its URL; :meth:`TierSpec.in_background` for an engine that
+            serves already.
         pool: memory of the slots; the caller closes it afterwards. Make it with
             ``HostPool.create`` if the tier is to run in a process of its own.
         namespace: everything that decides whether stored bytes can be reused.
@@ -138,6 +141,8 @@ def open_tier(
         events: true to collect events.
         notify: called in a thread of the tier's whenever it has reported; must not block.
         shutdown_timeout_s: time to drain the tier, and again to close it.
+        engine: the engine's name, for the log.
+        verify: false switches digests off; for measurements and tests only.
 
     Yields:
         The client, open.
@@ -155,8 +160,9 @@ def open_tier(
         listener,
         clock=clock or SystemClock(),
         notify=notify,
+        verify=verify,
         events=events,
-        engine="the engine",
+        engine=engine,
     )
     try:
         client.open()

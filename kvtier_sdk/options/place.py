@@ -40,7 +40,7 @@ class Place:
         return f"{self.where}: option {self.path!r}" if self.path else f"{self.where}:"
 
     def at(self, *parts: str | int) -> Place:
-        """The place below this one by names and indices."""
+        """Return the place below this one; ``parts`` are names and indices."""
         path = self.path
         for part in parts:
             path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part

@@ -51,7 +51,7 @@ def without_password(text: str) -> str:
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of a URL, with any characters in them."""
+    """Mask the password and the secret options of ``url``, with any characters in them."""
     for pattern in _IN_URL:
         url = pattern.sub(rf"\1{MASK}", url)
     return url

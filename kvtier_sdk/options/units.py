@@ -42,7 +42,9 @@ def parse_bytes(value: object) -> int:
     """Read a size in bytes: an ``int``, or text such as ``"64KiB"``, ``"4 GiB"``, ``"1.5GB"``.
 
     KiB, MiB, GiB, TiB, PiB, EiB are powers of 1,024; KB, MB, GB, TB, PB, EB are powers of 1,000.
-    A size is a whole number of bytes and not negative.
+
+    Raises:
+        ValueError: ``value`` is no whole number of bytes, or negative.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:

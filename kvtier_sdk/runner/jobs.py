@@ -128,7 +128,7 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
         duration_s: time from the hand-over to the conclusion.
         error: the first error in words, for the log; an absent chunk is no error.
         released: true if the job's I/O has ended too; otherwise
-            :meth:`kvtier_sdk.TierListener.released` follows.
+            :meth:`kvtier_sdk.engine.TierListener.released` follows.
         retries: number of calls of the tier that repeated a failed one.
     """
 

@@ -61,7 +61,7 @@ class ComputeRate:
         self.note(chunks, now_s - self._since_s)
 
     def note(self, chunks: int, duration_s: float) -> None:
-        """Take the time in which a number of chunks was computed."""
+        """Take the time ``duration_s`` in which a number of ``chunks`` was computed."""
         if chunks < 2 or duration_s < _SHORTEST_S:
             return
         self._bursts.append((duration_s / chunks, chunks))

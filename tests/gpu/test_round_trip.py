@@ -21,11 +21,9 @@ from kvtier_sdk import (
     OffloadKey,
     RequestContext,
     TieringConfig,
-    TieringManager,
     make_offload_key,
-    open_manager,
-    open_pool,
 )
+from kvtier_sdk.engine import TieringManager, open_manager, open_pool
 from kvtier_sdk.worker import OffloadWorker
 
 _CHUNKS = 64

@@ -30,7 +30,7 @@ url = "redis://user:hunter2@127.0.0.1:1"
 """
 HOST: dict[str, Any] = {
     "spec_name": "KVTierOffloadingSpec",
-    "spec_module_path": "kvtier_sdk.integrations.vllm",
+    "spec_module_path": "kvtier_vllm",
     "cpu_bytes_to_use": "1MiB",
     "secondary_tiers": ["memory:?capacity=1MiB"],
 }
@@ -174,7 +174,7 @@ def test_what_vllm_is_given_is_read(tmp_path: Path, extra: dict[str, Any]) -> No
         (
             without(HOST, "spec_module_path"),
             {},
-            "'spec_module_path' is missing; write 'kvtier_sdk.integrations.vllm'",
+            "'spec_module_path' is missing; write 'kvtier_vllm'",
         ),
         (
             {**HOST, "spec_module_path": "kvtier_sdk.vllm"},

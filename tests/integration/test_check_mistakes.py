@@ -210,7 +210,7 @@ def test_a_pool_larger_than_shared_memory_is_told(tmp_path: Path) -> None:
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": {
                     "spec_name": "KVTierOffloadingSpec",
-                    "spec_module_path": "kvtier_sdk.integrations.vllm",
+                    "spec_module_path": "kvtier_vllm",
                     "cpu_bytes_to_use": "64MiB",
                     "secondary_tiers": ["memory:"],
                 },

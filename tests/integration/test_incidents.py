@@ -29,11 +29,10 @@ from kvtier_sdk import (
     PoolLayout,
     RequestContext,
     TierError,
-    TierListener,
     TierSpec,
     TierUnavailableError,
-    open_tier,
 )
+from kvtier_sdk.engine import TierListener, open_tier
 
 MIB = 2**20
 EngineFactory = Callable[..., Engine]

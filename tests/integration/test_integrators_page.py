@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import kvtier_sdk
+import kvtier_sdk.engine
 from kvtier_sdk import HostPool, Namespace, PoolLayout, RequestContext, make_offload_key
 
-PAGE = (Path(__file__).parents[2] / "docs" / "integrators.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "integrators.md").read_text()
+CODE = r"```python\n(.*?)^```"
+EXCERPTS = re.findall(rf"^<!-- of: (\S+) -->\n\n{CODE}", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = [
+    block
+    for block in re.findall(rf"^{CODE}", PAGE, re.MULTILINE | re.DOTALL)
+    if block not in dict(EXCERPTS).values()
+]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["our manager", "a tier alone"])
-def test_a_block_runs(block: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_runs(block: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     block = block.replace("file:///data/kv", f"file://{tmp_path}/kv")
     block = block.replace("redis://cache:6379/0", f"file://{tmp_path}/kv")
     pool = HostPool.create(PoolLayout(4, 4096))
@@ -27,3 +39,31 @@ def test_a_block_runs(block: str, tmp_path: Path) -> None:
     }
     exec(block, known)
     pool.close()
+    for said in re.findall(r"print\(.*\)  # (.*?)(?: \.\.\.)?$", block, re.MULTILINE):
+        assert capsys.readouterr().out.startswith(said)
+
+
+def lines_of(code: str) -> str:
+    """Join the lines of code, without their margin: the page has a method without its class."""
+    return "\n".join(filter(None, map(str.strip, code.splitlines())))
+
+
+def test_an_excerpt_is_in_its_example() -> None:
+    assert EXCERPTS
+    for file, excerpt in EXCERPTS:
+        assert lines_of(excerpt) in lines_of((ROOT / file).read_text())
+
+
+def test_the_example_prints_what_the_page_says(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^```sh\n(python .*)\n```", PAGE, re.MULTILINE)
+    (printed,) = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    _, *arguments = shlex.split(command.replace("file:///tmp/kv", f"file://{tmp_path}/kv"))
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == printed
+
+
+def test_every_name_on_the_page_is_public() -> None:
+    public = {*kvtier_sdk.__all__, *kvtier_sdk.engine.__all__}
+    assert set(re.findall(r"`([A-Z][a-z]\w+)[`(.]", PAGE)) - public == {"None"}

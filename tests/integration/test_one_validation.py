@@ -21,16 +21,15 @@ from kvtier_sdk import (
     SystemClock,
     TieringConfig,
     TierSpec,
-    open_manager,
-    open_pool,
 )
-from kvtier_sdk.integrations.vllm.options import (
+from kvtier_sdk.engine import open_manager, open_pool
+from kvtier_sdk.options.model import validate_options
+from kvtier_sdk.runner.factory import make_runner
+from kvtier_vllm.options import (
     EXTRA_CONFIG,
     SecondaryTierEntry,
     SpecOptions,
 )
-from kvtier_sdk.options.model import validate_options
-from kvtier_sdk.runner.factory import make_runner
 
 #: A tier whose options write down the process that validates them.
 COUNTED = """
@@ -144,7 +143,7 @@ def of_vllm(spec: str, tier: Mapping[str, Any]) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "spec_name": spec,
-            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "spec_module_path": "kvtier_vllm",
             "cpu_bytes_to_use": 1 << 20,
             "secondary_tiers": [{**tier, "type": "kvtier", "backend": "counted"}],
         },

@@ -12,8 +12,9 @@ import pytest
 from support.command import kvtier
 from support.filled import fill, keys_from
 
-from kvtier_sdk import Namespace, RequestContext, TieringConfig, open_manager, open_pool
-from kvtier_sdk.integrations.vllm.block_hashes import chunk_keys
+from kvtier_sdk import Namespace, RequestContext, TieringConfig
+from kvtier_sdk.engine import open_manager, open_pool
+from kvtier_vllm.block_hashes import chunk_keys
 
 pytestmark = pytest.mark.reader
 

@@ -9,15 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvtier_sdk import (
-    HostPool,
-    Namespace,
-    PoolLayout,
-    RequestContext,
-    TierSpec,
-    make_offload_key,
-    open_tier,
-)
+from kvtier_sdk import HostPool, Namespace, PoolLayout, RequestContext, TierSpec, make_offload_key
+from kvtier_sdk.engine import open_tier
 from kvtier_sdk.runner import ProcessRunner
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_manager.py"

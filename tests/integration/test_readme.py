@@ -27,14 +27,14 @@ def test_whoever_is_told_to_install_is_told_from_where() -> None:
     assert "\n## Install\n" in text
     for package in re.findall(r"\./\S+", command):
         assert (README.parent / package / "pyproject.toml").exists()
-    asks = re.compile(r"pip install [^\n]*kvtier-(sdk|file|redis|s3|mooncake|sqlite|memcached)")
+    asks = re.compile(r"pip install [^\n]*kvtier-\w+")
     pages = [
         page
-        for place in ("docs", "backends", "examples")
+        for place in ("docs", "backends", "engines", "examples")
         for page in (README.parent / place).rglob("*.md")
         if asks.search(page.read_text())
     ]
-    assert len(pages) >= 7
+    assert len(pages) >= 10
     for page in pages:
         (link,) = set(re.findall(r"\((\S+README\.md)#install\)", page.read_text())) or {None}
         assert link is not None, page

@@ -17,7 +17,8 @@ from support.played import report_of as replay
 from support.played import write_trace
 from support.unlimited import unlimited_hit_rate
 
-from kvtier_sdk import TieringConfig, TieringManager
+from kvtier_sdk import TieringConfig
+from kvtier_sdk.engine import TieringManager
 from kvtier_sdk.replay import ReplayRequest, chat_workload, driver, read_trace
 from kvtier_sdk.types import make_offload_key
 
@@ -328,7 +329,7 @@ def test_an_unknown_flag_is_refused() -> None:
 def test_vllms_json_is_read_too(tmp_path: Path) -> None:
     extra = {
         "spec_name": "KVTierOffloadingSpec",
-        "spec_module_path": "kvtier_sdk.integrations.vllm",
+        "spec_module_path": "kvtier_vllm",
         "cpu_bytes_to_use": "320KiB",
         "secondary_tiers": [f"file://{tmp_path}/kv"],
     }

@@ -27,13 +27,10 @@ from kvtier_sdk import (
     RequestContext,
     SystemClock,
     TieringConfig,
-    TieringManager,
-    open_manager,
-    open_pool,
 )
 from kvtier_sdk.admin import ask
 from kvtier_sdk.cli.app import app
-from kvtier_sdk.operator.services import OperatorServices
+from kvtier_sdk.engine import OperatorServices, TieringManager, open_manager, open_pool
 from kvtier_sdk.replay import ReplayReport, chat_workload, read_trace, replay
 
 REQUESTS = 240

@@ -13,7 +13,7 @@ from support.filled import CHUNK_BYTES, fill, keys_from
 from support.stores import Folder, RedisStore, S3Store, Store
 
 from kvtier_sdk import Namespace
-from kvtier_sdk.integrations.vllm.block_hashes import chunk_keys
+from kvtier_vllm.block_hashes import chunk_keys
 
 FACTS: dict[str, Any] = {
     "engine": "vllm 0.32.0",

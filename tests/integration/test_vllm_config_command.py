@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.command import kvtier
 
-from kvtier_sdk.integrations.vllm.transfer_config import read_transfer_config
+from kvtier_vllm.transfer_config import read_transfer_config
 
 
 @pytest.mark.parametrize("manager", ["kvtier", "vllm"])

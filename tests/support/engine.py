@@ -12,7 +12,6 @@ from kvtier_sdk import (
     MemoryTierConfig,
     Namespace,
     OffloadKey,
-    PrepareStoreOutput,
     RequestContext,
     RunnerOptions,
     TierError,
@@ -21,6 +20,7 @@ from kvtier_sdk import (
     load_policy,
     make_offload_key,
 )
+from kvtier_sdk.engine import PrepareStoreOutput
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import TierLoop
 from kvtier_sdk.runner.breaker import BreakerState, Direction

@@ -11,13 +11,11 @@ from kvtier_sdk import (
     Namespace,
     OffloadKey,
     RequestContext,
-    TierClient,
-    TierListener,
     TierSpec,
     Verdict,
     make_offload_key,
-    open_tier,
 )
+from kvtier_sdk.engine import TierClient, TierListener, open_tier
 from support.live import content
 
 CHUNK_BYTES = 4096

@@ -14,11 +14,9 @@ from kvtier_sdk import (
     OffloadKey,
     RequestContext,
     TieringConfig,
-    TieringManager,
     TierSpec,
-    open_manager,
-    open_pool,
 )
+from kvtier_sdk.engine import TieringManager, open_manager, open_pool
 
 CHUNK_BYTES = 4096
 _WAIT_S = 0.01

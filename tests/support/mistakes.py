@@ -14,15 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from kvtier_sdk import (
-    KVTierError,
-    Namespace,
-    TieringConfig,
-    make_offload_key,
-    open_manager,
-    open_pool,
-)
-from kvtier_sdk.integrations.vllm.early_check import check_engine
+from kvtier_sdk import KVTierError, Namespace, TieringConfig, make_offload_key
+from kvtier_sdk.engine import open_manager, open_pool
+from kvtier_vllm.early_check import check_engine
 from support.live import Live
 
 #: The engine that starts.
@@ -208,7 +202,7 @@ MISTAKES = [
         """
         {
             "spec_name": "KVTierOfloadingSpec",
-            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "spec_module_path": "kvtier_vllm",
             "cpu_bytes_to_use": "1MiB"
         }
         """,
@@ -234,7 +228,7 @@ MISTAKES = [
         """
         {
             "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "spec_module_path": "kvtier_vllm",
             "cpu_bytes_to_use": "1PiB"
         }
         """,
@@ -244,7 +238,7 @@ MISTAKES = [
         """
         {
             "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "spec_module_path": "kvtier_vllm",
             "cpu_bytes_to_use": "1MiB",
             "model_revision": "v1",
             "secondary_tiers": ["redis://:hunter2@127.0.0.1:{redis}"]
@@ -268,7 +262,7 @@ MISTAKES = [
         """
         {
             "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "spec_module_path": "kvtier_vllm",
             "cpu_bytes_to_use": "1MiB"
         }
         """,

@@ -30,16 +30,15 @@ from kvtier_sdk import (
     RunnerOptions,
     SystemClock,
     TierAuthError,
-    TierClient,
     TierContractError,
     TierError,
-    TierListener,
     TierSpec,
     TierTimeoutError,
     TierUnavailableError,
     Transfer,
     make_offload_key,
 )
+from kvtier_sdk.engine import TierClient, TierListener
 from kvtier_sdk.runner import TierRunner, health
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_sdk.runner.jobs import (

@@ -118,7 +118,7 @@ class Host:
                 model_name=kind.model,
                 storage_backend_extra_config={
                     "backend_name": "kvtier",
-                    "module_path": "kvtier_sdk.integrations.sglang",
+                    "module_path": "kvtier_sglang",
                     "class_name": "KVTierHiCacheStorage",
                     "interface_v1": int(kind.zero_copy),
                     "tier": tier,

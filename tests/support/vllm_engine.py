@@ -105,7 +105,7 @@ class Way:
         options = {"verify": verify, "model_revision": "made up"}
         config: dict[str, Any] = {
             "spec_name": self.spec,
-            "spec_module_path": "kvtier_sdk.integrations.vllm",
+            "spec_module_path": "kvtier_vllm",
             "cpu_bytes_to_use": host_bytes,
             "secondary_tiers": [entry],
         }

@@ -16,12 +16,17 @@ from typing import Any
 import pytest
 
 import kvtier_sdk
+import kvtier_sdk.engine
 from kvtier_sdk.testing import CHECKS, CheckSkipped, TierSubject
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.probe import REQUEST
 from kvtier_sdk.testing.conformance.suite import run_check
 
-SDK = {name: getattr(kvtier_sdk, name) for name in kvtier_sdk.__all__}
+SDK = {
+    name: getattr(module, name)
+    for module in (kvtier_sdk, kvtier_sdk.engine)
+    for name in module.__all__
+}
 DOCUMENTED = {**SDK, "Clock.gather_bounded": kvtier_sdk.Clock.gather_bounded}
 PROSE = {name: inspect.getdoc(found) or "" for name, found in DOCUMENTED.items()}
 BLOCKS = {name: re.findall(r"::\n\n((?:    .*\n|\n)+)", text) for name, text in PROSE.items()}

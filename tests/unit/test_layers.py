@@ -9,16 +9,17 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import kvtier_sdk
+import kvtier_sdk.engine
 
 PACKAGE = Path(kvtier_sdk.__file__).parent
-BACKENDS = PACKAGE.parent / "backends"
+ROOT = PACKAGE.parent
 
 
 def read_ranks(page: str) -> dict[str, int]:
@@ -38,14 +39,17 @@ STRANGERS = frozenset({("kvtier_sdk.tiering", "kvtier_sdk.worker")})
 ONLY_IN = {
     "cryptography": ("kvtier_sdk.codecs",),
     # SGLang passes its pages as tensors.
-    "torch": ("kvtier_sdk.worker", "kvtier_sdk.integrations.sglang"),
-    "vllm": ("kvtier_sdk.integrations.vllm",),
-    "lmcache": ("kvtier_sdk.integrations.lmcache",),
-    "sglang": ("kvtier_sdk.integrations.sglang",),
+    "torch": ("kvtier_sdk.worker", "kvtier_sglang"),
+    "vllm": ("kvtier_vllm",),
+    "lmcache": ("kvtier_lmcache",),
+    "sglang": ("kvtier_sglang",),
     "prometheus_client": ("kvtier_sdk.exporter",),
-    "typer": ("kvtier_sdk.cli",),
+    "typer": ("kvtier_sdk.cli", "kvtier_vllm.command"),
     "rich": ("kvtier_sdk.cli",),
 }
+#: The modules that packages import from, to the names that are public there.
+FOR_BACKENDS = {"kvtier_sdk": frozenset(kvtier_sdk.__all__)}
+FOR_ENGINES = {**FOR_BACKENDS, "kvtier_sdk.engine": frozenset(kvtier_sdk.engine.__all__)}
 # Calls that only clock.py may make; CLOCK_METHODS are methods of any object.
 CLOCK_CALLS = frozenset(
     {
@@ -119,6 +123,15 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterato
                 yield Import(node.lineno, str(target.value))
 
 
+def heavy_breaches(imported: Import, module: str) -> list[str]:
+    """Return the breach of a module that imports what only others may."""
+    root = imported.module.partition(".")[0]
+    homes = ONLY_IN.get(root, (module,))
+    if any(is_in(module, allowed) for allowed in homes):
+        return []
+    return [f"{module}:{imported.line}: imports {root}; only {' and '.join(homes)} may"]
+
+
 def import_breaches(source: str, module: str, *, is_package: bool = False) -> list[str]:
     """Return the forbidden imports of a module of the SDK."""
     home = home_of(module)
@@ -127,11 +140,8 @@ def import_breaches(source: str, module: str, *, is_package: bool = False) -> li
     found = []
     for imported in imports_of(source, module, is_package=is_package):
         where = f"{module}:{imported.line}"
-        root = imported.module.partition(".")[0]
-        homes = ONLY_IN.get(root)
-        if homes and not any(is_in(module, allowed) for allowed in homes):
-            found.append(f"{where}: imports {root}; only {' and '.join(homes)} may")
-        if root != "kvtier_sdk":
+        found += heavy_breaches(imported, module)
+        if not is_in(imported.module, "kvtier_sdk"):
             continue
         target = imported.module
         if imported.name is not None and f"{target}.{imported.name}" in RANKS:
@@ -145,7 +155,7 @@ def import_breaches(source: str, module: str, *, is_package: bool = False) -> li
         if target_home == "kvtier_sdk.testing" and home != target_home:
             found.append(f"{where}: imports {target}, which is for tests")
         if (home, target_home) in STRANGERS or (target_home, home) in STRANGERS:
-            found.append(f"{where}: imports {target}; they meet only in integrations")
+            found.append(f"{where}: imports {target}; they meet only in an engine's package")
     return found
 
 
@@ -180,16 +190,21 @@ def clock_breaches(source: str, module: str) -> list[str]:
     return found
 
 
-def backend_breaches(source: str, module: str) -> list[str]:
-    """Return the places where a backend imports more of the SDK than its public names."""
+def package_breaches(source: str, module: str, public: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return the places where a backend or an engine imports more of kvtier than public names."""
+    own = module.partition(".")[0]
     found = []
     for imported in imports_of(source, module):
-        if not is_in(imported.module, "kvtier_sdk"):
+        where = f"{module}:{imported.line}"
+        found += heavy_breaches(imported, module)
+        root = imported.module.partition(".")[0]
+        if root == own or not root.startswith("kvtier_"):
             continue
-        if imported.module != "kvtier_sdk" or imported.name is None:
-            found.append(f"{module}:{imported.line}: write 'from kvtier_sdk import ...'")
-        elif imported.name not in kvtier_sdk.__all__:
-            found.append(f"{module}:{imported.line}: {imported.name} is not public")
+        if imported.module not in public or imported.name is None:
+            allowed = " or ".join(f"'from {name} import ...'" for name in public)
+            found.append(f"{where}: imports {imported.module}; write {allowed}")
+        elif imported.name not in public[imported.module]:
+            found.append(f"{where}: {imported.name} of {imported.module} is not public")
     return found
 
 
@@ -202,11 +217,11 @@ def modules_under(root: Path) -> list[tuple[str, Path]]:
 
 
 SDK_MODULES = modules_under(PACKAGE)
-BACKEND_MODULES = [
-    found
-    for package in sorted(BACKENDS.glob("*/kvtier_*"))
+PACKAGES = [
+    (package, public)
+    for side, public in (("backends", FOR_BACKENDS), ("engines", FOR_ENGINES))
+    for package in sorted((ROOT / side).glob("*/kvtier_*"))
     if package.is_dir()
-    for found in modules_under(package)
 ]
 
 
@@ -221,13 +236,22 @@ def test_time_and_tasks_go_through_the_clock(module: str, path: Path) -> None:
     assert clock_breaches(path.read_text(), module) == []
 
 
-def test_backends_import_public_names_only() -> None:
+@pytest.mark.parametrize(("package", "public"), PACKAGES, ids=[one.name for one, _ in PACKAGES])
+def test_backends_and_engines_import_public_names_only(
+    package: Path, public: Mapping[str, frozenset[str]]
+) -> None:
     found = [
         breach
-        for module, path in BACKEND_MODULES
-        for breach in backend_breaches(path.read_text(), module)
+        for module, path in modules_under(package)
+        for breach in package_breaches(path.read_text(), module, public)
     ]
     assert found == []
+
+
+@pytest.mark.skipif(not (ROOT / "engines").is_dir(), reason="no checkout around the package")
+def test_every_package_is_seen() -> None:
+    names = {package.name for package, _ in PACKAGES}
+    assert {"kvtier_file", "kvtier_lmcache", "kvtier_sglang", "kvtier_vllm"} <= names
 
 
 def test_every_module_is_seen() -> None:
@@ -249,6 +273,7 @@ def test_every_module_is_seen() -> None:
         ("kvtier_sdk.pool.layout", "if TYPE_CHECKING:\n    from kvtier_sdk.runner import x"),
         ("kvtier_sdk.pool.layout", "importlib.import_module('kvtier_sdk.runner')"),
         ("kvtier_sdk.replay.player", "from kvtier_sdk.cli import app"),
+        ("kvtier_sdk", "from kvtier_sdk.engine import TierClient"),
     ],
 )
 def test_an_upward_import_is_caught(module: str, source: str) -> None:
@@ -261,8 +286,8 @@ def test_an_upward_import_is_caught(module: str, source: str) -> None:
         ("kvtier_sdk.contract", "from kvtier_sdk.types import Transfer"),
         ("kvtier_sdk.config.tier_spec", "from kvtier_sdk.registry import load_backend"),
         ("kvtier_sdk.runner.thread", "from .base import Runner"),
-        ("kvtier_sdk.integrations.vllm.spec", "import vllm"),
-        ("kvtier_sdk.integrations.vllm.spec", "from kvtier_sdk.tiering import TieringManager"),
+        ("kvtier_sdk.engine", "from kvtier_sdk.tiering import TieringManager"),
+        ("kvtier_sdk.engine", "from kvtier_sdk.worker import OffloadWorker"),
         ("kvtier_sdk.worker.copier", "import torch"),
         ("kvtier_sdk.cli.main", "import typer\nfrom kvtier_sdk import __version__"),
         ("kvtier_sdk.testing.kit", "from kvtier_sdk.replay import player"),
@@ -289,9 +314,9 @@ def test_an_unknown_module_is_caught() -> None:
     ("module", "source"),
     [
         ("kvtier_sdk.tiering.manager", "import torch"),
-        ("kvtier_sdk.integrations.vllm.spec", "import torch.cuda"),
+        ("kvtier_sdk.engine.model_tier", "import torch.cuda"),
         ("kvtier_sdk.worker.copier", "from vllm.config import VllmConfig"),
-        ("kvtier_sdk.integrations.sglang", "import vllm"),
+        ("kvtier_sdk.engine.tools", "import vllm"),
         ("kvtier_sdk.replay.report", "def f():\n    from rich.table import Table"),
         ("kvtier_sdk.testing.kit", "import typer"),
         ("kvtier_sdk.metrics", "if TYPE_CHECKING:\n    import torch"),
@@ -352,32 +377,72 @@ def test_replay_may_observe_but_not_wait() -> None:
     assert clock_breaches("import time\ntime.sleep(1)", "kvtier_sdk.replay.report") != []
 
 
+PRIVATE = [
+    "import kvtier_sdk",
+    "import kvtier_sdk.errors as e",
+    "from kvtier_sdk.errors import TierError",
+    "from kvtier_sdk import errors",
+    "from kvtier_sdk import _hidden",
+    "def f():\n    from kvtier_sdk.testing import VirtualClock",
+    "if TYPE_CHECKING:\n    from kvtier_sdk.tiering import TieringManager",
+    "importlib.import_module('kvtier_sdk.runner')",
+    "from kvtier_sdk.worker import OffloadWorker",
+    "from kvtier_redis import RedisTier",
+    "import vllm",
+]
+OF_ENGINES = "from kvtier_sdk.engine import TierClient"
+
+
+@pytest.mark.parametrize("source", [*PRIVATE, OF_ENGINES])
+def test_a_backend_that_imports_more_is_caught(source: str) -> None:
+    assert package_breaches(source, "kvtier_file.tier", FOR_BACKENDS) != []
+
+
 @pytest.mark.parametrize(
     "source",
     [
-        "import kvtier_sdk",
-        "import kvtier_sdk.errors as e",
-        "from kvtier_sdk.errors import TierError",
-        "from kvtier_sdk import errors",
-        "from kvtier_sdk import _hidden",
-        "def f():\n    from kvtier_sdk.testing import VirtualClock",
+        *PRIVATE[:-1],
+        "import kvtier_sdk.engine",
+        "from kvtier_sdk.engine import model_tier",
+        "from kvtier_sdk.engine.model_tier import ModelTier",
+        "from kvtier_vllm import plugin",
+        "import sglang",
     ],
 )
-def test_a_backend_that_imports_more_is_caught(source: str) -> None:
-    assert backend_breaches(source, "kvtier_file.tier") != []
+def test_an_engine_that_imports_more_is_caught(source: str) -> None:
+    assert package_breaches(source, "kvtier_lmcache.adapter", FOR_ENGINES) != []
 
 
-def test_a_backend_may_import_public_names_and_its_own() -> None:
+def test_a_package_may_import_public_names_its_own_and_its_engine() -> None:
     source = (
         "import os\nfrom kvtier_sdk import TierError, run_blocking\nfrom kvtier_file.x import y"
     )
-    assert backend_breaches(source, "kvtier_file.tier") == []
+    assert package_breaches(source, "kvtier_file.tier", FOR_BACKENDS) == []
+    source = f"import vllm\n{OF_ENGINES}\nfrom kvtier_sdk import Job\nfrom kvtier_vllm import z"
+    assert package_breaches(source, "kvtier_vllm.spec", FOR_ENGINES) == []
 
 
-def test_importing_the_package_brings_nothing_heavy_along() -> None:
+@pytest.mark.parametrize("module", ["kvtier_sdk", "kvtier_sdk.engine"])
+def test_importing_a_public_module_brings_nothing_heavy_along(module: str) -> None:
     heavy = ["torch", "vllm", "typer", "rich", "uvloop", "yaml", "prometheus_client"]
-    code = f"import kvtier_sdk, sys; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_backend_brings_no_manager_along() -> None:
+    code = "import kvtier_sdk, sys; print([n for n in sys.modules if 'kvtier_sdk.tiering' in n])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_workers_names_are_found_when_they_are_asked_for() -> None:
+    pytest.importorskip("torch")
+    for name in kvtier_sdk.engine.__all__:
+        assert getattr(kvtier_sdk.engine, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'OffloadWorkers'"):
+        kvtier_sdk.engine.OffloadWorkers  # noqa: B018

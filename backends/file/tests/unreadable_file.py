@@ -13,7 +13,8 @@ from pathlib import Path
 
 from support.live import live
 
-from kvtier_sdk import ResetScope, make_offload_key
+from kvtier_sdk import make_offload_key
+from kvtier_sdk.engine import ResetScope
 
 KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(4)]
 ROUNDS = 38

@@ -10,7 +10,8 @@ import pytest
 from support.live import Live, live
 from support.mooncake_store import MooncakeStore
 
-from kvtier_sdk import ResetScope, TierStats, make_offload_key
+from kvtier_sdk import TierStats, make_offload_key
+from kvtier_sdk.engine import ResetScope
 
 KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(8)]
 _ATTEMPTS = 300

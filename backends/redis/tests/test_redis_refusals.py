@@ -19,11 +19,10 @@ from kvtier_sdk import (
     TierAuthError,
     TierCapacityError,
     TierError,
-    TierListener,
     TierUnavailableError,
     Usage,
-    open_tier,
 )
+from kvtier_sdk.engine import TierListener, open_tier
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 

@@ -10,7 +10,8 @@ from support.runners import RUNNERS
 from support.s3_front import S3Front
 from support.s3_server import S3Server
 
-from kvtier_sdk import ResetScope, make_offload_key
+from kvtier_sdk import make_offload_key
+from kvtier_sdk.engine import ResetScope
 
 KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(40)]
 

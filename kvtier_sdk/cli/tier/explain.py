@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli.engine_tools import prompt_keys
 from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.tier.contents import Contents, count
@@ -31,7 +32,6 @@ from kvtier_sdk.cli.tier.verify import check_readable
 from kvtier_sdk.cli.tier.view import print_columns
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.integrations.vllm.block_hashes import chunk_keys
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.units import format_bytes
@@ -98,7 +98,7 @@ def explain_command(
     meant = _meant(selection, [one for found in held.values() for one in found])
     groups = [[_read_key(text) for text in keys]] if keys else []
     if tokens is not None:
-        groups += chunk_keys(_read_tokens(tokens), meant.facts)
+        groups += prompt_keys(_read_tokens(tokens), meant.facts)
     answers = []
     for spec in target.tiers:
         if spec.name not in faults.by_tier:

@@ -9,7 +9,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from kvtier_sdk import HostPool, LookupResult, OffloadKey, RequestContext, TieringManager
+from kvtier_sdk import HostPool, LookupResult, OffloadKey, RequestContext
+from kvtier_sdk.engine import TieringManager
 from kvtier_sdk.replay import ReplayRequest
 from kvtier_sdk.replay.content import ChunkContent
 

@@ -16,17 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtier_sdk import (
-    HostPool,
-    Namespace,
-    OffloadKey,
-    TieringConfig,
-    TieringManager,
-    TierSpec,
-    TierStats,
-    open_manager,
-    open_pool,
-)
+from kvtier_sdk import HostPool, Namespace, OffloadKey, TieringConfig, TierSpec, TierStats
+from kvtier_sdk.engine import TieringManager, open_manager, open_pool
 from kvtier_sdk.replay import chat_workload
 from kvtier_sdk.replay.content import ChunkContent
 from support.chaos.engine import Engine

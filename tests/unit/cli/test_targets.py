@@ -9,6 +9,7 @@ import pytest
 
 from kvtier_sdk import ConfigError, UnknownBackendError
 from kvtier_sdk.cli.targets import read_target
+from kvtier_vllm.tools import VLLMTools
 
 KV = """
 slots = 8
@@ -28,7 +29,7 @@ def kv(tmp_path: Path) -> str:
 
 def test_a_url_is_one_tier_and_no_pool() -> None:
     target = read_target("file:///data/kv?capacity=1GiB")
-    assert (target.kind, target.only_tier.backend, target.config.slots) == ("url", "file", None)
+    assert (target.is_url, target.only_tier.backend, target.config.slots) == (True, "file", None)
 
 
 def test_a_urls_name_has_no_password() -> None:
@@ -44,7 +45,7 @@ def test_a_url_may_be_longer_than_a_files_name() -> None:
 
 def test_a_configuration_is_all_its_tiers(kv: str) -> None:
     target = read_target(kv)
-    assert (target.kind, target.config.slots) == ("configuration", 8)
+    assert (target.is_url, target.engine, target.config.slots) == (False, None, 8)
     assert [spec.name for spec in target.tiers] == ["near", "redis"]
 
 
@@ -67,14 +68,14 @@ def test_vllms_json_is_read_without_vllm(tmp_path: Path) -> None:
     path = tmp_path / "vllm.json"
     extra = {
         "spec_name": "KVTierOffloadingSpec",
-        "spec_module_path": "kvtier_sdk.integrations.vllm",
+        "spec_module_path": "kvtier_vllm",
         "cpu_bytes_to_use": "1GiB",
         "secondary_tiers": ["memory:"],
     }
     transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     path.write_text(json.dumps({**transfer, "kv_connector_extra_config": extra}))
     target = read_target(str(path))
-    assert (target.kind, target.config.pool_bytes) == ("vllm", 1 << 30)
+    assert (type(target.engine), target.config.pool_bytes) == (VLLMTools, 1 << 30)
     assert target.only_tier.name == "memory"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import ConfigError, TieringConfig, TierSpec
-from kvtier_sdk.integrations.vllm.options import SecondaryTierEntry
+from kvtier_vllm.options import SecondaryTierEntry
 
 
 def complaint(*tiers: str) -> str:

@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvtier_sdk import (
-    ConfigError,
-    HostPool,
-    Namespace,
-    TieringConfig,
-    TieringManager,
-    open_manager,
-    open_pool,
-)
+from kvtier_sdk import ConfigError, HostPool, Namespace, TieringConfig
+from kvtier_sdk.engine import TieringManager, open_manager, open_pool
 from kvtier_sdk.pool.limits import total_memory_bytes
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from support.monitoring import ALERTS
 
-from kvtier_sdk import METRICS, MissReason, RunnerOptions, TieringConfig, load_backend
-from kvtier_sdk.integrations.options import AdapterOptions
-from kvtier_sdk.integrations.vllm.options import EngineOptions, GuestOptions
+from kvtier_sdk import METRICS, RunnerOptions, TieringConfig, load_backend
+from kvtier_sdk.engine import AdapterOptions, MissReason
 from kvtier_sdk.options.describe import OptionInfo, describe_options
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.runner.jobs import Verdict
+from kvtier_vllm.options import EngineOptions, GuestOptions
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"

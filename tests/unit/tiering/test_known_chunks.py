@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 from support.engine import KEYS, A, B, Engine
 
-from kvtier_sdk import CorruptChunkError, RequestContext, ResetScope
+from kvtier_sdk import CorruptChunkError, RequestContext
+from kvtier_sdk.engine import ResetScope
 from kvtier_sdk.tiering.known_chunks import KnownChunks
 
 EngineFactory = Callable[..., Engine]

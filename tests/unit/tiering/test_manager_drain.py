@@ -9,7 +9,8 @@ import pytest
 from support.core import pure_core_only
 from support.engine import KEYS, A, B, Engine, start_promotion, stored_below
 
-from kvtier_sdk import ResetScope, TierClient, TierUnavailableError
+from kvtier_sdk import TierUnavailableError
+from kvtier_sdk.engine import ResetScope, TierClient
 
 Make = Callable[..., Engine]
 

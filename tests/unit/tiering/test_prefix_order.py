@@ -15,9 +15,9 @@ from kvtier_sdk import (
     LookupResult,
     OffloadKey,
     RequestContext,
-    TieringManager,
     make_offload_key,
 )
+from kvtier_sdk.engine import TieringManager
 from kvtier_sdk.testing import VirtualClock
 
 SLOTS = 8

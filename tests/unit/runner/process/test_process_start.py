@@ -29,8 +29,8 @@ from kvtier_sdk import (
     TieringConfig,
     TierSpec,
     TierUnavailableError,
-    open_pool,
 )
+from kvtier_sdk.engine import open_pool
 from kvtier_sdk.runner import ProcessRunner, ThreadRunner, TierRunner
 from kvtier_sdk.runner.factory import make_runner
 

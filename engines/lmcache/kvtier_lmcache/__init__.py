@@ -1,0 +1,6 @@
+"""kvtier as an L2 adapter of LMCache, by configuration alone."""
+
+from kvtier_lmcache.adapter import KVTierL2Adapter
+from kvtier_lmcache.config import KVTierL2AdapterConfig
+
+__all__ = ["KVTierL2Adapter", "KVTierL2AdapterConfig"]

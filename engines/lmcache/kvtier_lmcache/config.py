@@ -1,0 +1,83 @@
+"""The configuration that LMCache's plugin loader makes of ``adapter_params``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Self
+
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
+
+from kvtier_sdk import ConfigError, TierSpec
+from kvtier_sdk.engine import AdapterOptions, Place
+
+#: The options' place in LMCache's configuration.
+ADAPTER_PARAMS = Place("adapter_params")
+_FP8 = "float8_e4m3fn"
+
+
+class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
+    """The configuration of a :class:`KVTierL2Adapter`.
+
+    Attributes:
+        tier: the tier.
+        options: how the adapter uses it.
+        serde: what LMCache makes of objects before it stores them; ``None`` for nothing.
+    """
+
+    def __init__(self, tier: TierSpec, options: AdapterOptions, serde: str | None = None) -> None:
+        self.tier = tier
+        self.options = options
+        self.serde = serde
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Self:
+        """Read ``adapter_params``: a tier's entry, and the options of the adapter.
+
+        Raises:
+            ConfigError: an option is wrong or missing.
+            BackendError: the backend cannot be found or loaded.
+        """
+        tier, options = AdapterOptions.read(d, ADAPTER_PARAMS)
+        return cls(tier, options, _serde_beside(d))
+
+    @classmethod
+    def help(cls) -> str:
+        """Describe ``adapter_params`` for LMCache's command line."""
+        return (
+            "adapter_params of kvtier:\n"
+            "- url (str): the tier, such as file:///data/kv?capacity=200GiB or redis://cache/0\n"
+            "- any option of the backend and of every tier, here or in the URL's query "
+            "('kvtier backends' lists them)\n"
+            f"- {', '.join(AdapterOptions.option_names())} (optional)"
+        )
+
+
+def _serde_beside(params: Mapping[str, Any]) -> str | None:
+    """Return the serde that is configured beside ``adapter_params``.
+
+    LMCache wraps an adapter in its serde without a word to the adapter, which has to know it: a
+    lookup names the tensors before. LMCache's loader, which calls :meth:`from_dict`, has it.
+
+    Raises:
+        ConfigError: the length of its bytes does not follow from the tensors.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        for local in list(frame.f_locals.values()):
+            if getattr(local, "adapter_params", None) is params:
+                return _supported(getattr(local, "serde_config", None))
+    return None
+
+
+def _supported(serde: Any) -> str | None:
+    if serde is None:
+        return None
+    if serde.type != "fp8":
+        raise ConfigError(
+            f'"serde" of type {serde.type!r} is not supported, since lookups do not tell the '
+            'length of its objects: leave it out, or give {"type": "fp8"}; to seal chunks, give '
+            f'"codec": "aes-gcm:KEYFILE" in {ADAPTER_PARAMS}'
+        )
+    return f"fp8 {serde.kwargs.get('fp8_dtype', _FP8)}"

@@ -1,0 +1,94 @@
+"""LMCache's keys and layouts as keys and namespaces of kvtier."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvtier_sdk import Namespace, OffloadKey, make_offload_key, split_offload_key
+
+if TYPE_CHECKING:
+    from lmcache.v1.distributed.api import ObjectKey
+
+_RANK_BYTES = 8
+_SALT_BYTES = 16
+
+
+class ObjectLayout(NamedTuple):
+    """The tensors of an object, one behind the other.
+
+    Attributes:
+        tensors: dtype and shape of each.
+        size_bytes: length of the object.
+    """
+
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    size_bytes: int
+
+    @classmethod
+    def of(
+        cls, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], serde: str | None = None
+    ) -> ObjectLayout:
+        """Return the layout of tensors of these shapes and torch's dtypes.
+
+        LMCache looks serialized objects up with the tensors before, and stores the bytes after.
+        Serialization makes one byte of each element, so both have one layout here.
+        """
+        return _layout(tuple(shapes), tuple(dtypes), serde)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(
+    shapes: tuple[Sequence[int], ...], dtypes: tuple[Any, ...], serde: str | None
+) -> ObjectLayout:
+    if serde is not None:
+        size_bytes = sum(map(math.prod, shapes))
+        return ObjectLayout(((serde, (size_bytes,)),), size_bytes)
+    tensors = tuple(
+        (str(dtype).removeprefix("torch."), tuple(shape))
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    )
+    sizes = (math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+    return ObjectLayout(tensors, sum(sizes))
+
+
+def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) -> Namespace:
+    """Return the namespace of a model's objects.
+
+    Args:
+        model: LMCache's name of it.
+        layout: of one object; its shape tells the tokens of a chunk.
+        declared: the facts that the operator declares.
+    """
+    release = ".".join(version("lmcache").split(".")[:2])
+    tensors = [[dtype, list(shape)] for dtype, shape in layout.tensors]
+    facts = {"engine": f"lmcache {release}", "model": model, "tensors": tensors}
+    return Namespace({**declared, **facts})
+
+
+def offload_key(key: ObjectKey) -> OffloadKey:
+    """Return the key of an object: its chain hash, rank and salt, and its group.
+
+    The model is in the namespace. A tenant's salt is in every key of his, as a digest.
+    """
+    rank = key.kv_rank.to_bytes(_RANK_BYTES, "big")
+    return make_offload_key(
+        key.chunk_hash + rank + salt_digest(key.cache_salt), key.object_group_id
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def salt_digest(salt: str) -> bytes:
+    """Return the part of an object's key that stands for its tenant."""
+    return hashlib.blake2b(salt.encode(), digest_size=_SALT_BYTES).digest()
+
+
+def key_parts(key: OffloadKey) -> tuple[bytes, int, bytes, int]:
+    """Return the chunk hash, rank, digest of the salt and group that :func:`offload_key` joined."""
+    joined, group = split_offload_key(key)
+    rest, salt = joined[:-_SALT_BYTES], joined[-_SALT_BYTES:]
+    return rest[:-_RANK_BYTES], int.from_bytes(rest[-_RANK_BYTES:], "big"), salt, group

@@ -1,0 +1,159 @@
+"""Runs LMCache's own tests of its storage with kvtier's adapter in the place of its mock.
+
+Usage: python -m lmcache_own_tests SOURCES [--url URL] [PYTEST-OPTION ...]
+
+``SOURCES`` is the unpacked source distribution of LMCache, in the version of this environment:
+nothing of it is part of this project. Its tests make a ``MockL2Adapter``, and here that is
+kvtier's. What the mock can do beside its interface is added: to say what was stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: Files of LMCache's tests with a MockL2Adapter in them, below ``tests/v1/distributed``.
+FILES = (
+    "test_mock_l2_adapter.py",
+    "test_store_controller.py",
+    "test_runtime_adapters.py",
+    "test_distributed_storage_manager.py",
+    "test_cache_salt_l2_eviction.py",
+    "test_l1_l2_state_metrics.py",
+    "test_report_status.py",
+    "test_multimodel.py",
+    "serde/test_serde_e2e.py",
+)
+_URL = "KVTIER_LMCACHE_URL"
+_PAGE_BYTES = 4096
+_ARENA_BYTES = 64 << 20
+
+
+def main() -> int:
+    """Run the tests; return pytest's exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sources", type=Path, help="LMCache's sources, unpacked")
+    parser.add_argument(
+        "--url",
+        default="file://{}?min_free=0&capacity=64MiB",
+        help="the tier, {} for a new directory (%(default)s)",
+    )
+    arguments, options = parser.parse_known_args()
+    tests = arguments.sources / "tests"
+    files = [str(tests / "v1" / "distributed" / name) for name in FILES]
+    if missing := [name for name in files if not os.path.exists(name)]:
+        parser.error(f"no {missing[0]}")
+    command = [sys.executable, "-m", "pytest", "-p", __spec__.name, "-c", os.devnull]
+    # LMCache's conftest needs packages of a GPU.
+    command += ["--noconftest", "--rootdir", str(tests), "-rfE", "--tb", "line", *options, *files]
+    variables = {**os.environ, _URL: arguments.url}
+    return subprocess.run(command, env=variables, check=False).returncode
+
+
+def pytest_configure() -> None:
+    """Put the adapter in the mock's place, before any test is imported."""
+    if _URL not in os.environ:
+        return
+    import torch
+    from lmcache import torch_dev
+    from lmcache.v1.distributed.internal_api import L1MemoryDesc
+    from lmcache.v1.distributed.l2_adapters import mock_l2_adapter
+    from lmcache.v1.distributed.memory_manager.l1_memory_manager import L1MemoryManager
+    from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+
+    from kvtier_lmcache import KVTierL2Adapter, KVTierL2AdapterConfig
+
+    arena = torch.zeros(_ARENA_BYTES + _PAGE_BYTES, dtype=torch.uint8)
+    begin = -arena.data_ptr() % _PAGE_BYTES
+    places = itertools.cycle(range(begin, _ARENA_BYTES, 1 << 16))
+    make_manager = L1MemoryManager.__init__
+
+    def note(self: Any, *args: Any, **options: Any) -> None:
+        make_manager(self, *args, **options)
+        _managers.append(self)
+
+    L1MemoryManager.__init__ = note
+
+    class Substitute(KVTierL2Adapter):
+        """The adapter, over the last L1 that the test has made, or over an arena of its own."""
+
+        def __init__(self, config: object = None) -> None:
+            memory = L1MemoryDesc(arena.data_ptr() + begin, _ARENA_BYTES, _PAGE_BYTES)
+            if _managers:
+                memory = _managers[-1].get_l1_memory_desc()
+            url = os.environ[_URL].format(tempfile.mkdtemp())
+            self._stored: set[Any] = set()
+            super().__init__(KVTierL2AdapterConfig.from_dict({"url": url}), memory)
+
+        def _notify_keys_stored(self, keys: Any, sizes: Any) -> None:
+            self._stored.update(keys)
+            super()._notify_keys_stored(keys, sizes)
+
+        def _notify_keys_deleted(self, keys: Any, sizes: Any) -> None:
+            self._stored.difference_update(keys)
+            super()._notify_keys_deleted(keys, sizes)
+
+        def debug_has_key(self, key: Any) -> bool:
+            return key in self._stored
+
+        def debug_get_stored_object_count(self) -> int:
+            return len(self._stored)
+
+        def report_status(self) -> dict[str, Any]:
+            return {**super().report_status(), "stored_object_count": len(self._stored)}
+
+    def object_in_arena(size: int = 1024, fill_value: float = 1.0) -> TensorMemoryObj:
+        """As the tests make one, but in L1: where else would LMCache have it?"""
+        start = next(places)
+        raw = arena[start : start + size * 4].view(torch.float32)
+        raw.fill_(fill_value)
+        shape = torch.Size([size])
+        metadata = MemoryObjMetadata(
+            shape,
+            torch.float32,
+            start - begin,
+            size * 4,
+            1,
+            fmt=MemoryFormat.KV_2LTD,
+            shapes=[shape],
+            dtypes=[torch.float32],
+        )
+        return TensorMemoryObj(raw, metadata, parent_allocator=None)
+
+    mock_l2_adapter.MockL2Adapter = Substitute
+    _replaced.update(
+        create_memory_obj=object_in_arena,
+        _memory_obj=lambda n_floats=128: object_in_arena(n_floats),
+    )
+    # The modules skip themselves without a device; nothing in them uses one.
+    torch_dev.is_available = lambda: True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Replace what makes objects outside of L1."""
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        for name, function in _replaced.items():
+            if hasattr(module, name):
+                setattr(module, name, function)
+
+
+def pytest_runtest_setup() -> None:
+    """Forget the L1 of the test before."""
+    _managers.clear()
+
+
+_managers: list[Any] = []
+_replaced: dict[str, Any] = {}
+
+if __name__ == "__main__":
+    sys.exit(main())

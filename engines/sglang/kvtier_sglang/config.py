@@ -1,0 +1,45 @@
+"""The configuration in SGLang's ``--hicache-storage-backend-extra-config``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+from kvtier_sdk import ConfigError, TierSpec
+from kvtier_sdk.engine import AdapterOptions, Place
+
+_EXTRA_CONFIG = Place("hicache-storage-backend-extra-config")
+_TIER = "tier"
+#: SGLang's switch for the interface that passes places in its host pool.
+_ZERO_COPY = "interface_v1"
+
+
+class StorageConfig(NamedTuple):
+    """The configuration of a storage backend.
+
+    Attributes:
+        tier: the tier.
+        options: how it is used.
+        zero_copy: true if SGLang names pages by their places in its host pool.
+    """
+
+    tier: TierSpec
+    options: AdapterOptions
+    zero_copy: bool
+
+    @classmethod
+    def read(cls, extra_config: Mapping[str, Any] | None) -> Self:
+        """Read SGLang's table, of which ``tier`` is ours: a URL, or a tier's entry.
+
+        Raises:
+            ConfigError: an option is wrong or missing.
+            BackendError: the backend cannot be found or loaded.
+        """
+        extra_config = extra_config or {}
+        given = extra_config.get(_TIER)
+        if given is None:
+            raise ConfigError(
+                f'{_EXTRA_CONFIG} option {_TIER!r} is missing: "{_TIER}": "file:///data/kv"'
+            )
+        tier, options = AdapterOptions.read(given, _EXTRA_CONFIG.at(_TIER))
+        return cls(tier, options, bool(extra_config.get(_ZERO_COPY)))

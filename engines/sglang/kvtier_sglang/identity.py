@@ -1,0 +1,85 @@
+"""SGLang's pages as chunks of kvtier: their namespace and their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from kvtier_sdk import Namespace, OffloadKey, make_offload_key
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+
+#: What a host pool may say of the content of its pages.
+_CONTENT = (
+    "layout",
+    "page_size",
+    "start_layer",
+    "end_layer",
+    "layer_num",
+    "head_num",
+    "head_dim",
+    "v_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "kv_cache_dim",
+    "index_head_dim",
+    "storage_format_tag",
+)
+#: State of a recurrent layer is split over ranks, also where attention's is replicated.
+_ALWAYS_SPLIT = frozenset({"mamba"})
+
+
+class PageIdentity:
+    """The facts that decide if stored bytes are those of a page of one host pool.
+
+    Args:
+        config: SGLang's: the model and this rank's place.
+        pool: the host pool.
+        pool_name: SGLang's name of it: ``kv``, ``mamba``, ...
+        declared: facts that the operator declares.
+
+    Attributes:
+        namespace: of the pool's chunks.
+    """
+
+    def __init__(
+        self,
+        config: HiCacheStorageConfig,
+        pool: Any,
+        pool_name: str,
+        declared: Mapping[str, Any],
+    ) -> None:
+        content = {name: getattr(pool, name, None) for name in _CONTENT}
+        ranks = {
+            "pp": (config.pp_rank, config.pp_size),
+            "cp": (config.attn_cp_rank, config.attn_cp_size),
+            "dcp": (config.dcp_rank, config.dcp_size),
+        }
+        # With MLA all ranks of a tensor-parallel group have the same bytes, and one stores them.
+        if not config.is_mla_model or pool_name in _ALWAYS_SPLIT:
+            ranks["tp"] = (config.tp_rank, config.tp_size)
+        release = ".".join(version("sglang").split(".")[:2])
+        self.namespace = Namespace(
+            {
+                **declared,
+                "engine": f"sglang {release}",
+                "model": config.model_name or "",
+                "pool": pool_name,
+                "dtype": str(pool.dtype).removeprefix("torch."),
+                "content": {name: value for name, value in content.items() if value is not None},
+                "parallelism": {name: size for name, (_, size) in ranks.items()},
+            }
+        )
+        place = ",".join(f"{name}{rank}" for name, (rank, _) in sorted(ranks.items()))
+        self._suffix = f":{place}".encode()
+
+    def key(self, page_hash: str, part: int) -> OffloadKey:
+        """Return the key of a part of a page.
+
+        Args:
+            page_hash: SGLang's chain hash of the page, with the tenant's salt in it.
+            part: index of the part, from 0.
+        """
+        return make_offload_key(page_hash.encode() + self._suffix, part)

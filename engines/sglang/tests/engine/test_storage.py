@@ -1,0 +1,195 @@
+"""The rest of SGLang's storage interface: other pools, tensors, attachment, figures, mistakes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import torch
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+from support.redis_server import free_port
+from support.sglang_host import KIND, PAGE_TOKENS, Host, Kind, hosted, make_pool
+
+from kvtier_sdk import ConfigError
+
+PROMPT = range(8)
+PARTS = 2 * len(PROMPT)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/kv?direct_io=off"
+
+
+def indices(pages: int) -> torch.Tensor:
+    return torch.arange(pages * PAGE_TOKENS)
+
+
+def sidecar(host: Host, keys: list[str] | None = None, **options: object) -> PoolTransfer:
+    """Describe pages of a second pool, which has the places of the first."""
+    return PoolTransfer(
+        PoolName.DRAFT,
+        host_indices=indices(len(keys or [])),
+        keys=keys,
+        **options,
+    )
+
+
+@pytest.fixture
+def two_pools(url: str) -> Host:
+    host = Host(KIND, url=url)
+    host.storage.register_mem_host_pool_v2(make_pool(Kind(layout="layer_first")), PoolName.DRAFT)
+    return host
+
+
+def test_pages_of_two_pools_come_back(two_pools: Host) -> None:
+    storage, hashes = two_pools.storage, two_pools.hashes(PROMPT)
+    draft = storage.registered_pools[PoolName.DRAFT]
+    for pool in (two_pools.pool, draft):
+        pool.kv_buffer.normal_()
+    kept = [pool.kv_buffer.clone() for pool in (two_pools.pool, draft)]
+    transfers = [
+        PoolTransfer(PoolName.KV, host_indices=indices(len(PROMPT)), keys=hashes),
+        sidecar(two_pools, hashes),
+    ]
+    every = {PoolName.KV: [True] * len(PROMPT), PoolName.DRAFT: [True] * len(PROMPT)}
+    assert storage.batch_set_v2(transfers) == every
+    for pool in (two_pools.pool, draft):
+        pool.kv_buffer.zero_()
+    assert storage.batch_get_v2(transfers) == every
+    for pool, before in zip((two_pools.pool, draft), kept, strict=True):
+        first = pool.get_data_page(0)
+        assert torch.equal(first, _page(pool, before))
+    two_pools.detach()
+
+
+def _page(pool: object, buffer: torch.Tensor) -> torch.Tensor:
+    now = pool.kv_buffer.clone()  # type: ignore[attr-defined]
+    pool.kv_buffer.copy_(buffer)  # type: ignore[attr-defined]
+    page = pool.get_data_page(0).clone()  # type: ignore[attr-defined]
+    pool.kv_buffer.copy_(now)  # type: ignore[attr-defined]
+    return page  # type: ignore[no-any-return]
+
+
+def test_a_prefix_is_as_long_as_each_pool_has_what_it_needs(two_pools: Host) -> None:
+    storage, hashes = two_pools.storage, two_pools.hashes(PROMPT)
+    assert all(storage.batch_set_v1(hashes[:6], indices(6)))
+    # Of the second pool: pages 0, 1 and 3.
+    kept = [hashes[page] for page in (0, 1, 3)]
+    assert storage.batch_set_v2([sidecar(two_pools, kept)]) == {PoolName.DRAFT: [True] * 3}
+
+    alone = storage.batch_exists_v2(hashes)
+    assert (alone.kv_hit_pages, alone.extra_pool_hit_pages) == (6, {PoolName.KV: 6})
+    every = storage.batch_exists_v2(hashes, [sidecar(two_pools)])
+    assert every.kv_hit_pages == 2
+    assert every.restorable_prefix_pages == [1, 2]
+    trailing = storage.batch_exists_v2(
+        hashes, [sidecar(two_pools, hashes[:1], hit_policy=PoolHitPolicy.TRAILING_PAGES)]
+    )
+    assert trailing.kv_hit_pages == 4
+    assert trailing.restorable_prefix_pages == [1, 2, 4]
+    assert trailing.extra_pool_hit_pages == {PoolName.KV: 6, PoolName.DRAFT: 4}
+    two_pools.detach()
+
+
+def test_single_pages_go_as_tensors(url: str) -> None:
+    with hosted(Kind(zero_copy=False), url=url) as host:
+        (page,) = host.hashes([0])
+        content = host.content(0)
+        target = torch.zeros_like(content)
+        assert not host.storage.exists(page)
+        assert host.storage.get(page, target) is None
+        assert host.storage.set(page, content)
+        assert host.storage.exists(page)
+        assert host.storage.get(page, target) is target
+        assert torch.equal(target, content)
+
+
+def test_places_and_tensors_of_one_storage_do_not_mix(url: str) -> None:
+    with hosted(url=url) as host:
+        (page,) = host.hashes([0])
+        assert not host.storage.set(page, host.content(0))
+        assert host.storage.get(page, host.content(0)) is None
+
+
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_places_of_other_pages_than_named_move_nothing(layout: str, url: str) -> None:
+    with hosted(Kind(layout=layout), url=url) as host:
+        hashes = host.hashes(PROMPT)
+        for places in (indices(len(PROMPT))[:-1], indices(len(PROMPT) + 1)):
+            assert host.storage.batch_set_v1(hashes, places) == [False] * len(PROMPT)
+        assert host.storage.batch_exists(hashes) == 0
+
+
+def test_a_storage_is_cleared_for_its_own_model(url: str) -> None:
+    other = Kind(model="org/model-b")
+    with hosted(url=url) as host, hosted(other, url=url) as stranger:
+        assert host.store(PROMPT) == stranger.store(PROMPT) == len(PROMPT)
+        host.storage.clear()
+        assert host.load(PROMPT) == 0
+        assert stranger.load(PROMPT) == len(PROMPT)
+        # It takes new pages as soon as the old ones are gone.
+        for _ in range(200):
+            if host.store(PROMPT) == len(PROMPT):
+                break
+            threading.Event().wait(0.05)
+        assert host.load(PROMPT) == len(PROMPT)
+
+
+def test_a_storage_is_detached_and_attached_while_sglang_runs(url: str) -> None:
+    with hosted(url=url) as host:
+        assert host.store(PROMPT) == len(PROMPT)
+        host.detach()
+        assert not host.controller.enable_storage
+        # Those that only waited for work end by themselves.
+        for thread in threading.enumerate():
+            if thread.name.startswith("kvtier-"):
+                thread.join(30)
+                assert not thread.is_alive()
+        host.attach(url=url)
+        assert host.load(PROMPT) == len(PROMPT)
+
+
+def test_figures_for_sglangs_own_metrics(url: str) -> None:
+    with hosted(url=url) as host:
+        host.store(PROMPT)
+        host.load(PROMPT)
+        figures = host.storage.get_stats()
+        assert figures.backup_pgs == figures.prefetch_pgs == [len(PROMPT)]
+        assert len(figures.backup_bandwidth) == len(figures.prefetch_bandwidth) == 1
+        assert host.storage.get_stats().prefetch_pgs == []
+
+
+def test_each_rank_serves_metrics_at_a_port_of_its_own(url: str) -> None:
+    port = free_port()
+    with hosted(Kind(tp_rank=1, tp_size=2), url=url, metrics_port=port - 1) as host:
+        host.store(PROMPT)
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+    assert f'kvtier_stored_chunks_total{{tier="file:org/model-a"}} {PARTS}.0' in text
+
+
+@pytest.mark.parametrize(
+    ("tier", "message"),
+    [
+        ({}, "option 'tier.type' is missing"),
+        ({"url": "file:///data/kv", "capcity": "1GiB"}, "'tier.capcity'; did you mean 'capacity'"),
+        ({"url": "nowhere://kv"}, "nowhere"),
+    ],
+)
+def test_a_mistake_ends_the_attachment(tier: dict[str, str], message: str) -> None:
+    with pytest.raises(Exception, match="tier") as caught:
+        Host(KIND, **tier)
+    assert message in str(caught.value)
+
+
+def test_a_missing_tier_says_what_to_write() -> None:
+    from kvtier_sglang.config import StorageConfig
+
+    with pytest.raises(ConfigError, match='"tier": "file:///data/kv"'):
+        StorageConfig.read({"backend_name": "kvtier"})
+    spec = StorageConfig.read({"tier": "file:///data/kv?capacity=1GiB", "interface_v1": 1})
+    assert spec.tier.backend == "file"
+    assert spec.zero_copy

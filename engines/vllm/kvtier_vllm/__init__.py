@@ -1,0 +1,32 @@
+"""kvtier under vLLM's offloading connector, by configuration alone.
+
+A class is imported when vLLM asks for it by name, not before: vLLM also imports this package just
+to find the plugin, in processes that offload nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvtier_vllm.cpu_tiering import KVTierCPUTieringSpec
+    from kvtier_vllm.secondary_tier import KVTierSecondaryTier
+    from kvtier_vllm.spec import KVTierOffloadingSpec
+
+__all__ = ["KVTierCPUTieringSpec", "KVTierOffloadingSpec", "KVTierSecondaryTier"]
+
+#: Class name to the module of this package that defines it.
+HOMES = {
+    "KVTierCPUTieringSpec": "cpu_tiering",
+    "KVTierOffloadingSpec": "spec",
+    "KVTierSecondaryTier": "secondary_tier",
+}
+
+
+def __getattr__(name: str) -> type:
+    home = HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: type = getattr(import_module(f"{__name__}.{home}"), name)
+    return found

@@ -1,0 +1,102 @@
+"""Keys of a prompt's chunks, computed as vLLM does, without vLLM."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from xxhash import xxh3_128_digest
+
+from kvtier_sdk import ConfigError, OffloadKey, make_offload_key
+
+#: The facts of a namespace that decide how keys follow from tokens.
+_FACTS = ("hash_algorithm", "hash_seed", "tokens_per_hash", "blocks_per_chunk", "groups")
+
+
+def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
+    """Compute the keys of a prompt's chunks.
+
+    Only whole chunks have a key. vLLM mixes more into the hashes of a request with an adapter, a
+    cache salt, or images and sounds: such a request has other keys.
+
+    Args:
+        tokens: the prompt's token ids.
+        facts: of an engine's namespace.
+
+    Returns:
+        The keys of each KV-cache group, in the order of the prompt.
+
+    Raises:
+        ConfigError: the facts are not those of a vLLM engine, or the hash needs a package that is
+            missing.
+    """
+    if missing := [name for name in _FACTS if name not in facts]:
+        raise ConfigError(
+            f"the namespace does not say how vLLM's keys follow from tokens: it has no fact "
+            f"{missing[0]!r}"
+        )
+    try:
+        hashes = _block_hashes(
+            tokens,
+            facts["tokens_per_hash"],
+            _hash_function(facts["hash_algorithm"]),
+            bytes.fromhex(facts["hash_seed"]),
+        )
+        return [
+            _keys_of_group(hashes, index, group["tokens_per_block"], facts)
+            for index, group in enumerate(facts["groups"])
+        ]
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ConfigError(
+            f"the namespace's facts are not those of a vLLM engine: {error}"
+        ) from error
+
+
+def _keys_of_group(
+    hashes: Sequence[bytes], index: int, tokens_per_block: int, facts: Mapping[str, Any]
+) -> list[OffloadKey]:
+    # A chunk has the hash of its last block.
+    step = tokens_per_block * facts["blocks_per_chunk"] // facts["tokens_per_hash"]
+    return [make_offload_key(one, index) for one in hashes[step - 1 :: step]]
+
+
+def _block_hashes(
+    tokens: Sequence[int], size: int, function: Callable[[Any], bytes], seed: bytes
+) -> list[bytes]:
+    hashes = []
+    parent = seed
+    for start in range(0, len(tokens) - size + 1, size):
+        parent = function((parent, tuple(tokens[start : start + size]), None))
+        hashes.append(parent)
+    return hashes
+
+
+def _hash_function(name: str) -> Callable[[Any], bytes]:
+    digest = {"sha256": _sha256, "xxhash": xxh3_128_digest}.get(name.removesuffix("_cbor"))
+    if digest is None:
+        raise ConfigError(f"the fact 'hash_algorithm' is {name!r}, which is not known here")
+    write = _cbor() if name.endswith("_cbor") else _pickled
+    return lambda value: digest(write(value))
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _pickled(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _cbor() -> Callable[[Any], bytes]:
+    try:
+        cbor2 = import_module("cbor2")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "the keys are hashes of CBOR, which needs cbor2: pip install cbor2"
+        ) from None
+    return lambda value: bytes(cbor2.dumps(value, canonical=True))

@@ -1,0 +1,200 @@
+"""Differences between releases of vLLM, and uses of vLLM beyond its abstract classes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm import envs
+from vllm.platforms import current_platform
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_offload.base import OffloadingManager
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+from kvtier_sdk import OffloadKey
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import ReqContext
+
+#: Releases that this package was tested with.
+TRIED = ("0.32", "0.33")
+
+#: True if vLLM tells when the copies from before a reset have ended (since 0.33).
+ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
+
+_HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+
+#: Marks vLLM's method once it is wrapped.
+_CHECKS = "checks_kvtier"
+
+_log = logging.getLogger("kvtier.vllm")
+
+
+def release() -> str:
+    """Return major and minor number of this vLLM, for example ``"0.32"``."""
+    return ".".join(str(vllm.__version__).split(".")[:2])
+
+
+@functools.cache
+def warn_if_untried() -> None:
+    """Warn once if kvtier was not tested with this release of vLLM."""
+    if release() not in TRIED:
+        _log.warning(
+            "this is vLLM %s; kvtier was tested with %s, and this release may differ from them",
+            vllm.__version__,
+            " and ".join(TRIED),
+        )
+
+
+def register_tier(tier_type: str, module: str, class_name: str) -> None:
+    """Register a secondary tier with vLLM, unless it is registered already.
+
+    Args:
+        tier_type: the tier's type in a configuration.
+        module: the module from which vLLM imports the class when it needs it.
+        class_name: name of the class.
+    """
+    # Registering a name twice is an error, and the factory has no public test for a name.
+    if tier_type not in SecondaryTierFactory._registry:
+        SecondaryTierFactory.register_tier(tier_type, module, class_name)
+
+
+def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
+    """Return all chunks of a request in prefix order, each with the number of tokens up to its end.
+
+    The chunks of generated tokens are among them. Empty where this release does not tell.
+    """
+    # vLLM has a public method for the position of one chunk only.
+    found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
+    return found
+
+
+def check_engine_configs(check: Callable[[Any], None]) -> None:
+    """Have each engine's configuration checked as soon as vLLM has made it, before any worker.
+
+    vLLM reads the options of its connector in the workers only, after it has loaded the model.
+
+    Args:
+        check: takes vLLM's ``VllmConfig``; what it raises ends the start.
+    """
+    module = sys.modules.get("vllm.engine.arg_utils")
+    if module is None:
+        return  # a process that makes no engine's configuration
+    make = getattr(module.EngineArgs, "create_engine_config", None)
+    if make is None:
+        _log.warning("this vLLM shows no engine's configuration: mistakes in it are told late")
+        return
+    if vars(make).get(_CHECKS):
+        return
+
+    @functools.wraps(make)
+    def make_and_check(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        check(made)
+        return made
+
+    vars(make_and_check)[_CHECKS] = True
+    module.EngineArgs.create_engine_config = make_and_check
+
+
+def runs_here(vllm_config: Any) -> bool:
+    """Return true if the engine of this configuration will run on this machine.
+
+    A front end may have all of its engines elsewhere.
+    """
+    parallel = vllm_config.parallel_config
+    return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
+
+
+def is_command() -> bool:
+    """Return true if this program is vLLM's command line, not one that uses vLLM as a library."""
+    return "vllm.entrypoints.cli.main" in sys.modules
+
+
+def computation() -> Any:
+    """Return the stream on which the calling thread computes; ``None`` on a CPU.
+
+    vLLM's connector submits copies on the model runner's thread, where this is the stream of the
+    model's forward pass.
+    """
+    # This is how vLLM's own worker finds it too. The class of the platform passes it on from torch.
+    return None if current_platform.is_cpu() else current_platform.current_stream()
+
+
+def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
+    """Return the facts about this host that decide how keys and values lie within a block.
+
+    The name of vLLM's KV layout does not tell how a kernel packs a block: on a CPU the packing
+    depends on the instruction set of the host, at the same size.
+
+    Args:
+        dtype: dtype of the KV cache, as vLLM names it.
+        block_sizes: tokens per block, for each group.
+
+    Returns:
+        Facts for a namespace: ``device`` and ``kv_packing``.
+    """
+    packing: object = None
+    if current_platform.is_cpu():
+        packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]
+    elif current_platform.is_rocm():
+        packing = {"shuffled": bool(getattr(envs, "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", False))}
+    # The device type of ROCm is "cuda" too.
+    device = getattr(current_platform, "device_name", current_platform.device_type)
+    return {"device": str(device), "kv_packing": packing}
+
+
+def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
+    """Return vLLM's own choice, or the instruction sets that it chooses from."""
+    # The packing of a quantised cache follows the model's dtype, which is not known here. Assume
+    # bfloat16, the one that has more than one packing.
+    kind = STR_DTYPE_TO_TORCH_DTYPE[dtype if dtype in ("float16", "float32") else "bfloat16"]
+    try:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        # The head size, which depends on the model, is left out.
+        return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
+    except (ImportError, TypeError):
+        return _instruction_sets()
+
+
+def _instruction_sets() -> list[str]:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            # The names on x86 and on ARM.
+            if name.strip() in ("flags", "Features"):
+                return sorted(value.split())
+    return []
+
+
+def expected_hash() -> tuple[str, bytes]:
+    """Return algorithm and seed of the chain hashes under vLLM's default configuration.
+
+    vLLM does not tell the actual ones before the first request.
+    """
+    name = "sha256"
+    hash_function = get_hash_fn_by_name(name)
+    return name, bytes(hash_function(kv_cache_utils.resolve_none_hash_seed(hash_function)))
+
+
+def actual_hash() -> tuple[str, bytes] | None:
+    """Return algorithm and seed of this process's chain hashes; ``None`` until vLLM sets them."""
+    seed: bytes | None = getattr(kv_cache_utils, "NONE_HASH", None)
+    if seed is None:
+        return None
+    source = kv_cache_utils.get_none_hash_seed()
+    for name in _HASH_ALGORITHMS:
+        # Some need a package that may be missing.
+        with contextlib.suppress(ImportError, ModuleNotFoundError, ValueError):
+            if get_hash_fn_by_name(name)(source) == seed:
+                return name, bytes(seed)
+    return "unknown", bytes(seed)

@@ -1,0 +1,64 @@
+"""vLLM's tiering on a CPU device, which vLLM's own spec refuses."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from kvtier_sdk import ConfigError
+from kvtier_vllm.copies import worker_over_region
+from kvtier_vllm.identity import OUR_SLOTS, THEIR_SLOTS
+from kvtier_vllm.region import JoinedRegion, enter, refuse_absent
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
+
+
+class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
+    """``TieringOffloadingSpec`` with a worker for CPU-only engines; unchanged on other devices."""
+
+    _manager: OffloadingManager | None
+    _worker: OffloadingWorker | None
+
+    @property
+    def slot_layout(self) -> str:
+        """The worker that fills the slots, vLLM's or kvtier's, for the tiers' namespace."""
+        return OUR_SLOTS if current_platform.is_cpu() else THEIR_SLOTS
+
+    def get_manager(self) -> OffloadingManager:
+        if self._manager is None and current_platform.is_cpu():
+            manager = super().get_manager()
+            try:
+                # vLLM's region shares the descriptor, and keeps the lease after this is closed.
+                lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
+                with closing(lease):
+                    refuse_absent(lease.absent())
+            except BaseException:
+                self._manager = None
+                manager.shutdown()
+                raise
+        return super().get_manager()
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        if not current_platform.is_cpu():
+            return super().get_worker(kv_caches)
+        if self.config.canonical_layout:
+            raise ConfigError(
+                "kv_connector_extra_config: option 'canonical_layout' is not available on a CPU"
+            )
+        if self._worker is None:
+            rank = self.config.parallel.rank
+            region = JoinedRegion(
+                self.config.engine_id,
+                self.config.parallel.world_size,
+                rank,
+                num_chunks=self.num_chunks,
+                rank=0 if self.replicated_layout else rank,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            self._worker = worker_over_region(kv_caches, region, self.blocks_per_chunk)
+        return self._worker

@@ -1,0 +1,69 @@
+"""Mistakes that can be known before vLLM starts a worker and loads a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvtier_sdk import HostPool, PoolLayout
+from kvtier_sdk.engine import check_store, pool_size_bytes
+from kvtier_vllm.model_revision import model_facts
+from kvtier_vllm.options import CLASS_TYPE, EXTRA_CONFIG
+from kvtier_vllm.plugin import TIER_TYPE
+from kvtier_vllm.transfer_config import (
+    CONNECTOR,
+    GUEST_SPECS,
+    OUR_SPECS,
+    POOL_DIRECTORY,
+    read_transfer_config,
+)
+
+_WHERE = "kv_transfer_config"
+
+
+def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> None:
+    """Check what of an engine's configuration is ours; do nothing if none of it is.
+
+    Stores over the network are contacted, and nothing in them is changed.
+
+    Args:
+        transfer: vLLM's ``kv_transfer_config``.
+        model: the model's name or path.
+        hub_cache: the directory of the hub's files.
+
+    Raises:
+        ConfigError: an option is wrong, there is no room for the host pool, or the revision of the
+            model cannot be determined.
+        TierError: a store refuses the credentials, or cannot be reached and is required.
+    """
+    extra = transfer.get(EXTRA_CONFIG.where)
+    if transfer.get("kv_connector") != CONNECTOR or not isinstance(extra, Mapping):
+        return
+    if not _is_ours(extra):
+        return
+    config = read_transfer_config(transfer, where=_WHERE)
+    HostPool.check(PoolLayout(1, pool_size_bytes(config)), directory=POOL_DIRECTORY)
+    for options in [extra] if extra["spec_name"] not in GUEST_SPECS else _our_tiers(extra):
+        model_facts(model, hub_cache, options.get("model_revision"))
+    for spec in config.tiers:
+        check_store(spec)
+
+
+def _is_ours(extra: Mapping[str, Any]) -> bool:
+    """Return true if a manager or a tier is meant to be ours, even if its name is misspelt."""
+    spec, module = str(extra.get("spec_name")), extra.get("spec_module_path")
+    if spec in GUEST_SPECS:
+        return any(_our_tiers(extra))
+    if module is None:
+        return "kvtier" in spec.lower()
+    return spec in OUR_SPECS or str(module).startswith("kvtier")
+
+
+def _our_tiers(extra: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    entries = extra.get("secondary_tiers")
+    if not isinstance(entries, list):
+        return
+    for entry in entries:
+        if isinstance(entry, Mapping) and entry.get("type") in (TIER_TYPE, CLASS_TYPE):
+            yield entry

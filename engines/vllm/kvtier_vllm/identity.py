@@ -1,0 +1,112 @@
+"""The namespace of an engine's chunks: all facts that decide whether their bytes can be reused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from huggingface_hub.constants import HF_HUB_CACHE
+
+from kvtier_sdk import Namespace
+from kvtier_vllm import compat
+from kvtier_vllm.model_revision import model_facts
+from kvtier_vllm.options import IdentityOptions
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.config import OffloadingConfig
+
+#: The place of a group's tensors in a worker's part of a slot. vLLM's worker has a place for each
+#: tensor of the cache, padding included. Ours puts the group's tensors one after the other, without
+#: padding.
+THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
+
+_log = logging.getLogger("kvtier.vllm")
+
+
+class Identity:
+    """An engine's namespace, expected when the engine starts and certain from its first request on.
+
+    The seed of the chain hashes is not known earlier. Tiers are opened under the expected
+    namespace, so that a wrong setting stops the engine at its start. If the seed turns out to be
+    different, they must be reopened.
+
+    Attributes:
+        namespace: the namespace as far as it is known now.
+
+    Args:
+        config: vLLM's description of the engine.
+        chunk_bytes: payload of a slot.
+        slot_layout: the worker that fills the slots.
+        declared: the facts that the operator declares.
+
+    Raises:
+        ConfigError: the operator does not name the model's revision, and it cannot be determined.
+    """
+
+    def __init__(
+        self,
+        config: OffloadingConfig,
+        *,
+        chunk_bytes: int,
+        slot_layout: str,
+        declared: IdentityOptions,
+    ) -> None:
+        self._facts = {
+            "engine": f"vllm {declared.kv_release or compat.release()}",
+            **_engine_facts(config),
+            **model_facts(config.model.name, Path(HF_HUB_CACHE), declared.model_revision),
+            "chunk_bytes": chunk_bytes,
+            "slot_layout": slot_layout,
+        }
+        self._settled = False
+        self.namespace = self._with_hash(*compat.expected_hash())
+
+    def settle(self) -> bool:
+        """Read the actual seed at the first request; later calls do nothing.
+
+        Returns:
+            True if the namespace has changed.
+        """
+        if self._settled:
+            return False
+        actual = compat.actual_hash()
+        if actual is None:
+            return False
+        self._settled = True
+        expected, self.namespace = self.namespace, self._with_hash(*actual)
+        if actual[0].startswith("xxhash"):
+            _log.warning(
+                "prefix_caching_hash_algo is %s: unless PYTHONHASHSEED is set to the same value "
+                "everywhere, no other process will find what this one stores",
+                actual[0],
+            )
+        return self.namespace != expected
+
+    def _with_hash(self, algorithm: str, seed: bytes) -> Namespace:
+        return Namespace({**self._facts, "hash_algorithm": algorithm, "hash_seed": seed.hex()})
+
+
+def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
+    parallel = config.parallel
+    return {
+        **compat.device_facts(
+            config.model.dtype, [group.tokens_per_block for group in config.groups]
+        ),
+        "dtype": str(config.model.dtype),
+        "kv_layout": config.kv_cache_layout,
+        "canonical_layout": config.canonical_layout,
+        "parallelism": {
+            "tensor": parallel.tp_size,
+            "pipeline": parallel.pp_size,
+            "prefill_context": parallel.pcp_size,
+            "decode_context": parallel.dcp_size,
+            "replicated": config.replicated_layout,
+        },
+        "groups": [
+            {"tokens_per_block": group.tokens_per_block, "layers": list(group.layer_names)}
+            for group in config.groups
+        ],
+        "tokens_per_hash": config.cache.tokens_per_hash,
+        "blocks_per_chunk": config.cache.blocks_per_chunk,
+    }

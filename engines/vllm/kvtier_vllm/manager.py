@@ -1,0 +1,338 @@
+"""Our manager behind vLLM's interface."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from vllm.v1.kv_offload.base import LookupResult as EngineLookupResult
+from vllm.v1.kv_offload.base import (
+    OffloadingManager,
+    OffloadPolicy,
+    PrepareStoreOutput,
+    RequestOffloadingContext,
+    TierFilter,
+)
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvtier_sdk import (
+    Clock,
+    KVTierError,
+    LookupResult,
+    Namespace,
+    OffloadKey,
+    PoolUsage,
+    RequestContext,
+    SystemClock,
+    TierSpec,
+    TierStats,
+    split_offload_key,
+)
+from kvtier_sdk.engine import TieringManager
+from kvtier_vllm import compat
+from kvtier_vllm.identity import Identity
+from kvtier_vllm.metrics import StatsFeed
+from kvtier_vllm.translate import (
+    cache_hit_source,
+    engine_event,
+    engine_locality,
+    engine_medium,
+    request_context,
+)
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+        OffloadingConnectorStats,
+    )
+    from vllm.v1.kv_offload.base import (
+        LoadStoreSpec,
+        OffloadingEvent,
+        ReqContext,
+        ScheduleEndContext,
+    )
+
+_log = logging.getLogger("kvtier.vllm")
+
+#: Opens a manager for a namespace, with tiers; the flag is false if the engine does not wait for
+#: them.
+MakeManager: TypeAlias = Callable[
+    [Namespace, Sequence[TierSpec], bool], AbstractContextManager[TieringManager]
+]
+
+_RESULTS = {
+    LookupResult.HIT: EngineLookupResult.HIT,
+    LookupResult.MISS: EngineLookupResult.MISS,
+    LookupResult.HIT_PENDING: EngineLookupResult.HIT_PENDING,
+    LookupResult.RETRY: EngineLookupResult.RETRY,
+}
+#: Interval at which the slots of the host pool are counted.
+_USAGE_INTERVAL_S = 1.0
+#: The step in which the work may end, and the one after it.
+_STEPS_TO_TELL = 2
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """Our state of a request, kept with vLLM's own record of it.
+
+    Attributes:
+        context: as our manager knows it.
+        sources: the tier's index of each chunk that was prepared for loading.
+        step: the step of its latest lookup.
+        first: the chunk that was looked up first in that step.
+        is_waiting: true if nothing of what it waits for had changed then.
+        retried: while it waits, the chunk that was answered last, if by ``RETRY``.
+    """
+
+    context: RequestContext
+    sources: dict[OffloadKey, int] = field(default_factory=dict)
+    step: int = -1
+    first: OffloadKey = b""
+    is_waiting: bool = False
+    retried: OffloadKey | None = None
+
+    def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
+        """Answer so that vLLM puts the request off, and looks up few of its chunks.
+
+        A ``RETRY`` puts the request off, whatever follows. vLLM scans a prefix up to a ``MISS``, so
+        the next chunk of the group gets one, and the scan is over after two. A sliding window is
+        scanned from its end through misses too, and gets the two in turns.
+        """
+        retried = self.retried
+        if retried is None or retried == key or _group(retried) != _group(key):
+            self.retried = key
+            return EngineLookupResult.RETRY
+        self.retried = None
+        return EngineLookupResult.MISS
+
+
+class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
+    """Translates between vLLM's offloading connector and a :class:`TieringManager`.
+
+    Args:
+        make_manager: opens a manager for a namespace, with tiers, and waits for them or not.
+        tiers: the tiers, in order.
+        identity: the engine's namespace.
+        steps_in_flight: how many steps vLLM may have scheduled and not yet finished.
+        on_shutdown: called last.
+        clock: time.
+
+    Raises:
+        ConfigError: a tier cannot work with its options.
+        TierError: a tier cannot be reached.
+    """
+
+    def __init__(
+        self,
+        make_manager: MakeManager,
+        tiers: Sequence[TierSpec],
+        identity: Identity,
+        *,
+        steps_in_flight: int,
+        on_shutdown: Callable[[], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self._make_manager = make_manager
+        self._identity = identity
+        self._steps_in_flight = steps_in_flight
+        self._clock = clock or SystemClock()
+        self._whole_requests = any(tier.runner.offload_policy == "request" for tier in tiers)
+        self._tiers = tiers
+        self._sources = [cache_hit_source(tier.tier_class.medium) for tier in tiers]
+        self._feed = StatsFeed()
+        self._step = 0
+        self._usage_due_s = 0.0
+        # Steps that the engine still has to make so that vLLM learns how the last work ended.
+        self._steps_to_tell = 0
+        # Steps until copies from before a reset have surely ended; 0 if no reset waits.
+        self._reset_steps = 0
+        self._on_shutdown = on_shutdown
+        self._stack = ExitStack()
+        self._manager = self._stack.enter_context(make_manager(identity.namespace, tiers, True))
+        # Closes tiers that were opened under the expected namespace, where it was another one.
+        self._closing: threading.Thread | None = None
+
+    # --- a request ----------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        self._settle()
+        request = request_context(req_context)
+        tiers = self._tiers_allowed(req_context)
+        try:
+            self._manager.on_new_request(request, tiers)
+        except KVTierError:
+            # An earlier request of this id has ended, and copies of it have not.
+            request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
+            self._manager.on_new_request(request, tiers)
+        req_context.set_state(_Request(request))
+        return RequestOffloadingContext(
+            policy=OffloadPolicy.REQUEST_LEVEL
+            if self._whole_requests
+            else OffloadPolicy.CHUNK_LEVEL
+        )
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._steps_to_tell = _STEPS_TO_TELL
+        self._manager.on_request_finished(_of(req_context).context, compat.end_tokens(req_context))
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
+        request = _of(req_context)
+        if request.step != self._step:
+            request.step = self._step
+            # Another first chunk is another question: the device has more of the prefix now.
+            is_same = request.first == key
+            request.first, request.retried = key, None
+            request.is_waiting = is_same and self._manager.is_waiting(request.context)
+        if request.is_waiting:
+            return request.answer_waiting(key)
+        result = self._manager.lookup(key, request.context)
+        if result is LookupResult.RETRY and self._manager.is_put_off(request.context):
+            request.is_waiting = True
+            return request.answer_waiting(key)
+        return _RESULTS[result]
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        tier = _of(req_context).sources.get(key, -1)
+        return CacheHitSource.HOST if tier < 0 else self._sources[tier]
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        request = _of(req_context)
+        keys = list(keys)
+        spec = self._manager.prepare_load(keys, request.context)
+        request.sources = dict(zip(keys, spec.sources, strict=True))
+        return CPULoadStoreSpec(spec.slots)
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        self._manager.complete_load(keys, _of(req_context).context)
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        self._manager.touch(keys, _of(req_context).context)
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        output = self._manager.prepare_store(keys, _of(req_context).context)
+        if output.rejected_keys and not output.keys_to_store:
+            # vLLM offers them again in the next step.
+            return None
+        return PrepareStoreOutput(
+            keys_to_store=output.keys_to_store,
+            store_spec=CPULoadStoreSpec(output.slots),
+            evicted_keys=output.evicted_keys,
+        )
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        self._manager.complete_store(keys, _of(req_context).context, success)
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        if self._reset_steps:
+            self._reset_steps -= 1
+            if not self._reset_steps:
+                self._manager.on_reset_flushed()
+        self._manager.on_schedule_end(context.preempted_req_ids)
+        self._step += 1
+        if self._steps_to_tell:
+            self._steps_to_tell -= 1
+            if not self._steps_to_tell:
+                self._usage_due_s = -math.inf
+
+    def has_pending_work(self) -> bool:
+        # vLLM's loop asks before it takes the first request: time to open tiers again.
+        self._settle()
+        if self._reset_steps > 0 or self._manager.has_pending_work():
+            self._steps_to_tell = _STEPS_TO_TELL
+        # vLLM asks for metrics in a step. Without one more, the idle engine's would be of a moment
+        # before its work ended.
+        return self._steps_to_tell > 0
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        return [engine_event(event) for event in self._manager.take_events()]
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        usage = None
+        now_s = self._clock.now_s()
+        if now_s >= self._usage_due_s:
+            self._usage_due_s = now_s + _USAGE_INTERVAL_S
+            usage = self._manager.usage()
+        return self._feed.take(self._manager.stats, usage)
+
+    # --- everything ---------------------------------------------------------------------------
+
+    def reset_cache(self) -> None:
+        self._manager.reset_cache()
+        if not compat.ANNOUNCES_END_OF_RESET:
+            # The next step tells the workers to wait for their copies. Once as many steps as can
+            # be in flight have been scheduled behind it, it has ended.
+            self._reset_steps = self._steps_in_flight + 2
+
+    def on_reset_flushed(self) -> None:
+        """vLLM, since 0.33: the copies of before the last reset have ended."""
+        self._manager.on_reset_flushed()
+
+    @property
+    def stats(self) -> list[TierStats]:
+        """Counters of the host pool, then of each tier; live, not copies."""
+        return self._manager.stats
+
+    def usage(self) -> PoolUsage:
+        """Return how the host pool is used right now."""
+        return self._manager.usage()
+
+    def left_over(self) -> dict[str, int]:
+        """Count what is held right now; with nothing under way, all are 0."""
+        return self._manager.left_over()
+
+    def shutdown(self) -> None:
+        self._stack.close()
+        if self._closing is not None:
+            self._closing.join()
+        self._on_shutdown()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _tiers_allowed(self, req_context: ReqContext) -> list[str] | None:
+        """The tiers that a client has restricted its request to; ``None`` where it has not."""
+        wanted = req_context.load_tier_filter
+        if wanted is TierFilter.ALL:
+            return None
+        return [
+            tier.name
+            for tier in self._tiers
+            if wanted.allows(
+                engine_medium(tier.tier_class.medium), engine_locality(tier.tier_class.locality)
+            )
+        ]
+
+    def _settle(self) -> None:
+        """Open the tiers again if the namespace is certain now, and not the one expected.
+
+        No request waits, neither for a tier that is out of reach nor for one that does not close.
+        """
+        if not self._identity.settle():
+            return
+        _log.info("the seed of the hashes is known now: the tiers are opened under it")
+        self._closing = threading.Thread(target=self._stack.close, name="kvtier-close", daemon=True)
+        self._closing.start()
+        self._stack = ExitStack()
+        self._manager = self._stack.enter_context(
+            self._make_manager(self._identity.namespace, self._tiers, False)
+        )
+
+
+def _group(key: OffloadKey) -> int:
+    return split_offload_key(key)[1]
+
+
+def _of(req_context: ReqContext) -> _Request:
+    request: _Request = req_context.get_state(_Request)
+    return request

@@ -1,0 +1,132 @@
+"""kvtier's metrics in the form that vLLM collects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.v1.kv_offload.base import (
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+)
+
+from kvtier_sdk import (
+    METRICS,
+    HistogramValue,
+    Metric,
+    MetricKind,
+    PoolUsage,
+    Sample,
+    TierStats,
+    metric_samples,
+)
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import OffloadingMetricMetadata
+
+
+def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
+    """Return every metric that may be emitted; vLLM asserts that each is declared."""
+    return {metric.name: _definition(metric) for metric in METRICS}
+
+
+def _definition(metric: Metric) -> OffloadingMetricMetadata:
+    if metric.kind is MetricKind.HISTOGRAM:
+        return OffloadingHistogramMetadata(
+            documentation=metric.help, labelnames=metric.labels, buckets=metric.bounds
+        )
+    kinds = {
+        MetricKind.COUNTER: OffloadingCounterMetadata,
+        MetricKind.GAUGE: OffloadingGaugeMetadata,
+    }
+    return kinds[metric.kind](documentation=metric.help, labelnames=metric.labels)
+
+
+class StatsFeed:
+    """A converter from running totals to the increments that vLLM expects."""
+
+    def __init__(self) -> None:
+        self._taken: dict[tuple[str, tuple[str, ...]], float | HistogramValue] = {}
+
+    def take(
+        self, stats: Sequence[TierStats], usage: PoolUsage | None = None
+    ) -> OffloadingConnectorStats | None:
+        """Return what has changed since the last call.
+
+        Args:
+            stats: counts of the tiers.
+            usage: the use of the host pool, if it is to be told.
+
+        Returns:
+            Increments of counters, new values of gauges, and observations; the first time also the
+            series that are 0. ``None`` if nothing has changed.
+        """
+        told = OffloadingConnectorStats()
+        for sample in metric_samples(stats, usage, zeros=not self._taken):
+            name, labels, value = sample.metric.name, sample.labels, sample.value
+            before = self._taken.get((name, labels))
+            # A first 0 counts as a change: a series without any value does not exist.
+            if value == before:
+                continue
+            self._taken[name, labels] = value
+            if isinstance(value, HistogramValue):
+                assert before is None or isinstance(before, HistogramValue)
+                _observe(told, sample, observations(sample.metric.bounds, before, value))
+            elif sample.metric.kind is MetricKind.COUNTER:
+                assert not isinstance(before, HistogramValue)
+                # A tier that was reopened counts from nothing.
+                counted = 0 if before is None or before > value else before
+                told.increase_counter(name, value - counted, labels)
+            else:
+                told.set_gauge(name, value, labels)
+        return None if told.is_empty() else told
+
+
+def observations(
+    bounds: Sequence[float], before: HistogramValue | None, now: HistogramValue
+) -> list[float]:
+    """Return observations that lead from one state of a histogram to a later one.
+
+    vLLM counts observations one by one, and the histogram has not kept them. These lie in the same
+    buckets and have the same sum; one alone is exact.
+
+    Args:
+        bounds: upper bounds of the buckets.
+        before: the state before; ``None`` for the first.
+        now: the state now; that of a tier that was reopened begins from nothing.
+    """
+    if before is None or sum(before.counts) > sum(now.counts):
+        before = HistogramValue((0,) * len(now.counts), 0.0)
+    gained = [count - old for count, old in zip(now.counts, before.counts, strict=True)]
+    lows = [0.0, *bounds]
+    least = sum(low * count for low, count in zip(lows, gained, strict=True))
+    rest = max(0.0, now.total - before.total - least)
+    # What is above the lower bounds is shared out by the widths of the buckets. The last has none:
+    # it is as wide as it must be.
+    widths = [high - low for low, high in pairwise(lows)]
+    widths.append(2 * rest / gained[-1] if gained[-1] else 0.0)
+    room = sum(width * count for width, count in zip(widths, gained, strict=True))
+    share = rest / room if room else 0.0
+    return [
+        low + share * width
+        for low, width, count in zip(lows, widths, gained, strict=True)
+        for _ in range(count)
+    ]
+
+
+def _observe(told: OffloadingConnectorStats, sample: Sample, values: Sequence[float]) -> None:
+    name, labels = sample.metric.name, sample.labels
+    for value in values:
+        told.observe_histogram(name, value, labels)
+    if not values:
+        # No observation: the series exists all the same.
+        told.aggregate(
+            OffloadingConnectorStats(
+                data={"types": {name: "histogram"}, "data": {name: {labels: []}}}
+            )
+        )

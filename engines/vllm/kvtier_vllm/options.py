@@ -1,0 +1,164 @@
+"""Our options in vLLM's ``kv_connector_extra_config``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from kvtier_sdk import BytesOrShare, Flag, Seconds, TieringConfig, TierSpec
+from kvtier_sdk.engine import Place, StrictModel, read_tiers, validate_options
+from kvtier_vllm.plugin import TIER_TYPE
+
+#: The ``type`` of an entry that names our class instead of the registered type.
+CLASS_TYPE = "KVTierSecondaryTier"
+
+# Options of a tier's entry that vLLM's own manager keeps for itself.
+_ENGINE_TIER_OPTIONS = ("type", "module_path", "backpressure")
+_TIERS = "secondary_tiers"
+#: The options' place in vLLM's configuration.
+EXTRA_CONFIG = Place("kv_connector_extra_config")
+
+
+class IdentityOptions(StrictModel):
+    """Facts of the namespace that an operator declares.
+
+    Attributes:
+        model_revision: tells this model from others of its name.
+        kv_release: the release of vLLM whose chunks are shared, such as ``"0.32"``, if it is not
+            the running one.
+    """
+
+    model_revision: str | None = None
+    kv_release: str | None = None
+
+    @field_validator("kv_release")
+    @classmethod
+    def _check_release(cls, release: str | None) -> str | None:
+        if release is not None and not re.fullmatch(r"[0-9]+\.[0-9]+", release):
+            raise ValueError("should be vLLM's major and minor number, for example '0.32'")
+        return release
+
+
+class GuestOptions(IdentityOptions):
+    """Options of one of our tiers under vLLM's manager, beside its backend's and every tier's.
+
+    Attributes:
+        verify: false switches digests off; for measurements and tests only.
+        shutdown_timeout_s: time to drain the tier, and again to close it.
+    """
+
+    verify: Flag = True
+    shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class SecondaryTierEntry:
+    """One of our tiers under vLLM's own manager: an entry of its ``secondary_tiers``.
+
+    Attributes:
+        tier: the tier.
+        options: how it runs here.
+    """
+
+    tier: TierSpec
+    options: GuestOptions
+
+    @classmethod
+    def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
+        """Find the entry of a tier that vLLM's ``spec`` makes, of which it passes the ``options``.
+
+        vLLM makes one tier after the other. With the first one all entries are read, and kept with
+        the spec. Raises as :meth:`read_all`.
+        """
+        entries = spec.extra_config.get(_TIERS, [])
+        if not hasattr(spec, "kvtier_entries"):
+            spec.kvtier_entries = cls.read_all(entries)
+        places = (place for place, own in _ours(entries).items() if own == options)
+        entry: Self = spec.kvtier_entries[next(places)]
+        return entry
+
+    @classmethod
+    def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[Place, Self]:
+        """Read the entries that are ours by their places, ``secondary_tiers[0]``.
+
+        The others are vLLM's to check.
+
+        Raises:
+            ConfigError: an option is wrong, a backend cannot be found or loaded, or two entries
+                have one name or conflict otherwise.
+        """
+        ours = {place: place.table(entry) for place, entry in _ours(entries).items()}
+        options = {
+            place: validate_options(GuestOptions, GuestOptions.take_from(entry), place)
+            for place, entry in ours.items()
+        }
+        specs = read_tiers({place: {"type": TIER_TYPE, **own} for place, own in ours.items()})
+        return {place: cls(spec, options[place]) for place, spec in specs.items()}
+
+
+def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Any]]:
+    """Our entries by their places, without the options that vLLM keeps for itself."""
+    return {
+        EXTRA_CONFIG.at(_TIERS, index): {
+            name: value for name, value in entry.items() if name not in _ENGINE_TIER_OPTIONS
+        }
+        for index, entry in enumerate(entries)
+        if entry.get("type") in (TIER_TYPE, CLASS_TYPE)
+    }
+
+
+class EngineOptions(IdentityOptions):
+    """Options of our own manager under vLLM, beside those of a :class:`TieringConfig`.
+
+    Attributes:
+        copies: what copies between the device and the host pool: ``kvtier``, ``vllm``, or
+            ``auto``, which is vLLM except on a CPU, where it cannot.
+    """
+
+    copies: Literal["auto", "kvtier", "vllm"] = "auto"
+
+
+class SpecOptions(EngineOptions, TieringConfig):
+    """``kv_connector_extra_config`` for our own manager; some options have vLLM's names."""
+
+    # The engine knows these.
+    slots: ClassVar[None] = None  # type: ignore[misc]
+    chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
+
+    pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
+    policy: str = Field("prefix", alias="eviction_policy")
+    #: As they are written, but after :meth:`from_dict`: a worker has none, and does not read them.
+    tiers: Any = Field((), alias="secondary_tiers")
+
+    # vLLM's connector reads these under any spec.
+    spec_name: Any = None
+    spec_module_path: Any = None
+    block_size: Any = None
+    blocks_per_chunk: Any = None
+    offload_prompt_only: Any = None
+    self_describing_kv_events: Any = None
+    canonical_layout: Any = None
+    sync_load_budget_bytes: Any = None
+
+    @model_validator(mode="after")
+    def _check_pool(self) -> Self:
+        if self.pool_bytes is None:
+            raise ValueError(
+                "option 'cpu_bytes_to_use' is missing; it says how big the host pool is, for "
+                "example '4GiB'"
+            )
+        return self
+
+    @property
+    def config(self) -> TieringConfig:
+        """The part that a manager is made from, with the manager's names."""
+        fields = {name: getattr(self, name) for name in TieringConfig.model_fields}
+        return TieringConfig.model_construct(self.model_fields_set & fields.keys(), **fields)
+
+    def read_tiers(self) -> Sequence[TierSpec]:
+        """Read the tiers. Raises as :meth:`TieringConfig.from_dict`."""
+        return tuple(read_tiers(EXTRA_CONFIG.at(_TIERS).entries(self.tiers)).values())

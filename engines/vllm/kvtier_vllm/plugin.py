@@ -1,0 +1,67 @@
+"""The entry point that vLLM loads in every one of its processes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from kvtier_sdk import KVTierError
+
+#: The type of kvtier's secondary tiers in vLLM's configuration.
+TIER_TYPE = "kvtier"
+
+_log = logging.getLogger("kvtier.vllm")
+
+
+def register() -> None:
+    """Register ``"type": "kvtier"`` with vLLM's factory of secondary tiers.
+
+    From then on kvtier's lines are in vLLM's log, and an engine's configuration is checked before
+    vLLM starts a worker.
+
+    It may be called any number of times, in any process. It never raises: vLLM does not catch a
+    plugin's errors, and an engine that does not use kvtier must still start.
+    """
+    try:
+        from kvtier_vllm import compat
+        from kvtier_vllm.engine_log import join_engine_log
+
+        join_engine_log()
+        compat.warn_if_untried()
+        compat.register_tier(TIER_TYPE, __package__, "KVTierSecondaryTier")
+        compat.check_engine_configs(_check)
+    except Exception as error:
+        _log.warning(
+            "the tier type %r could not be registered with vLLM (%s: %s); vLLM will refuse tiers "
+            "of this type",
+            TIER_TYPE,
+            type(error).__name__,
+            error,
+        )
+
+
+def _check(vllm_config: Any) -> None:
+    transfer = vllm_config.kv_transfer_config
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from kvtier_vllm import compat
+    from kvtier_vllm.early_check import check_engine
+    from kvtier_vllm.engine_log import join_engine_log
+
+    if transfer is None or not compat.runs_here(vllm_config):
+        return
+    # vLLM has configured its log by now.
+    join_engine_log()
+    options = {
+        name: getattr(transfer, name)
+        for name in ("kv_connector", "kv_role", "kv_connector_extra_config")
+    }
+    try:
+        check_engine(options, vllm_config.model_config.model, Path(HF_HUB_CACHE))
+    except KVTierError as error:
+        if not compat.is_command():
+            raise
+        # An operator is told in his log, without the trace of a program that is not his.
+        _log.error("%s", error)
+        raise SystemExit(1) from None

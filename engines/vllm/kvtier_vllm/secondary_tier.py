@@ -1,0 +1,347 @@
+"""One of our tiers under vLLM's own tiering manager."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadPolicy,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult as EngineResult
+from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
+
+from kvtier_sdk import (
+    Clock,
+    Job,
+    OffloadKey,
+    Operation,
+    RequestContext,
+    SystemClock,
+    TierSpec,
+    TierStats,
+    Verdict,
+)
+from kvtier_sdk.engine import ComputeRate, EngineSlots, TierClient, TierListener, open_tier
+from kvtier_vllm import compat
+from kvtier_vllm.engine_log import join_engine_log
+from kvtier_vllm.identity import THEIR_SLOTS, Identity
+from kvtier_vllm.metrics import StatsFeed, metric_definitions
+from kvtier_vllm.options import SecondaryTierEntry
+from kvtier_vllm.translate import (
+    cache_hit_source,
+    engine_event,
+    engine_locality,
+    engine_medium,
+    request_context,
+)
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+        OffloadingConnectorStats,
+    )
+    from vllm.v1.kv_offload.base import OffloadingEvent as EngineEvent
+    from vllm.v1.kv_offload.base import (
+        OffloadingMetricMetadata,
+        ReqContext,
+        ScheduleEndContext,
+    )
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+
+_HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
+_OK = Verdict.OK
+_log = logging.getLogger("kvtier.vllm")
+
+#: How long a drain waits before it says so and goes on waiting.
+_DRAIN_TIMEOUT_S = 30.0
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """The tier's answers to one request. They never outlive it.
+
+    Attributes:
+        context: the request.
+        answers: true if the tier has a chunk; ``None`` while it is asked.
+        new: chunks that it is still to be asked for.
+        deadline_s: until when missing answers are waited for.
+        scheduled_s: when its computation began, until its first chunks are stored.
+    """
+
+    context: RequestContext
+    answers: dict[OffloadKey, bool | None] = field(default_factory=dict)
+    new: list[OffloadKey] = field(default_factory=list)
+    deadline_s: float = 0.0
+    scheduled_s: float | None = None
+
+
+class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[misc]
+    """A tier of any installed backend, for vLLM's ``TieringOffloadingSpec``.
+
+    vLLM's manager has no quarantine: it reuses a slot as soon as its job is reported. So a job is
+    reported when its I/O has ended, not at its deadline already, which a backend that hangs in a
+    system call can put off.
+
+    Args:
+        offloading_spec: vLLM's, which makes this.
+        primary_kv_view: vLLM's host memory, one row a slot.
+        tier_type: what the configuration calls this tier.
+        backpressure_detector: vLLM's, where configured.
+        options: the rest of the entry.
+
+    Raises:
+        ConfigError: an option is wrong.
+        BackendError: the backend cannot be found or loaded.
+        TierError: the store cannot be reached.
+    """
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        join_engine_log()
+        compat.warn_if_untried()
+        entry = SecondaryTierEntry.of_tier(offloading_spec, options)
+        self._spec = entry.tier
+        self._options = entry.options
+        # What vLLM's manager goes by: its own metrics, filters and figures of hits.
+        tier_class = self._spec.tier_class
+        self.tier_type = self._spec.name
+        self.medium = engine_medium(tier_class.medium)
+        self.locality = engine_locality(tier_class.locality)
+        self.cache_hit_source = cache_hit_source(tier_class.medium)
+        self._whole_requests = self._spec.runner.offload_policy == "request"
+        self._wants_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
+        self._clock: Clock = SystemClock()
+        self._feed = StatsFeed()
+        self._requests: dict[str, _Request] = {}
+        self._touched: dict[OffloadKey, None] = {}
+        self._compute_rate = ComputeRate()
+        self._finished: list[EngineResult] = []
+        # Closes the tier that was opened under the expected namespace, where it was another one.
+        self._closing: threading.Thread | None = None
+        self._slots = EngineSlots("vLLM", primary_kv_view)
+        try:
+            self._identity = Identity(
+                offloading_spec.config,
+                chunk_bytes=self._slots.chunk_bytes,
+                slot_layout=getattr(offloading_spec, "slot_layout", THEIR_SLOTS),
+                declared=entry.options,
+            )
+            self._open(self._spec)
+        except BaseException:
+            self._slots.close()
+            raise
+
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
+        return metric_definitions()
+
+    # --- a request ----------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        self._settle()
+        self._requests[req_context.req_id] = _Request(request_context(req_context))
+        return RequestOffloadingContext(
+            policy=OffloadPolicy.REQUEST_LEVEL
+            if self._whole_requests
+            else OffloadPolicy.CHUNK_LEVEL
+        )
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._requests.pop(req_context.req_id, None)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        request = self._request(req_context)
+        if key not in request.answers:
+            if not self._tier.takes_reads:
+                self._tier.drop_lookups(1)
+                return _MISS
+            # Behind a chunk that the tier is asked for, a load may be in vain.
+            if not request.new and self._tier.knows(key):
+                request.answers[key] = True
+                return _HIT
+            request.answers[key] = None
+            request.new.append(key)
+            return _RETRY
+        answer = request.answers[key]
+        if answer is None:
+            if key in request.new or self._clock.now_s() <= request.deadline_s:
+                return _RETRY
+            request.answers[key] = answer = False
+        return _HIT if answer else _MISS
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        self._touched.update(dict.fromkeys(keys))
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Hand over the step's lookups and uses."""
+        now_s = self._clock.now_s()
+        for req_id in context.new_req_ids:
+            if req_id in self._requests:
+                self._requests[req_id].scheduled_s = now_s
+        chunk_s = self._compute_rate.chunk_s
+        for request in self._requests.values():
+            if request.new:
+                worth_s = inf if chunk_s is None else len(request.new) * chunk_s
+                job = self._tier.lookup(request.new, request.context, tag=request, worth_s=worth_s)
+                request.new = []
+                request.deadline_s = job.deadline_s
+        if self._touched:
+            self._tier.touch(list(self._touched))
+            self._touched = {}
+        self._tier.flush()
+
+    def has_pending_work(self) -> bool:
+        # vLLM's loop asks before it takes the first request: time to open the tier again.
+        self._settle()
+        return False
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        request = self._requests.get(job_metadata.req_context.req_id)
+        if request is not None and request.scheduled_s is not None:
+            # Until its first chunks are stored, others are computed too: it waits for those.
+            duration_s = self._clock.now_s() - request.scheduled_s
+            self._compute_rate.note(len(job_metadata.keys), duration_s)
+            request.scheduled_s = None
+        self._submit(self._tier.store, job_metadata)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        if not self._submit(self._tier.load, job_metadata):
+            self._strike(job_metadata, job_metadata.keys)
+
+    def get_finished_jobs(self) -> Iterable[EngineResult]:
+        self._tier.poll()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def drain_jobs(self) -> None:
+        """Wait until no I/O touches a slot; what is queued is cancelled."""
+        while not self._tier.drain(_DRAIN_TIMEOUT_S):
+            _log.warning("tier %s: waiting for I/O that does not end", self._spec.name)
+
+    # --- everything ---------------------------------------------------------------------------
+
+    def take_events(self) -> Iterable[EngineEvent]:
+        return [engine_event(event) for event in self._tier.take_events()]
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        return self._feed.take([self._tier.stats])
+
+    @property
+    def stats(self) -> TierStats:
+        """Counters of this tier; live, not a copy."""
+        return self._tier.stats
+
+    @property
+    def under_way(self) -> int:
+        """Number of jobs and requests that this tier still remembers."""
+        return self._tier.jobs.unreleased + len(self._finished) + len(self._requests)
+
+    def shutdown(self) -> None:
+        self._opened.close()
+        if self._closing is not None:
+            self._closing.join()
+        self._slots.close()
+
+    # --- the tier's reports -------------------------------------------------------------------
+
+    def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        answers = job.tag.answers
+        for key, verdict in zip(job.keys, verdicts, strict=True):
+            # A late answer was taken for a miss, and stays one.
+            if answers.get(key) is None:
+                answers[key] = verdict is _OK
+
+    def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        tier.stats.hit_chunks += verdicts.count(_OK)
+        failed = [k for k, v in zip(job.keys, verdicts, strict=True) if v is not _OK]
+        self._strike(job.tag, failed)
+
+    def released(self, tier: TierClient, job: Job) -> None:
+        """Report a job to vLLM: only now may it use the slots for something else."""
+        result = job.result
+        if job.tag is None or result is None or job.operation is Operation.LOOKUP:
+            return
+        done = [k for k, v in zip(job.keys, result.verdicts, strict=True) if v is _OK]
+        self._finished.append(
+            EngineResult(
+                job.tag.job_id,
+                success=len(done) == len(job.keys),
+                successful_keys=done if job.operation is Operation.LOAD else None,
+                transfer_time=result.duration_s,
+                transfer_bytes=result.moved_bytes,
+            )
+        )
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _open(self, spec: TierSpec) -> None:
+        self._opened = ExitStack()
+        self._tier = self._opened.enter_context(
+            open_tier(
+                spec,
+                self._slots,
+                self._identity.namespace,
+                self,
+                clock=self._clock,
+                events=self._wants_events,
+                shutdown_timeout_s=self._options.shutdown_timeout_s,
+                engine="vLLM",
+                verify=self._options.verify,
+            )
+        )
+
+    def _settle(self) -> None:
+        """Open the tier again if the namespace is certain now, and not the one expected.
+
+        No request waits, neither for a tier that is out of reach nor for one that does not close.
+        """
+        if not self._identity.settle():
+            return
+        name = self._spec.name
+        _log.info("tier %s: the seed of the hashes is known now, and it is opened under it", name)
+        self._closing = threading.Thread(
+            target=self._opened.close, name=f"kvtier-{name}-close", daemon=True
+        )
+        self._closing.start()
+        self._open(self._spec.in_background())
+
+    def _request(self, req_context: ReqContext) -> _Request:
+        request = self._requests.get(req_context.req_id)
+        if request is None:
+            request = self._requests[req_context.req_id] = _Request(request_context(req_context))
+        return request
+
+    def _submit(self, collect: Callable[..., Job | None], engine_job: TransferJob) -> bool:
+        """Hand a job over at once, or report its failure; return false for the latter."""
+        request = self._requests.get(engine_job.req_context.req_id)
+        context = request.context if request else request_context(engine_job.req_context)
+        slots = engine_job.chunk_ids.tolist()
+        if collect(list(engine_job.keys), slots, context, whole=True, tag=engine_job) is None:
+            self._finished.append(EngineResult(engine_job.job_id, success=False))
+            return False
+        self._tier.flush()
+        return True
+
+    def _strike(self, engine_job: TransferJob, keys: Iterable[OffloadKey]) -> None:
+        """Take it that chunks whose load failed are absent, for the request that wanted them."""
+        request = self._requests.get(engine_job.req_context.req_id)
+        if request is not None:
+            request.answers.update(dict.fromkeys(keys, False))

@@ -1,0 +1,195 @@
+"""An operator's whole ``kv_transfer_config``, read without vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from kvtier_sdk import ConfigError, TieringConfig
+from kvtier_sdk.engine import Place, StrictModel, nearest, parse_bytes, validate_options
+from kvtier_vllm import HOMES
+from kvtier_vllm.options import (
+    CLASS_TYPE,
+    EXTRA_CONFIG,
+    SecondaryTierEntry,
+    SpecOptions,
+)
+from kvtier_vllm.plugin import TIER_TYPE
+
+#: Where vLLM's processes share the host pool.
+POOL_DIRECTORY = "/dev/shm"
+#: The connector that has specs and tiers of others.
+CONNECTOR = "OffloadingConnector"
+_HOST_SPEC = "KVTierOffloadingSpec"
+_CPU_SPEC = "KVTierCPUTieringSpec"
+#: The specs that are ours, and those whose manager is vLLM's.
+OUR_SPECS = (_HOST_SPEC, _CPU_SPEC)
+GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
+
+_Role = Literal["kv_producer", "kv_consumer", "kv_both"]
+
+
+class _TransferConfig(StrictModel):
+    """vLLM's ``KVTransferConfig``. Only the extra config concerns us."""
+
+    kv_connector: str
+    engine_id: str | None = None
+    kv_buffer_device: str = ""
+    kv_role: _Role | None = None
+    kv_port: int = 0
+    kv_connector_extra_config: dict[str, Any] = Field(default_factory=dict)
+    kv_connector_module_path: str | None = None
+    enable_permute_local_kv: bool = False
+    kv_load_failure_policy: Literal["recompute", "fail"] = "fail"
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.kv_role is None:
+            raise ValueError(f"option 'kv_role' is missing; allowed: {', '.join(get_args(_Role))}")
+        return self
+
+
+def is_transfer_config(options: Mapping[str, Any]) -> bool:
+    """Tell vLLM's options from our own."""
+    return "kv_connector" in options or EXTRA_CONFIG.where in options
+
+
+def make_transfer_config(
+    tiers: Sequence[str], pool: str, *, our_manager: bool, model_revision: str | None = None
+) -> dict[str, Any]:
+    """Make the argument of ``vllm serve --kv-transfer-config``.
+
+    Args:
+        tiers: URLs, in the order in which the tiers are searched.
+        pool: size of the host pool, such as ``"32GiB"``.
+        our_manager: true for our manager, false for vLLM's own with our tiers.
+        model_revision: tells this model from others of its name.
+
+    Returns:
+        The options, which :func:`read_transfer_config` checks.
+
+    Raises:
+        ConfigError: ``pool`` is no size.
+    """
+    revision = {} if model_revision is None else {"model_revision": model_revision}
+    extra: dict[str, Any]
+    if our_manager:
+        extra = {
+            "spec_name": _HOST_SPEC,
+            "spec_module_path": __package__,
+            "cpu_bytes_to_use": pool,
+            "secondary_tiers": list(tiers),
+            **revision,
+        }
+    else:
+        try:
+            pool_bytes = parse_bytes(pool)  # vLLM takes bytes only
+        except ValueError as error:
+            raise ConfigError(f"{EXTRA_CONFIG.at('cpu_bytes_to_use')}: {error}") from None
+        extra = {
+            "spec_name": GUEST_SPECS[0],
+            "cpu_bytes_to_use": pool_bytes,
+            "secondary_tiers": [{"type": TIER_TYPE, "url": url, **revision} for url in tiers],
+        }
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_role": "kv_both",
+        EXTRA_CONFIG.where: extra,
+    }
+
+
+def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringConfig:
+    """Read the argument of ``vllm serve --kv-transfer-config``.
+
+    Args:
+        options: all of it.
+        where: its source; each complaint begins with it.
+
+    Returns:
+        The host pool and our tiers, validated. Under vLLM's own manager the other tiers are
+        vLLM's to check.
+
+    Raises:
+        ConfigError: an option is wrong, vLLM would not find a class of ours by it, or nothing in
+            it is ours.
+    """
+    place = Place(where)
+    connector = options.get("kv_connector")
+    if connector != CONNECTOR:
+        raise ConfigError(
+            f"{place.at('kv_connector')} is {connector!r}; kvtier is used through {CONNECTOR!r}"
+        )
+    validate_options(_TransferConfig, options, place)
+    inside = place.at(EXTRA_CONFIG.where)
+    extra = inside.table(options.get(EXTRA_CONFIG.where, {}))
+    spec = extra.get("spec_name")
+    try:
+        if spec in OUR_SPECS:
+            _check_module(extra.get("spec_module_path"), EXTRA_CONFIG.at("spec_module_path"), spec)
+        if spec == _HOST_SPEC:
+            return SpecOptions.from_dict(extra, where=EXTRA_CONFIG.where).config
+        if spec in GUEST_SPECS:
+            return _read_guests(extra)
+    except ConfigError as error:
+        lines = str(error).splitlines()
+        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from None
+    known = nearest(str(spec), [_HOST_SPEC, *GUEST_SPECS], "allowed")
+    raise ConfigError(f"{inside.at('spec_name')} is {spec!r}; {known}")
+
+
+def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
+    entries = EXTRA_CONFIG.at("secondary_tiers").entries(extra.get("secondary_tiers", []))
+    tables = {place: place.table(entry) for place, entry in entries.items()}
+    for place, entry in tables.items():
+        if entry.get("type") == CLASS_TYPE:
+            _check_module(entry.get("module_path"), place.at("module_path"), CLASS_TYPE)
+    pool_bytes = _read_pool_bytes(extra.get("cpu_bytes_to_use"))
+    guests = SecondaryTierEntry.read_all(list(tables.values())).values()
+    if not guests:
+        raise ConfigError(
+            f"{EXTRA_CONFIG} no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; nothing is "
+            "ours"
+        )
+    tiers = tuple(guest.tier for guest in guests)
+    return TieringConfig.model_construct(pool_bytes=pool_bytes, tiers=tiers)
+
+
+def _check_module(module: object, place: Place, class_name: str) -> None:
+    """Check the module from which vLLM imports a class that is not registered with it.
+
+    Our own cannot be imported here, where vLLM may be missing. A foreign module may pass our class
+    on, so only its absence is a mistake.
+    """
+    if isinstance(module, str) and _may_hold(module, class_name):
+        return
+    fault = f"is {module!r}, where there is no {class_name}"
+    if module is None:
+        fault = "is missing"
+    raise ConfigError(f"{place} {fault}; write {__package__!r}")
+
+
+def _may_hold(module: str, class_name: str) -> bool:
+    if module.partition(".")[0] in (__package__, "kvtier_sdk"):
+        return module in (__package__, f"{__package__}.{HOMES[class_name]}")
+    # The packages around a module are imported, and may raise anything.
+    with suppress(Exception):
+        return find_spec(module) is not None
+    return False
+
+
+def _read_pool_bytes(value: Any) -> int:
+    """Read the size of vLLM's own pool as vLLM does, with ``int``, which knows no units."""
+    place = EXTRA_CONFIG.at("cpu_bytes_to_use")
+    if value is None:
+        raise ConfigError(f"{place} is missing")
+    with suppress(TypeError, ValueError, OverflowError):
+        if (pool_bytes := int(value)) > 0:
+            return pool_bytes
+    advice = f"for example {4 << 30}"
+    with suppress(ValueError):
+        advice = str(parse_bytes(value) or advice)
+    raise ConfigError(f"{place} is {value!r}, and vLLM takes bytes only; write {advice}")

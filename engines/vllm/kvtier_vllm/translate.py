@@ -1,0 +1,64 @@
+"""Translation between vLLM's types and kvtier's: requests, media, events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_offload.base import Locality as EngineLocality
+from vllm.v1.kv_offload.base import Medium as EngineMedium
+from vllm.v1.kv_offload.base import OffloadingEvent as EngineEvent
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvtier_sdk import Locality, Medium, OffloadingEvent, RequestContext
+from kvtier_sdk.engine import PRIMARY
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import ReqContext
+
+
+def engine_medium(medium: Medium) -> EngineMedium:
+    """Return vLLM's enum member for a medium."""
+    return EngineMedium(medium.value)
+
+
+def cache_hit_source(medium: Medium) -> CacheHitSource:
+    """Return the source under which vLLM counts hits of a tier on this medium."""
+    return CacheHitSource.HOST if medium is Medium.CPU else CacheHitSource.DISK
+
+
+def engine_locality(locality: Locality) -> EngineLocality:
+    """Return vLLM's enum member for a locality."""
+    return EngineLocality(locality.value)
+
+
+def request_context(engine_request: ReqContext, request_id: str | None = None) -> RequestContext:
+    """Return a request as tiers see it.
+
+    Args:
+        engine_request: the request as vLLM describes it.
+        request_id: its id here; vLLM's id by default.
+
+    Returns:
+        Its context; ``params`` are vLLM's ``kv_transfer_params``.
+    """
+    return RequestContext(
+        request_id or engine_request.req_id, params=engine_request.kv_transfer_params or {}
+    )
+
+
+def engine_event(event: OffloadingEvent) -> EngineEvent:
+    """Return an event as vLLM publishes it.
+
+    Args:
+        event: the event.
+
+    Returns:
+        vLLM's event; if it comes from a secondary tier, the tier is its owner.
+    """
+    return EngineEvent(
+        keys=list(event.keys),
+        medium=engine_medium(event.medium),
+        removed=event.removed,
+        locality=engine_locality(event.locality),
+        ownership=None if event.tier == PRIMARY else event.tier,
+    )

@@ -1,0 +1,275 @@
+"""One of our tiers as vLLM's tiering manager calls it, without an engine."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.redis_server import Server, free_port
+from support.stores import RedisStore
+
+with warnings.catch_warnings():
+    # Warnings of vLLM and torch at their import are not ours to mend.
+    warnings.simplefilter("ignore")
+    from vllm.v1.kv_offload import base
+    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+    from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
+    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+    from vllm_config import KEYS, make_config
+
+    from kvtier_sdk import ConfigError, TierUnavailableError
+    from kvtier_sdk.runner import ProcessRunner, ThreadRunner
+    from kvtier_vllm import KVTierSecondaryTier
+
+SLOTS, ROW_BYTES = 8, 8192
+HIT, MISS, RETRY = base.LookupResult.HIT, base.LookupResult.MISS, base.LookupResult.RETRY
+
+MakeTier = Callable[..., KVTierSecondaryTier]
+job_ids = itertools.count()
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """vLLM's host memory: the rows are random."""
+    region = SharedOffloadRegion(f"test-{uuid.uuid4().hex}", SLOTS, None, ROW_BYTES, ROW_BYTES)
+    rows = np.asarray(region.create_kv_memoryview())
+    rows[:] = np.random.default_rng(1).integers(-128, 127, rows.shape, dtype=np.int8)
+    yield rows
+    del rows
+    region.cleanup()
+
+
+@pytest.fixture
+def make_tier(memory: Any) -> Iterator[MakeTier]:
+    made = []
+
+    def make(
+        view: memoryview = memory.data, *, model: str | None = None, **entry: Any
+    ) -> KVTierSecondaryTier:
+        entry = {
+            "type": "KVTierSecondaryTier",
+            "module_path": "kvtier_vllm",
+            "lookup_deadline": "30s",
+            **entry,
+        }
+        config = make_config([entry])
+        if model is not None:
+            config = replace(config, model=replace(config.model, name=model))
+        spec = SimpleNamespace(
+            config=config,
+            extra_config={"secondary_tiers": [entry]},
+            kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
+        )
+        made.append(SecondaryTierFactory.create_secondary_tier(entry, view, spec))
+        return made[-1]
+
+    yield make
+    for tier in made:
+        tier.shutdown()
+
+
+def request(tier: KVTierSecondaryTier, name: str) -> base.ReqContext:
+    context = base.ReqContext(req_id=name)
+    tier.on_new_request(context)
+    return context
+
+
+def move(
+    tier: KVTierSecondaryTier,
+    context: base.ReqContext,
+    keys: list[bytes],
+    slots: list[int],
+    *,
+    load: bool,
+) -> JobResult:
+    """Hand a job over, and wait for its result step by step, as the manager does."""
+    job = TransferJob(
+        job_id=next(job_ids),
+        keys=keys,
+        chunk_ids=np.array(slots, np.int32),
+        is_promotion=load,
+        req_context=context,
+    )
+    (tier.submit_load if load else tier.submit_store)(job)
+    while True:
+        for result in tier.get_finished_jobs():
+            assert result.job_id == job.job_id
+            return result
+
+
+def look_up(
+    tier: KVTierSecondaryTier, context: base.ReqContext, keys: list[bytes]
+) -> list[base.LookupResult]:
+    while RETRY in (answers := [tier.lookup(key, context) for key in keys]):
+        tier.on_schedule_end(base.ScheduleEndContext(new_req_ids=(), preempted_req_ids=()))
+        assert list(tier.get_finished_jobs()) == []
+    return answers
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_bytes_come_back_as_they_went(make_tier: MakeTier, memory: Any, runner: str) -> None:
+    tier = make_tier(url="memory:", runner=runner)
+    stored = request(tier, "stores")
+    assert move(tier, stored, KEYS[:2], [3, 5], load=False).success
+    loads = request(tier, "loads")
+    assert look_up(tier, loads, KEYS[:3]) == [HIT, HIT, MISS]
+    result = move(tier, loads, KEYS[:2], [0, 1], load=True)
+    assert result.success
+    assert result.transfer_bytes == 2 * ROW_BYTES
+    assert (memory[[0, 1]] == memory[[3, 5]]).all()
+    for context in (stored, loads):
+        tier.on_request_finished(context)
+    assert tier.under_way == 0
+
+
+def test_a_load_that_failed_is_a_miss_for_its_request(make_tier: MakeTier, tmp_path: Path) -> None:
+    tier = make_tier(backend="file", root=str(tmp_path), direct_io="off")
+    assert move(tier, request(tier, "stores"), KEYS[:2], [3, 5], load=False).success
+    loads = request(tier, "loads")
+    assert look_up(tier, loads, KEYS[:2]) == [HIT, HIT]
+    (chunk,) = (path for path in tmp_path.rglob(f"*{KEYS[0].hex()}*") if path.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    result = move(tier, loads, KEYS[:2], [0, 1], load=True)
+    assert not result.success
+    assert list(result.successful_keys or ()) == [KEYS[1]]
+    # It does not ask again and again for a chunk that cannot be loaded.
+    assert look_up(tier, loads, KEYS[:2]) == [MISS, HIT]
+    assert tier.stats.failures == {"load.corrupt": 1}
+
+
+def test_what_the_queue_has_no_room_for_is_refused_at_once(make_tier: MakeTier) -> None:
+    tier = make_tier(url="memory:?latency=10s", max_queue=ROW_BYTES)
+    context = request(tier, "stores")
+    for key, slot in zip(KEYS[:2], (1, 2), strict=True):
+        job = TransferJob(slot, [key], np.array([slot], np.int32), False, context)
+        tier.submit_store(job)
+    (refused,) = tier.get_finished_jobs()
+    assert (refused.job_id, refused.success) == (2, False)
+    assert tier.stats.dropped == {"store.queue_full": 1}
+
+
+def test_a_drain_leaves_no_job_without_a_result(make_tier: MakeTier) -> None:
+    tier = make_tier(url="memory:?latency=50ms", concurrency=1, max_batch=1)
+    context = request(tier, "stores")
+    for slot, key in enumerate(KEYS):
+        tier.submit_store(TransferJob(slot, [key], np.array([slot], np.int32), False, context))
+    tier.drain_jobs()
+    assert {result.job_id for result in tier.get_finished_jobs()} == set(range(len(KEYS)))
+
+
+def test_vllms_manager_sees_what_the_tier_is(make_tier: MakeTier) -> None:
+    tier = make_tier(url="memory:?name=shelf")
+    assert (tier.tier_type, tier.medium, tier.locality) == (
+        "shelf",
+        base.Medium.CPU,
+        base.Locality.LOCAL,
+    )
+    assert move(tier, request(tier, "stores"), KEYS[:1], [0], load=False).success
+    (event,) = tier.take_events()
+    assert (event.ownership, event.removed, event.keys) == ("shelf", False, KEYS[:1])
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a tier that declares itself to be on another machine."""
+    store = RedisStore(tmp_path_factory.mktemp("redis"), ROW_BYTES)
+    yield f"{store.url}?name=remote"
+    store.kill()
+
+
+@pytest.mark.parametrize(
+    ("url", "runner", "kind"),
+    [
+        ("memory:", "process", ProcessRunner),
+        ("memory:", "auto", ThreadRunner),
+        ("remote", "auto", ProcessRunner),
+        ("remote", "thread", ThreadRunner),
+    ],
+)
+def test_a_tier_runs_where_its_options_say(
+    make_tier: MakeTier, remote: str, url: str, runner: str, kind: type
+) -> None:
+    tier = make_tier(url=remote if url == "remote" else url, runner=runner)
+    assert type(tier._tier._runner) is kind
+
+
+def test_memory_that_no_process_can_map_is_for_threads(
+    make_tier: MakeTier, remote: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    private = np.zeros((SLOTS, ROW_BYTES), np.int8).data
+    with pytest.raises(ConfigError, match="option 'runner' is 'process', but the host pool is of"):
+        make_tier(private, url="memory:", runner="process")
+    assert type(make_tier(private, url=remote)._tier._runner) is ThreadRunner
+    assert "remote: runs in a thread, which may slow the engine down" in caplog.text
+
+
+def test_a_tier_whose_process_dies_fails_its_jobs_and_comes_back(
+    make_tier: MakeTier, memory: Any
+) -> None:
+    tier = make_tier(url="memory:?latency=500ms", runner="process")
+    context = request(tier, "stores")
+    tier.submit_store(TransferJob(1, KEYS[:2], np.array([3, 5], np.int32), False, context))
+    before = tier._tier._runner.pid
+    os.kill(before, signal.SIGKILL)
+    while not (finished := list(tier.get_finished_jobs())):
+        pass
+    assert [(result.job_id, result.success) for result in finished] == [(1, False)]
+    assert tier.stats.failures == {"store.unavailable": 2}
+    while tier.stats.reads_open:
+        assert list(tier.get_finished_jobs()) == []
+    assert tier._tier._runner.pid not in (None, before)
+    assert look_up(tier, request(tier, "looks"), KEYS[:1]) == [MISS]
+
+
+def test_a_tier_that_is_refused_lets_go_of_the_memory(make_tier: MakeTier) -> None:
+    gc.collect()  # of tests before
+    open_files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match="option 'model_revision' is missing"):
+        make_tier(url="memory:", model="none/such")
+    assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(
+    make_tier: MakeTier,
+) -> None:
+    open_files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(TierUnavailableError, match="Connection refused"):
+        make_tier(url=f"redis://127.0.0.1:{free_port()}", runner="process", required=True)
+    assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_an_engine_starts_without_a_store_that_is_down(make_tier: MakeTier, runner: str) -> None:
+    tier = make_tier(url=f"redis://127.0.0.1:{free_port()}", runner=runner)
+    assert tier.stats.is_open == 0
+    assert look_up(tier, request(tier, "early"), KEYS[:1]) == [MISS]
+    tier.submit_store(TransferJob(1, KEYS[:1], np.array([3], np.int32), False, request(tier, "r")))
+    assert [(job.job_id, job.success) for job in tier.get_finished_jobs()] == [(1, False)]
+
+
+def test_the_first_request_waits_neither_for_the_closing_nor_for_the_opening_of_a_tier(
+    make_tier: MakeTier, another_hash: str, tmp_path: Path
+) -> None:
+    server = Server(tmp_path).start()
+    tier = make_tier(url=f"{server.url}?connect_timeout=1h&open_deadline=1h&required=true")
+    try:
+        server.pause()
+        assert not tier.has_pending_work()
+        assert look_up(tier, request(tier, "early"), KEYS[:1]) == [MISS]
+        server.resume()
+        while not tier.stats.is_open:
+            assert list(tier.get_finished_jobs()) == []
+        assert move(tier, request(tier, "stores"), KEYS[:1], [3], load=False).success
+    finally:
+        server.kill()

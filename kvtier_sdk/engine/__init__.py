@@ -1,0 +1,85 @@
+"""kvtier for those who connect an engine: the manager, a tier alone, an engine's own memory.
+
+Everything is here, flat; values, errors and options are in :mod:`kvtier_sdk`. Nothing here imports
+torch before one of the worker's names is used, which need the extra ``torch``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from kvtier_sdk.config.tiering_config import read_tiers
+from kvtier_sdk.engine.adapter_options import AdapterOptions
+from kvtier_sdk.engine.engine_memory import EngineMemory, OverlappingSlots
+from kvtier_sdk.engine.engine_slots import EngineSlots
+from kvtier_sdk.engine.model_tier import ModelTier, Work
+from kvtier_sdk.engine.replica_lease import ReplicaLease
+from kvtier_sdk.engine.store_check import check_store
+from kvtier_sdk.engine.tools import EngineTools
+from kvtier_sdk.events import PRIMARY
+from kvtier_sdk.opening.pools import open_pool, pool_size_bytes
+from kvtier_sdk.opening.tiers import open_manager, open_tier
+from kvtier_sdk.operator.services import OperatorServices
+from kvtier_sdk.options.model import StrictModel, validate_options
+from kvtier_sdk.options.place import Place, nearest
+from kvtier_sdk.options.secrets import url_without_password
+from kvtier_sdk.options.units import parse_bytes
+from kvtier_sdk.pool.layout import ROW_ALIGNMENT
+from kvtier_sdk.runner import PoolMemory
+from kvtier_sdk.runner.factory import wants_process
+from kvtier_sdk.tiering.compute_rate import ComputeRate
+from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
+from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.tiering.tier_listener import TierListener
+
+if TYPE_CHECKING:
+    from kvtier_sdk.worker import CopyResult, DeviceBlocks, KVGroup, KVTensor, OffloadWorker
+
+__all__ = [
+    "PRIMARY",
+    "ROW_ALIGNMENT",
+    "AdapterOptions",
+    "ComputeRate",
+    "CopyResult",
+    "DeviceBlocks",
+    "EngineMemory",
+    "EngineSlots",
+    "EngineTools",
+    "KVGroup",
+    "KVTensor",
+    "LoadSpec",
+    "MissReason",
+    "ModelTier",
+    "OffloadWorker",
+    "OperatorServices",
+    "OverlappingSlots",
+    "Place",
+    "PoolMemory",
+    "PrepareStoreOutput",
+    "ReplicaLease",
+    "ResetScope",
+    "StrictModel",
+    "TierClient",
+    "TierListener",
+    "TieringManager",
+    "Work",
+    "check_store",
+    "nearest",
+    "open_manager",
+    "open_pool",
+    "open_tier",
+    "parse_bytes",
+    "pool_size_bytes",
+    "read_tiers",
+    "url_without_password",
+    "validate_options",
+    "wants_process",
+]
+
+_OF_THE_WORKER = ("CopyResult", "DeviceBlocks", "KVGroup", "KVTensor", "OffloadWorker")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_THE_WORKER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("kvtier_sdk.worker"), name)

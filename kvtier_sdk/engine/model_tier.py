@@ -1,0 +1,256 @@
+"""The tier of one model's chunks, and the thread that speaks with it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening.tiers import open_tier
+from kvtier_sdk.runner import PoolMemory
+from kvtier_sdk.runner.jobs import Job, Operation, Verdict
+from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.types import OffloadKey, RequestContext
+
+#: How often the client looks for jobs whose deadline has passed.
+_OVERDUE_LOOK_S = 0.25
+#: The engine looks up ahead of its steps, so an answer is worth more than a step.
+_LOOKUP_DEADLINE_S = 1.0
+#: How long a model's first tasks wait for the tier to open, at most.
+_OPENING_S = 5.0
+
+_log = logging.getLogger("kvtier.engine")
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """The part of one of an engine's tasks that is one model's.
+
+    Attributes:
+        operation: a lookup, a load, a store or a deletion.
+        request: on whose behalf.
+        done: called once, in the model's thread: the keys' verdicts, and the bytes that were
+            moved. Nothing touches the slots any more.
+        keys: the chunks.
+        slots: where they lie; empty for a lookup and a deletion.
+    """
+
+    operation: Operation
+    request: RequestContext
+    done: Callable[[Sequence[Verdict], int], None]
+    keys: list[OffloadKey] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+
+class ModelTier(TierListener):
+    """A tier of one model's chunks of one layout, with a thread that owns its client.
+
+    All methods can be called from any thread.
+
+    Args:
+        spec: the tier, with a name of its own.
+        memory: the slots, each of the length of a chunk.
+        namespace: of the chunks.
+        engine: the name of the engine that has the memory.
+        clock: time.
+        shutdown_timeout_s: time to drain the tier, and again to close it.
+        changed: called in the model's thread with chunks that the tier has stored, or with true
+            and chunks that have left it; before the work of which that came is done.
+
+    Raises:
+        ConfigError: the tier cannot work with chunks of this length, or cannot run as it is to.
+    """
+
+    def __init__(
+        self,
+        spec: TierSpec,
+        memory: PoolMemory,
+        namespace: Namespace,
+        *,
+        engine: str,
+        clock: Clock,
+        shutdown_timeout_s: float,
+        changed: Callable[[Sequence[OffloadKey], bool], None] | None = None,
+    ) -> None:
+        spec = _fitted(spec, memory)
+        self.name = spec.name
+        self._clock = clock
+        self._changed = changed
+        self._inbox: deque[Work] = deque()
+        # Handed to the client and not yet done.
+        self._under_way: set[Work] = set()
+        self._found: list[OffloadKey] = []
+        self._wake = threading.Event()
+        self._is_stale = False
+        self._closing = False
+        self._has_ended = False
+        self._opened = ExitStack()
+        self._client = self._opened.enter_context(
+            open_tier(
+                spec.in_background(),
+                memory,
+                namespace,
+                self,
+                clock=clock,
+                events=changed is not None,
+                notify=self._wake.set,
+                shutdown_timeout_s=shutdown_timeout_s,
+                engine=engine,
+            )
+        )
+        self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work) -> None:
+        """Hand work over; it is done at its deadline at the latest, or when its I/O has ended."""
+        self._inbox.append(work)
+        self._wake.set()
+        if self._has_ended:
+            self._refuse_inbox()
+
+    def purge(self) -> None:
+        """Have every chunk of the model deleted; until that is done, each is a miss."""
+        self._is_stale = True
+        self._wake.set()
+
+    def stats_now(self) -> TierStats:
+        """Return a copy of the tier's counters and of its state."""
+        return self._client.stats_now()
+
+    @property
+    def is_running(self) -> bool:
+        """False if the thread has ended, by a bug or since it was closed."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Have stores finish, close the tier and end the thread; :meth:`join` waits for it."""
+        self._closing = True
+        self._wake.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended. All work is done then."""
+        self._thread.join()
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with self._opened:
+                self._await_opening()
+                while not self._closing:
+                    self._step()
+                    self._wake.wait(_OVERDUE_LOOK_S if self._client.has_work else None)
+                    self._wake.clear()
+                self._step()
+        except Exception:
+            # The engine's requests would wait for ever for a thread that is gone.
+            _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
+        finally:
+            self._has_ended = True
+            self._refuse_inbox()
+            for work in list(self._under_way):
+                self._finish(work, [], 0)
+
+    def _refuse_inbox(self) -> None:
+        """End what the thread takes no more; two threads may do it at once."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._finish(self._inbox.popleft(), [], 0)
+
+    def _await_opening(self) -> None:
+        """Wait for the first attempt to open the tier: what comes meanwhile is not missed."""
+        stats, options = self._client.stats, self._client.spec.runner
+        end_s = self._clock.now_s() + min(options.open_deadline_s, _OPENING_S)
+        while not (stats.is_open or stats.open_failures or self._closing):
+            left_s = end_s - self._clock.now_s()
+            if left_s <= 0 or not self._wake.wait(left_s):
+                return
+            self._wake.clear()
+            self._client.poll()
+
+    def _step(self) -> None:
+        client = self._client
+        if self._is_stale:
+            self._is_stale = False
+            client.purge()
+        while self._inbox:
+            self._collect(self._inbox.popleft())
+        if self._found:
+            # What is hot in the engine's memory stays in the tier.
+            client.touch(self._found)
+            self._found = []
+        client.flush()
+        client.poll()
+        self._tell_changes()
+
+    def _tell_changes(self) -> None:
+        for event in self._client.take_events():
+            if self._changed is not None:
+                self._changed(event.keys, event.removed)
+
+    def _collect(self, work: Work) -> None:
+        client, operation = self._client, work.operation
+        self._under_way.add(work)
+        job: Job | None = None
+        if operation is Operation.LOAD:
+            job = client.load(work.keys, work.slots, work.request, tag=work)
+        elif operation is Operation.STORE:
+            job = client.store(work.keys, work.slots, work.request, tag=work)
+        elif operation is Operation.DELETE:
+            job = client.delete(work.keys, work.request, tag=work)
+        elif client.takes_reads:
+            job = client.lookup(work.keys, work.request, tag=work)
+        else:
+            client.drop_lookups(len(work.keys))
+        if job is None:
+            self._finish(work, [], 0)
+
+    def _finish(self, work: Work, verdicts: Sequence[Verdict], moved_bytes: int) -> None:
+        """End work; keys without a verdict were dropped."""
+        self._under_way.discard(work)
+        dropped = [Verdict.UNAVAILABLE] * (len(work.keys) - len(verdicts))
+        work.done([*verdicts, *dropped], moved_bytes)
+
+    # --- the tier's reports ---------------------------------------------------------------------
+
+    def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        self._found += [k for k, v in zip(job.keys, verdicts, strict=True) if v is Verdict.OK]
+        self._finish(job.tag, verdicts, 0)
+
+    def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        self._tell_changes()
+        gone = [k for k, v in zip(job.keys, verdicts, strict=True) if v is Verdict.OK]
+        if gone and self._changed is not None:
+            self._changed(gone, True)
+        self._finish(job.tag, verdicts, 0)
+
+    def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        tier.stats.hit_chunks += verdicts.count(Verdict.OK)
+
+    def released(self, tier: TierClient, job: Job) -> None:
+        """Report a load or a store: only now may the engine use the memory for something else."""
+        self._tell_changes()
+        result = job.result
+        if result is not None and job.operation in (Operation.LOAD, Operation.STORE):
+            self._finish(job.tag, result.verdicts, result.moved_bytes)
+
+
+def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
+    """Return the tier with what is better here, where its entry does not say otherwise."""
+    better = {
+        "lookup_deadline_s": _LOOKUP_DEADLINE_S,
+        # What the engine hands over lies in its memory already, and is bounded by that.
+        "max_queue_bytes": memory.region.size_bytes,
+    }
+    given = spec.runner.model_fields_set
+    update = {name: value for name, value in better.items() if name not in given}
+    return replace(spec, runner=spec.runner.model_copy(update=update))

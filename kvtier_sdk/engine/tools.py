@@ -1,0 +1,69 @@
+"""The part of an engine's package that the command ``kvtier`` uses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from kvtier_sdk.config.tiering_config import TieringConfig
+from kvtier_sdk.types import OffloadKey
+
+
+class EngineTools(ABC):
+    """An engine for the command ``kvtier``: its configuration, its keys, its own commands.
+
+    An engine's package declares its class as an entry point of the group ``kvtier.engines``, under
+    the engine's name in a namespace's fact ``engine``. The class is made without arguments. Its
+    module must not import the engine: the command also runs where the engine is not installed.
+
+    Attributes:
+        commands: further commands of ``kvtier``, by name: functions for typer.
+        pool_directory: where the engine's processes share the host pool; ``None`` where they
+            share none.
+    """
+
+    commands: ClassVar[Mapping[str, Callable[..., None]]] = {}
+    pool_directory: ClassVar[str | None] = None
+
+    @abstractmethod
+    def reads(self, options: Mapping[str, Any]) -> bool:
+        """Return true if ``options`` are a configuration of this engine, and not kvtier's own."""
+
+    @abstractmethod
+    def read(self, options: Mapping[str, Any], *, where: str) -> TieringConfig:
+        """Read the engine's configuration.
+
+        Args:
+            options: all of it.
+            where: its source; each complaint begins with it.
+
+        Returns:
+            The host pool and the tiers, validated.
+
+        Raises:
+            ConfigError: an option is wrong, or nothing in it is kvtier's.
+        """
+
+    @abstractmethod
+    def chunk_keys(self, tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
+        """Compute the keys of a prompt's chunks as the engine does.
+
+        Args:
+            tokens: the prompt's token ids.
+            facts: of the namespace.
+
+        Returns:
+            The keys of each KV-cache group, in the order of the prompt.
+
+        Raises:
+            ConfigError: keys do not follow from these facts.
+        """
+
+    def in_its_words(self, message: str) -> str:
+        """Return a complaint about the host pool with the engine's names of options.
+
+        Args:
+            message: the complaint, with the names of a :class:`TieringConfig`.
+        """
+        return message
