@@ -37,12 +37,6 @@ class AdminSocket:
     Attributes:
         path: of the socket.
 
-    Args:
-        path: of the socket; in a directory it is named ``kvtier-PID.sock``, so that several
-            engines may have the same setting.
-        answer: takes a request and returns the answer, both plain data; called on the socket's
-            thread, and must not wait.
-
     Raises:
         ConfigError: the socket cannot be made, or a living process serves it.
     """
@@ -135,14 +129,6 @@ class AdminSocket:
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
     """Send an engine a request, and wait for its answer.
-
-    Args:
-        path: of the engine's admin socket.
-        request: plain data.
-        timeout_s: how long to wait.
-
-    Returns:
-        The answer; one with ``error`` says why there is none.
 
     Raises:
         OSError: no engine serves the socket, or none answers in time.

@@ -35,15 +35,7 @@ _HEADER_BYTES = _FIELDS.size + _CHECK.size
 
 
 def header_bytes(alignment: int, envelope_bytes: int = 0) -> int:
-    """Return the length in bytes of a header in a tier of this alignment.
-
-    Args:
-        alignment: in bytes, a power of two.
-        envelope_bytes: length of the envelope of a sealed payload.
-
-    Returns:
-        64 and the envelope, rounded up to ``alignment``.
-    """
+    """Return the length in bytes of a header in a tier of this alignment."""
     return round_up(_HEADER_BYTES + envelope_bytes, alignment)
 
 
@@ -53,14 +45,7 @@ def round_up(size_bytes: int, alignment: int) -> int:
 
 
 class ChunkHeader:
-    """Writer and checker of the headers of one tier's chunks. Stateless; callable from any thread.
-
-    Args:
-        fingerprint: fingerprint of the namespace.
-        chunk_bytes: length of a payload; the padding of a padded view is ignored.
-        verify: ``False`` switches digests off, for measurements and tests only.
-        sealed: payloads are sealed by a codec, which detects damage; they have no digest.
-    """
+    """Writes and checks the headers of one tier's chunks. Stateless; callable from any thread."""
 
     def __init__(
         self, fingerprint: str, chunk_bytes: int, *, verify: bool = True, sealed: bool = False
@@ -71,13 +56,7 @@ class ChunkHeader:
         self._sealed = sealed
 
     def seal(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
-        """Write the header of a payload.
-
-        Args:
-            key: the chunk.
-            header: the memory to write to, at least 64 bytes; the rest is zeroed.
-            payload: ``chunk_bytes`` of content, possibly padded.
-        """
+        """Write the header of a payload."""
         digest = bytes(16)
         if self._verify and not self._sealed:
             digest = xxh3_128_digest(payload[: self._chunk_bytes])
@@ -95,11 +74,6 @@ class ChunkHeader:
 
     def check(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
         """Check a loaded payload against its header.
-
-        Args:
-            key: the chunk that was requested.
-            header: the header as read.
-            payload: the payload as read: ``chunk_bytes`` of content, possibly padded.
 
         Raises:
             CorruptChunkError: key, header and payload do not belong together; the message names

@@ -28,14 +28,7 @@ class OffloadingEvent:
 
 
 class EventLog:
-    """The events of one tier that nobody has taken yet.
-
-    Args:
-        tier: the tier's name.
-        medium: the medium on which it keeps chunks.
-        locality: its place.
-        is_enabled: false to collect none.
-    """
+    """The events of one tier that nobody has taken yet."""
 
     def __init__(self, tier: str, medium: Medium, locality: Locality, *, is_enabled: bool) -> None:
         self.is_enabled = is_enabled

@@ -53,13 +53,6 @@ class TraceRecorder:
     Attributes:
         written: number of requests that were written.
 
-    Args:
-        directory: where the files are; it is made with mode 0700 if only it itself is missing.
-        file_bytes: size of a file.
-        files: number of files to keep, at least 1.
-        chunk_bytes: length of a chunk, which each line says.
-        clock: time.
-
     Raises:
         ConfigError: no file can be made in the directory.
     """
@@ -114,15 +107,7 @@ class TraceRecorder:
         named: Collection[OffloadKey],
         end_tokens: Mapping[OffloadKey, int],
     ) -> None:
-        """Take a request that has finished. Never waits; for one thread, the engine's.
-
-        Args:
-            arrived_s: when it arrived.
-            named: the chunks that the engine has named for it, in prefix order; from now on the
-                recorder's.
-            end_tokens: all of its chunks in prefix order, where the engine knows them, each with
-                the number of tokens up to its end. Those behind the last named one are left out.
-        """
+        """Take a request that has finished. Never waits; for one thread, the engine's."""
         if not named:
             return
         request = _Request(arrived_s, named, end_tokens)
@@ -134,11 +119,7 @@ class TraceRecorder:
         self._waiting.append(request)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, and end the thread; a second call does nothing.
-
-        Args:
-            timeout_s: how long to wait for the file system.
-        """
+        """Write what waits, and end the thread; a second call does nothing."""
         self._closed.set()
         self._thread.join(timeout_s)
 

@@ -18,11 +18,7 @@ class _Poolable(Protocol):
         """True if it can be lent."""
 
     def close(self, reason: str, /) -> None:
-        """Close it, at once; harmless if it is closed.
-
-        Args:
-            reason: raised by a call that is under way on it.
-        """
+        """Close it, at once; harmless if it is closed."""
 
 
 C = TypeVar("C", bound=_Poolable)

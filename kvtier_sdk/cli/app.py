@@ -77,12 +77,7 @@ _TRACEBACK = "KVTIER_TRACEBACK"
 
 
 def run() -> int:
-    """Run the command line.
-
-    Returns:
-        The exit status, with a line on stderr unless it is 0: 1 if a tier does not work, 2 if
-        something is written wrong, 3 after an unexpected error.
-    """
+    """Run the command line."""
     try:
         for tools in installed_engines().values():
             for name, command in tools.commands.items():

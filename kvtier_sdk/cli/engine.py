@@ -47,17 +47,7 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Have the engines of a configuration empty their host pools, and wait for them.
-
-    Args:
-        config: names the engines' admin sockets.
-        namespaces: fingerprints; an engine with none of them keeps its pool.
-        before: the outcome of an earlier purge, whose forgotten chunks are counted too.
-
-    Returns:
-        What became of it, one item a socket: ``forgotten_chunks`` and ``chunks_in_use``, which is
-        ``None`` for an idle engine; or ``fault``.
-    """
+    """Have the engines of a configuration empty their host pools, and wait for them."""
     if config.admin_socket is None:
         return []
     path = Path(config.admin_socket)

@@ -13,11 +13,6 @@ T = TypeVar("T")
 def read_flag(flag: str, parse: Callable[[str], T], text: str) -> T:
     """Read the value of a flag.
 
-    Args:
-        flag: its name, which a complaint begins with.
-        parse: reads the text; raises ``ValueError``.
-        text: the value as it was written.
-
     Raises:
         ConfigError: ``parse`` has refused it.
     """

@@ -42,16 +42,7 @@ class Played:
 
 
 def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
-    """Write the page.
-
-    Args:
-        report: the replay's figures.
-        sweep: hit rate against the size of the host pool.
-        played: the rest.
-
-    Returns:
-        One HTML document with its style, script and data.
-    """
+    """Write the page."""
     drawn = charts(report, sweep)
     # "</script>" in a text would end the script that holds the data.
     data = json.dumps([_data(chart) for chart in drawn]).replace("<", "\\u003c")

@@ -70,12 +70,6 @@ class Target:
 def read_target(text: str) -> Target:
     """Read an argument that names tiers.
 
-    Args:
-        text: a URL, or the path of a file, with ``#NAME`` at its end for one of its tiers.
-
-    Returns:
-        The validated tiers.
-
     Raises:
         ConfigError: the file or an option is wrong, or there is no tier of that name.
         BackendError: the URL's backend cannot be found or loaded.

@@ -105,15 +105,6 @@ def check_tiers(
     The chunk has a namespace of its own and a random key, so that it touches neither chunks of
     engines nor another check of the same store.
 
-    Args:
-        config: the tiers.
-        chunk_bytes: size of the chunk.
-        timeout_s: time for each step.
-        clock: time and tasks; the system's where absent.
-
-    Yields:
-        The outcome for each tier, when it is known.
-
     Raises:
         ConfigError: there is no memory for two chunks.
     """

@@ -18,12 +18,6 @@ _ADVICE = f"make one with 'openssl rand -hex {KEY_BYTES}'"
 def read_keys(path: str) -> list[bytes]:
     """Read keys of 256 bits, one a line in hexadecimal; empty lines and ``#`` are skipped.
 
-    Args:
-        path: a file of this user or root, that only its owner can read and write.
-
-    Returns:
-        The keys, at least one, in the order of the file.
-
     Raises:
         ValueError: the file cannot be used; the message holds nothing of its content.
     """

@@ -106,13 +106,6 @@ def descriptor_of(view: memoryview) -> int | None:
     """Find the open file of this process that a view maps, from the file's beginning on.
 
     An engine may have no public name for the file behind its host memory, but the kernel knows it.
-
-    Args:
-        view: contiguous memory.
-
-    Returns:
-        A descriptor of the file, which the caller closes. ``None`` if the memory is not shared,
-        does not start at the file's beginning, or if this process has closed the file.
     """
     address = int(np.asarray(view).ctypes.data)
     region = MappedRegion.at(address)

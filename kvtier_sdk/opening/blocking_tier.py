@@ -26,11 +26,6 @@ class BlockingTier:
 
     Attributes:
         client: the tier's client.
-
-    Args:
-        client: the tier's client.
-        reported: set by its runner when there is something to poll.
-        clock: time.
     """
 
     def __init__(self, client: TierClient, reported: threading.Event, clock: Clock) -> None:

@@ -59,20 +59,6 @@ def open_for_maintenance(
     It runs in a thread. It changes nothing by itself: it makes no namespace, evicts nothing,
     records no use, and deletes what it is told to (:attr:`TierContext.maintenance`).
 
-    Args:
-        spec: the tier.
-        namespace: of the chunks. Their length is its fact ``chunk_bytes``; chunks without it can
-            be listed and deleted, but not examined. They are sealed if it has a fact ``codec``.
-        timeout_s: time to open the tier, and for each of its answers.
-        pool: the slots; the caller closes it. Memory for :meth:`MaintainedTier.examine` where
-            absent.
-        stores: true to store into the tier. It is opened as an engine opens it then: it makes the
-            namespace, and keeps to its capacity.
-        clock: time and tasks; the system's where absent.
-
-    Yields:
-        The tier, open.
-
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with it.
         TierError: the tier cannot be reached, or refuses the credentials.
@@ -170,10 +156,6 @@ class MaintainedTier:
     def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
         """Ask for chunks.
 
-        Returns:
-            ``OK`` for one that is there and ``NOT_FOUND`` for one that is not, in the order of
-            ``keys``.
-
         Raises:
             TierError: the tier cannot say.
         """
@@ -193,39 +175,18 @@ class MaintainedTier:
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
         """Read chunks and compare each with its header, as an engine would.
 
-        Args:
-            keys: at most :attr:`examined_at_once`.
-
-        Returns:
-            ``OK`` for a whole chunk, ``NOT_FOUND`` for one that is gone, or why an engine would
-            not get it, in the order of ``keys``.
-
         Raises:
             TierError: the tier cannot be reached.
         """
         return self.load(keys, range(len(keys)))
 
     def load(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> list[Verdict]:
-        """Read chunks into slots. Returns and raises as :meth:`examine`.
-
-        Args:
-            keys: the chunks.
-            slots: a slot for each.
-        """
+        """Read chunks into slots. Returns and raises as :meth:`examine`."""
         job = self._client.load(list(keys), list(slots), NO_REQUEST, whole=True, tag=self)
         return self._answer(job, _OF_A_CHUNK)
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], None]:
-        """Begin to store chunks, and return at once.
-
-        Args:
-            keys: the chunks.
-            slots: their slots, which the tier reads until the store has ended.
-
-        Returns:
-            A function that waits for the end. It raises a :class:`TierError` unless all chunks are
-            stored.
-        """
+        """Begin to store chunks, and return at once."""
         job = self._client.store(list(keys), list(slots), NO_REQUEST, whole=True)
         self._client.flush()
         return lambda: self._wait_for_store(job)

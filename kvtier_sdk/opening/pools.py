@@ -50,14 +50,6 @@ def check_pool(
 ) -> PoolLayout:
     """Check that there is room for the configured host pool, without making it.
 
-    Args:
-        config: says how big it is.
-        chunk_bytes: payload of a chunk.
-        directory: ``/dev/shm``, if an engine shares the pool there under a name; else ``None``.
-
-    Returns:
-        Its layout.
-
     Raises:
         ConfigError: not one chunk fits, or the memory is not there.
     """
@@ -86,10 +78,6 @@ def pool_size_bytes(config: TieringConfig) -> int:
 
 def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
     """Return the number of slots of the configured host pool.
-
-    Args:
-        config: says how big it is.
-        chunk_bytes: payload of a chunk.
 
     Raises:
         ConfigError: not one chunk fits.

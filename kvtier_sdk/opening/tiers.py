@@ -185,17 +185,6 @@ def make_client(
 ) -> TierClient:
     """Make the client of a tier, with the runner that its options ask for; the caller opens it.
 
-    Args:
-        spec: the tier.
-        pool: memory of the slots.
-        namespace: of the chunks.
-        listener: learns what becomes of the jobs.
-        clock: time and tasks.
-        notify: called in a thread of the tier's whenever it has reported; must not block.
-        verify: false switches digests off, for measurements and tests only.
-        events: true to collect events.
-        engine: the name of an engine, whose start is logged.
-
     Raises:
         ConfigError: the tier cannot run as it is to, or cannot hold one chunk in its queue.
     """

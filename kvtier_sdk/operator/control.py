@@ -30,12 +30,6 @@ class ManagerControl:
     Attributes:
         manager: the manager.
         fingerprints: of its tiers' namespaces.
-
-    Args:
-        manager: the manager.
-        fingerprints: of its tiers' namespaces.
-        clock: its clock.
-        recorder: its recorder, if any.
     """
 
     def __init__(
@@ -53,17 +47,7 @@ class ManagerControl:
         self._started_s = clock.now_s()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a request.
-
-        Args:
-            request: ``command`` is ``status``; ``purge``, which empties the host pool if
-                ``namespaces`` has the fingerprint of a tier's chunks; or ``drain`` or ``resume``
-                of the tier called ``tier``.
-
-        Returns:
-            Of ``status`` and ``purge``, everything; of the others, the tier. ``error`` if there is
-            no such command or tier.
-        """
+        """Answer a request."""
         command = str(request.get("command"))
         if command == "status":
             return self._status()

@@ -21,14 +21,7 @@ _log = logging.getLogger("kvtier")
 def log_start(
     pool: PoolMemory, policy: str, tiers: Iterable[tuple[TierSpec, TierRunner]], engine: Namespace
 ) -> None:
-    """Log one block: the host pool, its tiers, and the namespace of their chunks.
-
-    Args:
-        pool: the host pool.
-        policy: name of its eviction policy, or the manager that evicts.
-        tiers: each tier, and what runs it.
-        engine: the namespace.
-    """
+    """Log one block: the host pool, its tiers, and the namespace of their chunks."""
     chunk_bytes = pool.chunk_bytes
     common = engine.for_chunks(chunk_bytes).fingerprint
     lines = [

@@ -156,10 +156,6 @@ class _Simulations:
 
     Attributes:
         bonuses: by class, what the earlier uses are worth with the chosen weight, in references.
-
-    Args:
-        slots: of the real pool.
-        one_in: one chunk in so many is simulated.
     """
 
     def __init__(self, slots: int, one_in: int) -> None:
@@ -183,16 +179,7 @@ class _Simulations:
         self._halving_at = self._half_life
 
     def use(self, key: OffloadKey, now: int, of: int) -> tuple[int, ...]:
-        """Take a use of a sampled chunk.
-
-        Args:
-            key: the chunk.
-            now: the time.
-            of: its class from now on.
-
-        Returns:
-            The bonuses of the weight that has hit most lately.
-        """
+        """Take a use of a sampled chunk."""
         last = self._last.get(key, -1)
         if last < 0:
             last = self._older.get(key, -1)
@@ -220,10 +207,6 @@ class _Simulation:
 
     Attributes:
         hits: uses of chunks that it held, the older ones for less.
-
-    Args:
-        bonuses: by class, what the earlier uses are worth, in buckets of time.
-        slots: of the pool.
     """
 
     __slots__ = ("_bonuses", "_chunks", "_counts", "_floor", "_slots", "hits")
@@ -237,14 +220,7 @@ class _Simulation:
         self._floor = 0
 
     def use(self, last: int, last_of: int, now: int, of: int) -> None:
-        """Take a use of a chunk.
-
-        Args:
-            last: bucket of its last use; negative where that is not known.
-            last_of: its class from then on.
-            now: bucket of this use.
-            of: its class from now on.
-        """
+        """Take a use of a chunk."""
         counts = self._counts
         if last >= 0:
             worth = last + self._bonuses[last_of]

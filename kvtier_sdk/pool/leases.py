@@ -36,11 +36,7 @@ def _lock(fd: int, command: int, kind: int, start: int, length: int) -> int:
 
 
 def claim(fd: int, worker: int | None) -> bool:
-    """Become a member, until the descriptor and all its duplicates are closed.
-
-    Returns:
-        False if another process is this member.
-    """
+    """Become a member, until the descriptor and all its duplicates are closed."""
     return _try_lock(fd, number_of(worker), 1)
 
 
@@ -50,11 +46,7 @@ def claim_as_guest(fd: int) -> None:
 
 
 def claim_whole(fd: int) -> bool:
-    """Take every lease of a file, so that no process can join it.
-
-    Returns:
-        False if another process holds one.
-    """
+    """Take every lease of a file, so that no process can join it."""
     return _try_lock(fd, 0, 0)
 
 

@@ -30,15 +30,7 @@ class MemoryLimit(NamedTuple):
 
 
 def file_system_of(directory: Path, proc: Path = PROC) -> str | None:
-    """Return the type of the file system that a directory is on: ``tmpfs``, ``ext4``.
-
-    Args:
-        directory: it must exist.
-        proc: the mount point of ``/proc``.
-
-    Returns:
-        The type, or ``None`` if the system does not say.
-    """
+    """Return the type of the file system that a directory is on: ``tmpfs``, ``ext4``."""
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError), open(proc / "self/mountinfo", encoding="utf-8") as file:
@@ -53,13 +45,6 @@ def file_system_of(directory: Path, proc: Path = PROC) -> str | None:
 def total_memory_bytes(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> int:
     """Return the memory of the machine, or the limit of a control group if that is less.
 
-    Args:
-        proc: the mount point of ``/proc``.
-        cgroup_root: the mount point of the control groups.
-
-    Returns:
-        Bytes.
-
     Raises:
         ConfigError: the system does not say.
     """
@@ -69,13 +54,6 @@ def total_memory_bytes(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> in
 
 def meminfo_bytes(name: str, proc: Path = PROC) -> int:
     """Return a value of ``/proc/meminfo``.
-
-    Args:
-        name: its name there: ``MemTotal``, ``MemAvailable``.
-        proc: the mount point of ``/proc``.
-
-    Returns:
-        Bytes.
 
     Raises:
         ConfigError: the system does not say.
@@ -88,15 +66,7 @@ def meminfo_bytes(name: str, proc: Path = PROC) -> int:
 
 
 def memory_limits(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[MemoryLimit]:
-    """Yield the limits of this process's control groups, versions 1 and 2, that can be read.
-
-    Args:
-        proc: the mount point of ``/proc``.
-        cgroup_root: the mount point of the control groups.
-
-    Yields:
-        The limits of its own groups first, then of the groups above.
-    """
+    """Yield the limits of this process's control groups, versions 1 and 2, that can be read."""
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -124,12 +94,6 @@ def memory_limits(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterato
 
 def cached_bytes(directory: Path) -> int:
     """Return the size of a control group's file cache, which the kernel can reclaim.
-
-    Args:
-        directory: the directory of the group.
-
-    Returns:
-        Bytes.
 
     Raises:
         OSError: it cannot be read.

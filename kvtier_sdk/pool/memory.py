@@ -53,10 +53,6 @@ class Room(NamedTuple):
 def check_room(size_bytes: int, directory: Path | None = None) -> None:
     """Check that memory, this process's control groups and a file system have room for a pool.
 
-    Args:
-        size_bytes: size of the pool.
-        directory: the directory of its file; None for a pool without a name.
-
     Raises:
         ConfigError: they do not; the message names the size needed, the size free, and what to do.
     """
@@ -76,10 +72,6 @@ def prefault(mapping: mmap.mmap, fd: int | None) -> None:
     """Back every page of a mapping with memory, in parallel and outside the interpreter lock.
 
     Bytes that are there stay as they are, even while other processes write.
-
-    Args:
-        mapping: the mapping of a new anonymous region, or of a file.
-        fd: the file; None for an anonymous region.
 
     Raises:
         ConfigError: there is not enough memory. No SIGBUS has been raised.
@@ -121,12 +113,7 @@ def ask_for_huge_pages(mapping: mmap.mmap) -> None:
 
 
 def huge_page_bytes(mapping: mmap.mmap, *, shared: bool) -> int:
-    """Return how much of a mapping lies in transparent huge pages.
-
-    Args:
-        mapping: any mapping.
-        shared: True if it maps a file.
-    """
+    """Return how much of a mapping lies in transparent huge pages."""
     if len(mapping) < _HUGE_PAGE_BYTES or (shared and not _shmem_offers_huge_pages()):
         return 0
     begin = _address_of(mapping)
@@ -192,12 +179,7 @@ def _room_of_directory(directory: Path) -> Room:
 
 
 def rooms_of_cgroups(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[Room]:
-    """Yield what the memory limits above this process leave, if they can be read.
-
-    Args:
-        proc: the mount point of ``/proc``.
-        cgroup_root: the mount point of the control groups.
-    """
+    """Yield what the memory limits above this process leave, if they can be read."""
     for limit in memory_limits(proc, cgroup_root):
         with contextlib.suppress(OSError):
             free_bytes = limit.limit_bytes - limit.used_bytes + cached_bytes(limit.directory)

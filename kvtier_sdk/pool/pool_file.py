@@ -50,11 +50,7 @@ class PoolFile:
             )
 
     def absent(self, worker: int | None) -> list[str]:
-        """Name the members that are not there.
-
-        Args:
-            worker: the member that asks, which counts as there.
-        """
+        """Name the members that are not there."""
         members = [None, *range(self.layout.workers)]
         return [
             _member_name(member)
@@ -111,13 +107,6 @@ def join_named(
     The name is removed as soon as all members have the file. Files of killed replicas are removed
     first.
 
-    Args:
-        directory: a directory on a tmpfs.
-        replica: the id of the replica.
-        layout: the geometry that all members expect.
-        worker: the member that this process is; None is the scheduler.
-        check_room: raises a ConfigError if there is no room for a new file.
-
     Raises:
         ConfigError: there is no room, the file has another layout, another process is this member,
             or the directory cannot be used.
@@ -159,9 +148,6 @@ def sweep(directory: Path) -> None:
 
 def _open_own(path: Path) -> int | None:
     """Open a regular file of this user.
-
-    Returns:
-        None if nothing has that name.
 
     Raises:
         ConfigError: something else has it.
@@ -225,15 +211,6 @@ def _make_named(
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
     """Become a member of a file that was found by its name; the last member removes the name.
-
-    Args:
-        fd: descriptor of the file, which this takes over even if it raises.
-        path: the name of the file.
-        layout: the geometry that all members expect.
-        worker: the member that this process is; None is the scheduler.
-
-    Returns:
-        None if the name has been removed.
 
     Raises:
         ConfigError: the file has another layout, or another process is this member.

@@ -27,10 +27,6 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
 
     A tier that cannot list its namespaces is not checked.
 
-    Args:
-        tiers: the tiers.
-        clock: time and tasks.
-
     Raises:
         ReplayError: a tier does; the message says how to go on.
         TierError: a tier cannot be reached.

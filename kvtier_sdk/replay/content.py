@@ -17,9 +17,6 @@ class ChunkContent:
     A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each.
     It is made at the speed of memory. It differs in nearly every word from another key's chunk,
     and from itself shifted by some bytes.
-
-    Args:
-        chunk_bytes: length of a chunk.
     """
 
     def __init__(self, chunk_bytes: int) -> None:
@@ -30,24 +27,11 @@ class ChunkContent:
         self._bytes = self._scratch.view(np.uint8)[:chunk_bytes]
 
     def write(self, key: OffloadKey, view: memoryview) -> None:
-        """Write a chunk's content into its slot, as the device would.
-
-        Args:
-            key: the chunk.
-            view: its slot, ``chunk_bytes`` long.
-        """
+        """Write a chunk's content into its slot, as the device would."""
         np.frombuffer(view, np.uint8)[:] = self._expected(key)
 
     def wrong_bytes(self, key: OffloadKey, view: memoryview) -> int:
-        """Compare a slot with its chunk's content.
-
-        Args:
-            key: the chunk.
-            view: its slot, ``chunk_bytes`` long.
-
-        Returns:
-            The number of bytes that differ.
-        """
+        """Compare a slot with its chunk's content."""
         return int(np.count_nonzero(np.frombuffer(view, np.uint8) != self._expected(key)))
 
     def _expected(self, key: OffloadKey) -> npt.NDArray[np.uint8]:

@@ -45,19 +45,6 @@ def replay(
 ) -> ReplayReport:
     """Play a workload through the manager, moving real bytes.
 
-    Args:
-        workload: the requests, in order of arrival.
-        config: host pool, policies and tiers; it says how big a chunk is.
-        concurrency: requests that overlap; 1 is the closed loop, which waits where an engine
-            would skip, so that nothing is dropped and the hit rate is exact.
-        evict_others: true to play although a tier's limit would evict chunks that no replay has
-            stored. Otherwise the tiers are looked through first.
-        on_progress: called with the number of requests that are done.
-        clock: time and tasks; the system's where absent.
-
-    Returns:
-        The figures.
-
     Raises:
         ReplayError: no request may run, or others' chunks would be evicted.
         ConfigError: an option is wrong, or the geometry does not fit.

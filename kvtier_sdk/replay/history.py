@@ -18,10 +18,6 @@ class ReplayHistory:
             host memory.
         hits_at: for the host pool and then each tier, the hits among the first chunks of all
             requests, among the second, and so on.
-
-    Args:
-        workload: the requests.
-        sources: number of tiers, the host pool included.
     """
 
     __slots__ = ("chunks", "hits", "hits_at", "wait_s")
@@ -34,13 +30,7 @@ class ReplayHistory:
         self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
 
     def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
-        """Take hits of a request.
-
-        Args:
-            number: the request's place in the order of arrival, from 0.
-            depth: place of the first of them in the prompt, from 0.
-            sources: for each, the index of the tier that it came from, or -1 for the host pool.
-        """
+        """Take hits of a request."""
         for at, source in enumerate(sources, depth):
             self.hits[source + 1][number] += 1
             self.hits_at[source + 1][at] += 1

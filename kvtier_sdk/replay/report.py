@@ -103,15 +103,7 @@ class ReplayReport:
 
 
 def distribution(samples: Sequence[float], weights: Sequence[int]) -> dict[str, float]:
-    """Mean over all chunks, and percentiles over requests.
-
-    Args:
-        samples: time per chunk of each request.
-        weights: chunks of each request.
-
-    Returns:
-        ``mean``, ``p50``, ``p99``, ``max``; all 0 where there are no samples.
-    """
+    """Mean over all chunks, and percentiles over requests."""
     if not samples:
         return dict.fromkeys(("mean", "p50", "p99", "max"), 0.0)
     ordered = sorted(samples)

@@ -81,20 +81,11 @@ class PoolSweep:
         return chunks / self.chunks if self.chunks else 0.0
 
     def tier_chunks(self, tier: SweepPoint) -> int:
-        """Count the chunks that a tier adds to the hits of the configured pool.
-
-        Args:
-            tier: its size. It evicts the least recently used chunk and is given each chunk when it
-                is stored (``through``), so that it holds the pool's chunks too.
-        """
+        """Count the chunks that a tier adds to the hits of the configured pool."""
         return max(0, tier.lru_hit_chunks - self.pool.hit_chunks)
 
     def as_json(self, chunk_bytes: int) -> dict[str, Any]:
-        """The sweep as plain values, in the names of a replay's report.
-
-        Args:
-            chunk_bytes: length of a chunk.
-        """
+        """The sweep as plain values, in the names of a replay's report."""
 
         def point(of: SweepPoint) -> dict[str, Any]:
             return {
@@ -128,15 +119,6 @@ def sweep_pool(
     For ``lru`` one pass finds all sizes, and the counts are those of full replays without tiers.
     Another policy is played once a size, and in a long workload with a share of the keys, which
     makes its counts estimates.
-
-    Args:
-        workload: the requests, in order of arrival. A key has the same keys before it wherever it
-            is named, as chain hashes have.
-        policy: the eviction policy.
-        pool_slots: the size that is configured.
-
-    Returns:
-        The counts.
 
     Raises:
         BackendError: the policy cannot be found or loaded.
@@ -201,11 +183,7 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
 
 
 class _Recency:
-    """The order of last uses. A Fenwick tree over all uses has a mark where one is a key's last.
-
-    Args:
-        uses: the most uses.
-    """
+    """The order of last uses. A Fenwick tree over all uses has a mark where one is a key's last."""
 
     def __init__(self, uses: int) -> None:
         self._marks = array("q", bytes(8 * (uses + 1)))
@@ -262,16 +240,7 @@ def _play_share(
 
 
 def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
-    """Count the hits of a host pool, in the slot table of a manager without tiers.
-
-    Args:
-        workload: the requests, in order of arrival.
-        policy: the eviction policy, not opened yet.
-        slots: size of the pool.
-
-    Returns:
-        The hit chunks of a replay with one request at a time.
-    """
+    """Count the hits of a host pool, in the slot table of a manager without tiers."""
     policy.open(slots)
     primary = PrimaryTier(slots, 1, policy)
     by_key = primary.by_key

@@ -43,13 +43,6 @@ def read_trace(path: Path) -> list[ReplayRequest]:
     chunk here. Of the other fields ``timestamp`` is used, for the order, and ``chunk_bytes``, which
     an engine's own trace has.
 
-    Args:
-        path: the file, or a directory of files, ``*.jsonl``, as an engine records them.
-
-    Returns:
-        The requests: file by file, ordered by name, and within a file in the order of their
-        arrival. Empty lines are skipped, and so is a last line that a killed engine has cut off.
-
     Raises:
         ReplayError: the file cannot be read, or a line is malformed; the message names it.
     """
@@ -108,13 +101,6 @@ def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
 
     Each turn's prompt is the whole conversation so far, so it shares all but its end with the
     previous turn.
-
-    Args:
-        requests: number of requests, at least 1.
-        seed: the same seed gives the same workload.
-
-    Returns:
-        The requests, in order of arrival.
 
     Raises:
         ReplayError: ``requests`` is less than 1.

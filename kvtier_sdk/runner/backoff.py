@@ -14,11 +14,6 @@ class Backoff:
 
     Attributes:
         pause_s: length of the last pause, or of the first one to come, before jitter.
-
-    Args:
-        first_s: the first pause.
-        longest_s: the longest pause.
-        rng: shortens each pause a little, so that engines do not probe a server in step.
     """
 
     def __init__(self, first_s: float, longest_s: float, rng: random.Random | None = None) -> None:

@@ -61,24 +61,12 @@ class TierRunner(Protocol):
     def start(self) -> bool:
         """Open the tier, and wait for it, but no longer than ``open_deadline``.
 
-        Returns:
-            True if it is open. False if it is not required, and is opened in the background: its
-            jobs are refused until the :class:`~kvtier_sdk.runner.jobs.OpeningEnded` without an
-            error.
-
         Raises:
             Exception: it is required, or what ``open`` raised does not pass by itself.
         """
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs in one hop, without a wait.
-
-        Args:
-            jobs: at least one.
-
-        Returns:
-            Results of the jobs that the runner cannot take.
-        """
+        """Hand over jobs in one hop, without a wait."""
 
     def poll(self) -> Sequence[Report]:
         """Take the reports since the last call, without a wait."""
@@ -90,22 +78,10 @@ class TierRunner(Protocol):
         """Note that a job outlived its deadline without a result: the tier may block its loop."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Have the tier's loop log the end of an outage, after what it held back of that.
-
-        Args:
-            topic: as for :meth:`~kvtier_sdk.runner.log.TierLog.often`.
-            message: likewise.
-
-        Returns:
-            False if there is no loop to do it.
-        """
+        """Have the tier's loop log the end of an outage, after what it held back of that."""
 
     def drain(self, timeout_s: float) -> bool:
         """Cancel what is queued and wait for what runs; return true if all of it has ended."""
 
     def close(self, timeout_s: float) -> None:
-        """Drain, close the tier and end; a second call does nothing.
-
-        Args:
-            timeout_s: time to drain, and again to close.
-        """
+        """Drain, close the tier and end; a second call does nothing."""

@@ -73,18 +73,7 @@ _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
 
 
 def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outcome:
-    """Judge one call by its verdicts.
-
-    Args:
-        direction: of the call.
-        errors: a verdict a chunk; one for a call that failed as a whole.
-
-    Returns:
-        ``FAILED`` if no chunk got an answer, or ``FAULTY`` if the fault lay in the chunks' objects
-        alone. One answer is enough for ``ANSWERED``: a cluster with one node down still serves the
-        keys of the others, a disk that is nearly full still takes some chunks, and an open breaker
-        would take away from them what works.
-    """
+    """Judge one call by its verdicts."""
     answers = _ANSWERS[direction]
     if None in errors or any(isinstance(error, answers) for error in errors):
         return Outcome.ANSWERED
@@ -101,14 +90,6 @@ class Breaker:
 
     Attributes:
         state: the state.
-
-    Args:
-        failures: it opens after so many failures in a row, or so many faulty objects, or at the
-            first call that is blocked,
-        window: or when half of the last so many calls have failed or were late.
-        probe_interval_s: the first pause; it doubles with each probe that fails.
-        max_probe_interval_s: the longest pause.
-        rng: shortens each pause a little, so that engines do not probe a server in step.
     """
 
     def __init__(
@@ -141,17 +122,7 @@ class Breaker:
         return self.state is BreakerState.CLOSED
 
     def note(self, outcome: Outcome, now_s: float, objects: Sequence[OffloadKey] = ()) -> bool:
-        """Take the outcome of a call; one that ends while the breaker is not closed is ignored.
-
-        Args:
-            outcome: of the call.
-            now_s: the time.
-            objects: the keys whose objects the call has answered for; none for a lookup that went
-                well, and for a call without verdicts.
-
-        Returns:
-            True if the breaker has opened because of it.
-        """
+        """Take the outcome of a call; one that ends while the breaker is not closed is ignored."""
         if not self.is_closed:
             return False
         if outcome is Outcome.FAULTY:
@@ -182,12 +153,7 @@ class Breaker:
         self.state = BreakerState.HALF_OPEN
 
     def end_probe(self, succeeded: bool, now_s: float) -> None:
-        """Go from ``HALF_OPEN`` to ``CLOSED``, or back to ``OPEN`` for twice the pause.
-
-        Args:
-            succeeded: true if the tier did what the probe asked.
-            now_s: the time.
-        """
+        """Go from ``HALF_OPEN`` to ``CLOSED``, or back to ``OPEN`` for twice the pause."""
         if succeeded:
             self.state = BreakerState.CLOSED
             self._backoff.reset()

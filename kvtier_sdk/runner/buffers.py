@@ -14,11 +14,6 @@ class BufferArena:
     The mapping never grows or moves, so that a tier can register it. Its pages get memory when they
     are first touched.
 
-    Args:
-        buffer_bytes: length of each; a multiple of the tier's alignment, so that buffers that
-            follow each other in a page-aligned mapping are aligned too.
-        count: the most that are lent at once.
-
     Raises:
         ConfigError: there is not enough memory.
     """

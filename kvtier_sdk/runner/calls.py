@@ -54,11 +54,6 @@ class TierCaller:
     Attributes:
         tier: the tier; another instance takes its place when it did not open.
         quarantine: the error of every further call, once the tier has broken the contract.
-
-    Args:
-        tier: the tier.
-        secrets: hidden in its errors.
-        renewal: of these secrets.
     """
 
     def __init__(

@@ -33,16 +33,6 @@ class ChunkMover:
     that is damaged for certain is also deleted at once, if the tier can delete.
 
     The keys of chunks that did not load outlive a batch.
-
-    Args:
-        call: the tier.
-        context: the tier's.
-        header: seals and checks.
-        memory: the slots.
-        headers: memory for headers, one for each chunk that may be under way.
-        alignment: the tier's.
-        can_delete: true if the tier can delete.
-        sealer: stands before a tier that has a codec.
     """
 
     def __init__(
@@ -75,15 +65,7 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Lend the buffers of a batch, sealed where it is a store.
-
-        Args:
-            job: a load or a store.
-            batch: indices into its keys.
-
-        Yields:
-            Index to transfer. The headers are taken back at the end: nothing may touch them then.
-        """
+        """Lend the buffers of a batch, sealed where it is a store."""
         headers = self._headers.take(len(batch))
         holder = self._holders[job.operation]
         is_store = job.operation is Operation.STORE
@@ -108,15 +90,7 @@ class ChunkMover:
     async def call(
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
-        """Call the tier once. :meth:`verify` must follow a load.
-
-        Args:
-            operation: load or store.
-            transfers: the batch, or the rest of it.
-
-        Returns:
-            The tier's verdict for each.
-        """
+        """Call the tier once. :meth:`verify` must follow a load."""
         if operation is Operation.LOAD:
             # From the start: a load may be cut short by its deadline, or never end.
             self._doubt(transfers.values())
@@ -130,15 +104,7 @@ class ChunkMover:
     def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None]
     ) -> list[OffloadKey]:
-        """Verify what a load brought; a damaged chunk gets its error.
-
-        Args:
-            transfers: the batch, or the rest of it.
-            errors: the tier's verdicts.
-
-        Returns:
-            The chunks that no engine can use, to be deleted.
-        """
+        """Verify what a load brought; a damaged chunk gets its error."""
         if self._sealer is None:  # which has checked them, sealed as they were
             for index, error in errors.items():
                 if error is None:

@@ -45,17 +45,6 @@ def make_runner(
 ) -> ThreadRunner | ProcessRunner:
     """Make the runner that a tier's options ask for.
 
-    Args:
-        spec: the tier.
-        pool: the slots.
-        namespace: of the chunks.
-        clock: time and tasks.
-        notify: called in a thread of the tier's when there is something to poll; must not block.
-        verify: false switches digests off, for measurements and tests only.
-
-    Returns:
-        The runner, not started.
-
     Raises:
         ConfigError: the tier needs a process or is to run in one, and cannot.
     """

@@ -30,19 +30,6 @@ class TierHealth:
 
     A tier that has broken the contract is in quarantine: no call reaches it, each fails with the
     reason, and nothing is probed.
-
-    Args:
-        call: the tier.
-        options: the tier's.
-        clock: time and tasks.
-        rng: jitters the probes.
-        report: takes each change of a breaker.
-        try_out: makes a tier do what requests ask of it in one direction; raises if it does not.
-        is_blocked: returns true if calls that hang, of jobs that were over at a time, leave no room
-            for another in a direction.
-        give_up: called when only the end of the process will free a direction of calls that hang;
-            without it they stay.
-        log: the tier's.
     """
 
     def __init__(
@@ -96,48 +83,20 @@ class TierHealth:
         errors: Sequence[TierError | None],
         objects: Sequence[OffloadKey] = (),
     ) -> bool:
-        """Take what a call returned.
-
-        Args:
-            direction: of the call.
-            errors: a verdict a chunk; one for a call that failed as a whole.
-            objects: as for :meth:`Breaker.note`.
-
-        Returns:
-            True if a breaker has opened because of it.
-        """
+        """Take what a call returned."""
         reason = next((str(error) for error in errors if error is not None), "")
         return self._note(direction, outcome_of(direction, errors), reason, objects)
 
     def note_overdue(self, direction: Direction, outcome: Outcome) -> bool:
-        """Take a call that was not done by its deadline.
-
-        Args:
-            direction: of the call.
-            outcome: its weight.
-
-        Returns:
-            As :meth:`note`.
-        """
+        """Take a call that was not done by its deadline."""
         return self._note(direction, outcome, "no answer by the deadline")
 
     def note_blocked(self, direction: Direction) -> bool:
-        """Note that calls that hang leave no room for another.
-
-        Args:
-            direction: of the calls that cannot be made.
-
-        Returns:
-            As :meth:`note`.
-        """
+        """Note that calls that hang leave no room for another."""
         return self._note(direction, Outcome.BLOCKED, _NO_ROOM)
 
     async def stop(self, timeout_s: float) -> None:
-        """Stop probing, and wait for probes that run.
-
-        Args:
-            timeout_s: how long to wait.
-        """
+        """Stop probing, and wait for probes that run."""
         for prober in self._probers:
             prober.cancel()
         tasks = [*self._probers, *self._attempts.values()]

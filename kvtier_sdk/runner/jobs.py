@@ -73,14 +73,7 @@ _VERDICTS: tuple[tuple[type[TierError], Verdict], ...] = (
 
 
 def verdict_of(error: TierError | None) -> Verdict:
-    """Return the verdict that a tier's answer for one chunk amounts to.
-
-    Args:
-        error: the tier's answer; ``None`` is success.
-
-    Returns:
-        The verdict of the error's class, or of the nearest base class that has one.
-    """
+    """Return the verdict that a tier's answer for one chunk amounts to."""
     if error is None:
         return Verdict.OK
     for error_class, verdict in _VERDICTS:
@@ -272,13 +265,6 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
 
     >>> batches_of([b"a", b"b", b"a", b"c"], 2)
     [[0, 1], [3], [2]]
-
-    Args:
-        keys: of the job. A repeated one goes into a call after the others.
-        most: keys of one call.
-
-    Returns:
-        Indices of keys: each index once, in calls of at most ``most``.
     """
     # Of the keys that are new, then of those that come for the second time, and so on.
     rounds: list[Sequence[int]] = [range(len(keys))]
@@ -298,14 +284,7 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
 
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """Count verdicts other than ``OK`` by reason.
-
-    Args:
-        verdicts: of one job.
-
-    Returns:
-        Reason to number of chunks.
-    """
+    """Count verdicts other than ``OK`` by reason."""
     counts: dict[str, int] = {}
     for verdict in verdicts:
         if verdict is not Verdict.OK:

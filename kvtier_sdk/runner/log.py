@@ -35,11 +35,6 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
     Attributes:
         tier: the tier's name.
-
-    Args:
-        name: the tier's; the logger is ``kvtier.tier.NAME``.
-        clock: time.
-        secrets: the tier's, hidden in every line of its logger for as long as they exist.
     """
 
     def __init__(self, name: str, clock: Clock, secrets: Secrets | None = None) -> None:
@@ -60,13 +55,6 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
         On an event loop, the last message of a minute is logged at the minute's end, with the
         number of messages and its age. Elsewhere it is logged with the first message after that.
-
-        Args:
-            level: of :mod:`logging`.
-            topic: the kind of message; those of one kind are counted together.
-            message: names the tier itself, as errors of tiers do.
-            ends_outage: true to log what was held back before this message: it belongs to the
-                outage, and would mislead after its end.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)

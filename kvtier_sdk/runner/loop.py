@@ -127,19 +127,6 @@ class TierLoop:
     Attributes:
         options: the tier's.
         spec: the tier.
-
-    Args:
-        spec: the tier.
-        namespace: of its chunks; the length of a chunk is added to its facts.
-        memory: the slots.
-        clock: time and tasks.
-        report: takes each report, in this loop or, for removed chunks, in any thread.
-        give_up: called when calls that hang have kept a direction from being probed for long, so
-            that only the end of the process will free it.
-        verify: ``False`` switches digests off, for measurements and tests only.
-        maintenance: true for a tool beside the engines: the tier changes nothing by itself, and a
-            damaged chunk is reported, not deleted.
-        rng: jitters the pauses before retries and probes.
     """
 
     def __init__(
@@ -283,9 +270,6 @@ class TierLoop:
     async def open(self) -> bool:
         """Open the tier.
 
-        Returns:
-            True if it is open; false if it is not required, and is opened in the background.
-
         Raises:
             ConfigError: a setting cannot work.
             TierError: the store refuses the credentials, or cannot be reached and is required.
@@ -338,14 +322,7 @@ class TierLoop:
         self._log.often(logging.WARNING, topic, message, ends_outage=True)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Conclude what is queued as cancelled, and wait for what runs.
-
-        Args:
-            timeout_s: how long to wait before what runs is cancelled, and again after that.
-
-        Returns:
-            True if everything has ended; otherwise some I/O hangs.
-        """
+        """Conclude what is queued as cancelled, and wait for what runs."""
         self._drop_queued(Verdict.CANCELLED, list(Direction))
         if not await self._idle_within(timeout_s):
             self._conclude_all()

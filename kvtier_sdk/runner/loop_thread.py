@@ -27,12 +27,6 @@ class LoopThread:
     The thread is a daemon: a tier that is stuck in a system call cannot keep the interpreter from
     exiting. A forked copy of the process does not have it: there it counts as ended, and nothing
     touches the loop, whose descriptors are the parent's too.
-
-    Args:
-        name: the tier's, for the thread's name.
-        clock: makes the event loop.
-        log: the tier's.
-        on_end: called in the thread when the loop no longer runs and before it is closed.
     """
 
     def __init__(self, name: str, clock: Clock, log: TierLog, on_end: Callable[[], None]) -> None:
@@ -80,11 +74,7 @@ class LoopThread:
         return self._opened
 
     def start(self, opening: Call[bool]) -> None:
-        """Start the thread, and run ``opening`` in it. A second call does nothing.
-
-        Args:
-            opening: a coroutine function, which raises no more than an ``Exception``.
-        """
+        """Start the thread, and run ``opening`` in it. A second call does nothing."""
         if self._thread is not None:
             return
         self._pid = os.getpid()
@@ -101,12 +91,6 @@ class LoopThread:
 
     def wait_opened(self, timeout_s: float | None = None) -> bool | None:
         """Wait for the opening, and log at growing intervals that it goes on.
-
-        Args:
-            timeout_s: how long to wait from the start on, for an opening that may block its loop.
-
-        Returns:
-            The result of the opening; ``None`` if it goes on.
 
         Raises:
             Exception: what the opening raised.
@@ -129,16 +113,7 @@ class LoopThread:
             next_s *= 2
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
-        """Run a coroutine in the thread and wait for it.
-
-        Args:
-            coroutine: to run; cancelled when the time is over.
-            timeout_s: how long to wait.
-            default: returned when the time is over or the loop has ended.
-
-        Returns:
-            The coroutine's result, or ``default``.
-        """
+        """Run a coroutine in the thread and wait for it."""
         if self._event_loop is None or not self.is_here:
             coroutine.close()
             return default
@@ -166,14 +141,6 @@ class LoopThread:
         """Cancel an opening that goes on, run ``closing`` in the thread, and end the thread.
 
         A thread whose opening or closing takes longer is left behind, and goes on to its end.
-
-        Args:
-            closing: a coroutine function that does not raise.
-            timeout_s: how long to wait for it.
-            join_s: how long to wait for the thread's end after that.
-
-        Returns:
-            True if the closing has ended in time. A second call returns true at once.
         """
         if self._thread is None or self._closing or not self.is_here:
             return True
@@ -243,13 +210,7 @@ class LoopThread:
 def run_until(
     event_loop: asyncio.AbstractEventLoop, ends: Callable[[], bool], log: TierLog
 ) -> None:
-    """Run a loop until its end is due, whatever a tier does to end it early.
-
-    Args:
-        event_loop: the loop.
-        ends: returns true when its end is due; then something stops it.
-        log: the tier's.
-    """
+    """Run a loop until its end is due, whatever a tier does to end it early."""
     while not ends():
         try:
             event_loop.run_forever()
@@ -259,12 +220,7 @@ def run_until(
 
 
 async def close_tier(close: Call[None], log: TierLog) -> None:
-    """Close a tier, and log what it raises.
-
-    Args:
-        close: a coroutine function.
-        log: the tier's.
-    """
+    """Close a tier, and log what it raises."""
     try:
         await close()
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
@@ -278,10 +234,6 @@ def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
 
     A task that a tier left behind would be destroyed while pending: it is cancelled first, and
     runs until its next wait.
-
-    Args:
-        event_loop: the loop.
-        clock: the clock that made it.
     """
     for task in asyncio.all_tasks(event_loop):
         task.cancel()

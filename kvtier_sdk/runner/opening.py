@@ -29,15 +29,6 @@ class TierOpening:
 
     Attributes:
         is_open: true once an attempt has succeeded.
-
-    Args:
-        open_tier: makes an attempt.
-        options: the tier's.
-        clock: time and tasks.
-        rng: jitters the pauses.
-        report: takes the end of each attempt, but not of a first one that succeeds.
-        log: the tier's.
-        engine_waits: false for an engine that serves already: no error ends the attempts.
     """
 
     def __init__(
@@ -64,9 +55,6 @@ class TierOpening:
 
     async def begin(self) -> bool:
         """Make the first attempt.
-
-        Returns:
-            True if the tier is open; false if it is tried again in the background.
 
         Raises:
             Exception: the tier is required, or what is wrong does not pass by itself.
@@ -149,11 +137,7 @@ class TierOpening:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return true if the store is out of reach: it may be reached later.
-
-    Args:
-        error: what ``open`` raised; wrong options, wrong credentials and a backend's bugs stay.
-    """
+    """Return true if the store is out of reach: it may be reached later."""
     return isinstance(error, TierUnavailableError | TierTimeoutError)
 
 

@@ -22,16 +22,7 @@ _PROBER = RequestContext("kvtier probe")
 
 
 class Canary:
-    """Makes a tier do what requests ask of it, with a key and buffers of its own.
-
-    Args:
-        call: the tier.
-        context: the tier's.
-        header: seals what is stored.
-        memory: a whole object for each probe that may be under way.
-        can_delete: true if the tier can delete.
-        lookup_deadline_s: the time after which a lookup is of no use.
-    """
+    """Makes a tier do what requests ask of it, with a key and buffers of its own."""
 
     def __init__(
         self,
@@ -52,10 +43,6 @@ class Canary:
 
     async def try_out(self, direction: Direction) -> None:
         """Try one direction.
-
-        Args:
-            direction: ``READ`` asks for the chunk and loads it, there or not; ``WRITE`` stores it
-                and deletes it where the tier can.
 
         Raises:
             TierError: the tier does not work.

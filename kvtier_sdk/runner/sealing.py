@@ -20,13 +20,6 @@ class ChunkSealer:
     """Stands before a tier, which reads and writes sealed payloads in scratch memory.
 
     The codec runs in blocking threads, so the tier's loop goes on meanwhile.
-
-    Args:
-        call: the tier.
-        codec: the cipher.
-        context: the tier's.
-        header: of sealed chunks.
-        scratch: memory for sealed payloads, one for each chunk that may be under way.
     """
 
     def __init__(
@@ -51,13 +44,6 @@ class ChunkSealer:
 
         A loaded chunk is checked. Its slot is written only by :meth:`ChunkCodec.open`; where that
         fails, the slot holds anything, and the verdict says so.
-
-        Args:
-            operation: load or store.
-            batch: slots, and headers, which are filled where it is a store.
-
-        Returns:
-            A verdict for each.
         """
         scratch = self._scratch.take(len(batch))
         try:

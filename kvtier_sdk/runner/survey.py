@@ -29,15 +29,7 @@ _ADVICE = {
 
 
 class StoreWatch:
-    """Says what a tier's store holds: in the log once it is open, and in reports from then on.
-
-    Args:
-        call: the tier.
-        clock: time.
-        log: the tier's.
-        report: takes each change.
-        may_ask: tells whether reads are admitted.
-    """
+    """Says what a tier's store holds: in the log once it is open, and in reports from then on."""
 
     def __init__(
         self,

@@ -35,13 +35,6 @@ class ThreadRunner:
     so is a flag that one side sets after it has appended and the other clears before it looks: the
     look that follows finds whatever was appended while the flag was up. Thus a burst of jobs wakes
     the loop once, and a burst of reports the engine.
-
-    Args:
-        name: the tier's, for the thread's name.
-        make_loop: builds the tier's loop around the function that takes its reports.
-        clock: makes the event loop.
-        notify: called in the tier's thread when there is something to poll, once for everything
-            that was reported meanwhile; must not block.
     """
 
     def __init__(
@@ -72,9 +65,6 @@ class ThreadRunner:
     def start(self) -> bool:
         """Begin, if that was not done, and wait until the tier is open.
 
-        Returns:
-            True if the tier is open; false if it is not required, and is opened in the background.
-
         Raises:
             ConfigError: a setting cannot work; nothing runs any more.
             TierError: the store refuses the credentials, or cannot be reached and is required;
@@ -97,14 +87,7 @@ class ThreadRunner:
         return bool(is_open)
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs, all in one hop; before ``start`` and after ``close`` they are cancelled.
-
-        Args:
-            jobs: at least one.
-
-        Returns:
-            Results of jobs that were not taken.
-        """
+        """Hand over jobs in one hop; before ``start`` and after ``close`` they are cancelled."""
         if not self._thread.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         # If the loop ends right now, RunnerStopped concludes what it has not taken.
@@ -131,13 +114,6 @@ class ThreadRunner:
     def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
         """Call the tier beside its jobs, and wait for the answer; for tools, not for an engine.
 
-        Args:
-            question: awaits calls of the tier, in its thread.
-            timeout_s: how long to wait.
-
-        Returns:
-            What the question returned.
-
         Raises:
             TierError: the tier has raised it, or there is no answer in time.
         """
@@ -162,9 +138,6 @@ class ThreadRunner:
 
         A tier that does not return from ``close`` in time keeps its daemon thread; the
         interpreter can exit all the same.
-
-        Args:
-            timeout_s: time to drain, and again to close.
         """
         # Set first: an interrupted caller may call again while this one still drains.
         if self._closing:

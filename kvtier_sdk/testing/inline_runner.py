@@ -48,7 +48,7 @@ class InlineRunner:
         """Do nothing: the caller's thread runs the loop."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Log the end of an outage (``topic``, ``message``) when the loop runs; false if it is closed."""
+        """Log ``message`` when the loop runs, under its ``topic``; return false if it is closed."""
         if self._event_loop.is_closed():
             return False
         self._event_loop.call_soon(self._tier_loop.log_end, topic, message)

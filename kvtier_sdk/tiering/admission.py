@@ -42,11 +42,6 @@ class Admission:
     tier has reported another removal, or counts clearly less than its limit, which is its capacity,
     or its disk if it evicted below that. A tier that reports no evictions, or not how full it is,
     is given every chunk. Nothing here grows with the tier.
-
-    Args:
-        stats: the tier's counters.
-        log: the tier's; it has a line when refusing begins or ends.
-        enabled: false to count only.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:
@@ -73,14 +68,7 @@ class Admission:
         return bool(self._stats.is_selective)
 
     def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
-        """Take computed chunks, and choose those that the tier gets.
-
-        Args:
-            slots: their slots.
-
-        Returns:
-            All of them, or those that were seen before. The others are counted.
-        """
+        """Take computed chunks, and choose those that the tier gets."""
         if not self._capacity:
             return slots
         self._decide()
@@ -106,12 +94,7 @@ class Admission:
             self._was_read[key] = True
 
     def used(self, slots: Iterable[Slot], is_hit: Iterable[bool]) -> None:
-        """Take chunks that a request uses.
-
-        Args:
-            slots: their slots.
-            is_hit: for each, true if the request got it from this tier.
-        """
+        """Take chunks that a request uses."""
         if self._capacity:
             for slot, hit in zip(slots, is_hit, strict=True):
                 self._note(slot.key, is_hit=hit)

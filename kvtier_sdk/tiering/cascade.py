@@ -30,10 +30,6 @@ class Cascade:
     Attributes:
         headroom_slots: number of slots that are kept free where a tier is owed evicted chunks.
         tracks: true if offers are tracked; plain write-through needs no tracking.
-
-    Args:
-        primary: the slot table.
-        headroom_slots: number of slots to keep free where a tier is owed evicted chunks.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -76,12 +72,7 @@ class Cascade:
         return bool(self._on_evict) and self._missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Offer chunks that the device has written.
-
-        Args:
-            slots: their slots, in prefix order.
-            request: the request that stored them.
-        """
+        """Offer chunks that the device has written."""
         for tier in self._on_store:
             chosen = tier.admission.choose(slots)
             for slot in _others(slots, chosen):
@@ -96,11 +87,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
-        """Take chunks that were promoted; they go to no tier that has them.
-
-        Args:
-            slots: their slots; each still knows the answers that its load rested on.
-        """
+        """Take chunks that were promoted; they go to no tier that has them."""
         for slot in slots:
             assert slot.promotion is not None
             self._tiers[slot.promotion.tier].admission.read(slot.key)
@@ -113,13 +100,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Take another copy of chunks to the device.
-
-        Args:
-            slots: their slots.
-            sources: for each, the index of the tier that brought it for this request, or -1.
-            request: the request that uses them.
-        """
+        """Take another copy of chunks to the device."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if self._has_failed:
@@ -141,10 +122,6 @@ class Cascade:
         """Take chunks that a request names and that are in the primary tier or on their way to it.
 
         Tiers that want whole requests get them too: at once, or as soon as they are readable.
-
-        Args:
-            slots: their slots, in prefix order.
-            request: the request.
         """
         for tier in self._whole:
             unsent = self._unsent(tier, slots)
@@ -185,14 +162,7 @@ class Cascade:
         )
 
     def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Take the end of a store: its chunks are no longer owed to the tier.
-
-        Args:
-            bit: the tier's.
-            job: the store.
-            verdicts: one a chunk; one that failed counts as never sent, and is offered again when
-                its moment returns, or at the next hit where its moment was the store.
-        """
+        """Take the end of a store: its chunks are no longer owed to the tier."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
@@ -208,13 +178,7 @@ class Cascade:
                 slot.offers.owed &= ~bit
 
     def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Take chunks that a tier no longer has: it may be sent them again.
-
-        Args:
-            bit: the tier's.
-            keys: the chunks.
-            evicted: true if they made room for others.
-        """
+        """Take chunks that a tier no longer has: it may be sent them again."""
         self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:

@@ -10,11 +10,7 @@ from kvtier_sdk.types import OffloadKey
 
 
 class DeviceCopies:
-    """Pins slots for copies, each on behalf of a request.
-
-    Args:
-        primary: the slot table.
-    """
+    """Pins slots for copies, each on behalf of a request."""
 
     def __init__(self, primary: PrimaryTier) -> None:
         self._primary = primary

@@ -48,26 +48,12 @@ class JobTable:
         self._running[job.job_id] = job
 
     def conclude(self, job_id: int) -> Job | None:
-        """Move a job into quarantine.
-
-        Args:
-            job_id: the job's id.
-
-        Returns:
-            The job the first time, ``None`` for one that was concluded earlier or never added.
-        """
+        """Move a job into quarantine."""
         job = self._running.pop(job_id, None)
         if job is not None:
             self._quarantined[job_id] = job
         return job
 
     def release(self, job_id: int) -> Job | None:
-        """Remove a concluded job whose I/O has ended.
-
-        Args:
-            job_id: the job's id.
-
-        Returns:
-            The job the first time, ``None`` for one that is not in quarantine.
-        """
+        """Remove a concluded job whose I/O has ended."""
         return self._quarantined.pop(job_id, None)

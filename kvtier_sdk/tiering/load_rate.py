@@ -23,12 +23,7 @@ class LoadRate:
         self._since_s = now_s
 
     def note(self, loaded_bytes: int, now_s: float) -> None:
-        """Take the end of a load.
-
-        Args:
-            loaded_bytes: payload that arrived.
-            now_s: the time.
-        """
+        """Take the end of a load."""
         self._pending_bytes += loaded_bytes
         # Loads that end in the same step count as one sample.
         if now_s <= self._since_s or not self._pending_bytes:

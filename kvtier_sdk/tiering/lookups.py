@@ -84,16 +84,7 @@ class PendingLookup:
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return the run of chunks from one on for which a tier is the first that has them.
-
-        Args:
-            key: the first of them.
-            tier: index of the tier.
-            limit: how many to return at most, at least 1.
-
-        Returns:
-            Consecutive chunks of the lookup.
-        """
+        """Return the run of chunks from one on for which a tier is the first that has them."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -135,17 +126,7 @@ class LookupTable:
     def begin(
         self, request: RequestContext, tiers: int, step: int, *, shared: bool
     ) -> PendingLookup:
-        """Begin a lookup, to be handed over at the end of the step.
-
-        Args:
-            request: on whose behalf.
-            tiers: mask of the tiers that are asked.
-            step: the manager's step.
-            shared: whether all tiers may be asked for the request.
-
-        Returns:
-            The lookup, still without keys.
-        """
+        """Begin a lookup, to be handed over at the end of the step."""
         pending = PendingLookup(request, tiers, step, shared=shared)
         self._new.append(pending)
         return pending
@@ -182,13 +163,7 @@ class LookupTable:
         return taken
 
     def answered(self, pending: PendingLookup, bit: int, verdicts: Sequence[Verdict]) -> None:
-        """Take a tier's answers; one that comes after the lookup was given up is ignored.
-
-        Args:
-            pending: the lookup.
-            bit: the tier's.
-            verdicts: one a key; anything but ``OK`` means that the tier does not have it.
-        """
+        """Take a tier's answers; one that comes after the lookup was given up is ignored."""
         if not pending.waiting & bit:
             return
         hits = pending.hits

@@ -15,12 +15,7 @@ _WHAT = {
 
 
 class Outages:
-    """Counts, for each direction, what a tier missed during its outage.
-
-    Args:
-        stats: the tier's counters.
-        log_end: logs the end of an outage; takes the kind of message, and the message.
-    """
+    """Counts, for each direction, what a tier missed during its outage."""
 
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats

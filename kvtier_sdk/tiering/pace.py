@@ -19,10 +19,6 @@ _LOAD: Final = Operation.LOAD
 class Pace:
     """Follows the loads and stores that a tier has under way.
 
-    Args:
-        call_bytes: payload of a call: the least that is allowed to wait, however slow the tier is.
-        concurrency: calls that run at once; what they hold may wait until the pace is known.
-
     Attributes:
         store_bytes: what the tier stores in :data:`SLOW_S`, as far as it has been seen.
         loads: its rate.

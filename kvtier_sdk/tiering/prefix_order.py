@@ -28,14 +28,7 @@ class PrefixOrder:
         return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
-        """Take the next chunk that was named.
-
-        Args:
-            key: the chunk.
-
-        Returns:
-            Its parent, ``None`` for the first of its group, and its position, from 0.
-        """
+        """Take the next chunk that was named."""
         group = key[-GROUP_BYTES:]
         place = self._known.get(key)
         if place is None:

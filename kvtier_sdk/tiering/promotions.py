@@ -27,10 +27,6 @@ class Promotions:
     A slot that is loading, claimed, or in quarantine after a failed load has a
     :class:`~kvtier_sdk.tiering.slots.Promotion`. Their number is limited, so that the loads of a
     deep waiting queue leave room for the stores of running requests.
-
-    Args:
-        primary: the slot table.
-        limit: number of slots that promotions may occupy at once.
     """
 
     def __init__(self, primary: PrimaryTier, limit: int) -> None:
@@ -48,17 +44,7 @@ class Promotions:
         tier: ManagedTier,
         state: RequestState,
     ) -> int:
-        """Take slots for chunks at once, and collect their loads.
-
-        Args:
-            keys: chunks that are not in the primary tier, in prefix order.
-            pending: says that the tier has them.
-            tier: the tier, whose queue has room for them.
-            state: the request that wants them.
-
-        Returns:
-            Number of chunks, from the front, that got a slot; the pool has no room for the others.
-        """
+        """Take slots for chunks at once, and collect their loads."""
         slots, _ = self._primary.take(min(len(keys), self._limit - self._occupied))
         taken = keys[: len(slots)]
         if not taken:
@@ -92,16 +78,7 @@ class Promotions:
             state.asked[slot.key] = promotion.pending
 
     def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
-        """Take the verdicts of a load, and forget the chunks that failed.
-
-        Args:
-            job: the load.
-            verdicts: one a key.
-
-        Returns:
-            The slots of the chunks that are readable now, in prefix order, not yet published.
-            The job's pins stay until it is released.
-        """
+        """Take the verdicts of a load, and forget the chunks that failed."""
         slots = self._primary.slots
         landed = []
         for index, verdict in zip(job.slots, verdicts, strict=True):
@@ -117,12 +94,7 @@ class Promotions:
         return landed
 
     def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
-        """Take chunks that a tier no longer has: a load that fails does not fall through to it.
-
-        Args:
-            tier: index of the tier.
-            keys: the chunks.
-        """
+        """Take chunks that a tier no longer has: a load that fails does not fall through to it."""
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is not None and slot.state is _LOADING and slot.promotion is not None:
@@ -144,15 +116,7 @@ class Promotions:
         return failed_step > step and bool(tiers >> tier & 1)
 
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
-        """Drop the pin that a request holds on a chunk that was promoted for it.
-
-        Args:
-            key: a chunk that the request claims.
-            state: the request.
-
-        Returns:
-            Index of the tier that the chunk came from.
-        """
+        """Drop the pin that a request holds on a chunk that was promoted for it."""
         slot = state.claims.pop(key)
         promotion = slot.promotion
         assert promotion is not None

@@ -155,11 +155,7 @@ class Wait:
             self._slot, self._key, self._state = slot, slot.key, slot.state
 
     def is_over(self, now_s: float) -> bool:
-        """Return true if a tier has answered, a deadline has passed, or the first chunk is there.
-
-        Args:
-            now_s: the time.
-        """
+        """Return true if a tier has answered, a deadline is over, or the first chunk is there."""
         slot = self._slot
         if slot is not None and (slot.state is not self._state or slot.key != self._key):
             return True

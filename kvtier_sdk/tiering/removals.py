@@ -18,9 +18,6 @@ class RecentRemovals:
     If a chunk left before its job was concluded, either may have come first, so the tier is not
     taken to have the chunk. A job that was handed over later came later: ids of jobs grow, so the
     id tells.
-
-    Args:
-        jobs: the tier's jobs.
     """
 
     def __init__(self, jobs: JobTable) -> None:
@@ -42,15 +39,7 @@ class RecentRemovals:
             self._newest.move_to_end(key)
 
     def without(self, job: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
-        """Drop the chunks of a concluded job that have left since its hand-over.
-
-        Args:
-            job: a store or a load, just concluded.
-            keys: its chunks that were moved.
-
-        Returns:
-            The chunks that the tier has.
-        """
+        """Drop the chunks of a concluded job that have left since its hand-over."""
         newest = self._newest
         if not newest:
             return keys

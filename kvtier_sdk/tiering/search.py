@@ -25,12 +25,6 @@ _ABSENT: Final = MissReason.ABSENT.value
 class TierSearch:
     """Asks the tiers for chunks, and begins the loads of those that are worth it.
 
-    Args:
-        tiers: the manager's tiers in the order in which they are asked; more may be added.
-        primary: the slot table.
-        promotions: begins the loads.
-        requests: those that are alive, by id.
-
     Attributes:
         lookups: what the tiers are asked for, and their answers.
     """

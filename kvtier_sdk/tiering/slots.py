@@ -51,12 +51,6 @@ class PrimaryTier:
         loading: number of slots that a tier is writing.
         stats: counters of the primary tier.
         events: the chunks that became readable here, or are no longer.
-
-    Args:
-        slot_count: number of slots in the pool.
-        chunk_bytes: payload of a slot.
-        policy: chooses the victims.
-        events: true to collect events.
     """
 
     def __init__(
@@ -92,15 +86,7 @@ class PrimaryTier:
         return sum(slot.pins for slot in self.slots)
 
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
-        """Take slots out of the free ones, evicting where these are too few.
-
-        Args:
-            count: number of slots that are wanted.
-
-        Returns:
-            Up to ``count`` free slots, fewer where everything else is pinned or in flight; and the
-            chunks that were evicted for them.
-        """
+        """Take slots out of the free ones, evicting where these are too few."""
         free = self._free
         evicted: Sequence[OffloadKey] = ()
         if count > len(free):
@@ -125,10 +111,6 @@ class PrimaryTier:
         """Make written chunks readable, and evictable once they are unpinned.
 
         The writer's pins stay until they are given back.
-
-        Args:
-            slots: the slots of the chunks, in prefix order; all were being written, or all loading.
-            request: the request that brought them.
         """
         if not slots:
             return
@@ -163,11 +145,7 @@ class PrimaryTier:
             self._set_free(slot)
 
     def access(self, keys: Sequence[OffloadKey]) -> None:
-        """Note uses of chunks; those that are not readable are ignored.
-
-        Args:
-            keys: in prefix order, of which the first is the most recent use.
-        """
+        """Note uses of chunks; those that are not readable are ignored."""
         by_key, note, now_s = self.by_key, self._policy.on_access, self.now_s
         for key in reversed(keys):
             slot = by_key.get(key)
@@ -176,15 +154,7 @@ class PrimaryTier:
                 note(key)
 
     def victims(self, count: int, *, owed: bool) -> Sequence[OffloadKey]:
-        """Choose chunks to evict, without evicting them.
-
-        Args:
-            count: number of chunks that are wanted.
-            owed: true if a chunk that a tier is still to get may be chosen.
-
-        Returns:
-            Up to ``count`` chunks, the least valuable first.
-        """
+        """Choose chunks to evict, without evicting them."""
         return self._policy.choose_victims(count, self._is_idle if owed else self._is_evictable)
 
     def evict(self, keys: Sequence[OffloadKey]) -> None:

@@ -15,15 +15,7 @@ from kvtier_sdk.types import OffloadKey
 
 
 class TierReports(TierListener):
-    """Applies verdicts, and gives the pins of a job back when it is released.
-
-    Args:
-        bit: the tier's place in masks of tiers.
-        primary: the slot table.
-        lookups: take the tier's answers.
-        promotions: take its loads.
-        cascade: takes its stores.
-    """
+    """Applies verdicts, and gives the pins of a job back when it is released."""
 
     def __init__(
         self,

@@ -38,13 +38,7 @@ def copy_runs(destinations: Int64s, sources: Int64s, lengths_bytes: Int64s) -> N
 
 
 class CPUDevice(Device):
-    """A thread pool. Loads overtake stores, including the rest of one that has begun.
-
-    Args:
-        clock: measures durations.
-        threads: number of threads; default: one for each core of the process, at most 4.
-        copy: moves the bytes; tests and benchmarks replace it.
-    """
+    """A thread pool. Loads overtake stores, including the rest of one that has begun."""
 
     def __init__(
         self,

@@ -39,9 +39,6 @@ class CUDADevice(Device):
     queues behind the others. Jobs of many short runs are gathered on the device; all others are
     copied run by run.
 
-    Args:
-        device: the device of the tensors.
-
     Raises:
         ConfigError: the driver cannot be loaded.
     """
@@ -277,11 +274,7 @@ class _StreamCopy(Copy):
         return self._queued.is_set()
 
     def queue_piece(self) -> tuple[_Mark, int]:
-        """Queue the next piece; after a failure, none.
-
-        Returns:
-            The mark behind the piece, and its size in bytes.
-        """
+        """Queue the next piece; after a failure, none."""
         piece = self._pieces.pop()
         mark = _Mark(self._device)
         try:

@@ -157,13 +157,7 @@ class _Shape:
 
 
 class Gatherer:
-    """Cuts jobs into pieces that fit into a staging part.
-
-    Args:
-        kernel: of the device; it is compiled here, before the first job. That may raise errors of
-            triton's own classes.
-        layouts: of the worker's groups; :meth:`is_wanted` is true of them.
-    """
+    """Cuts jobs into pieces that fit into a staging part."""
 
     def __init__(self, kernel: PageKernel, layouts: Sequence[GroupLayout]) -> None:
         stream = torch.cuda.Stream()

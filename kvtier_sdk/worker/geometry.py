@@ -183,9 +183,6 @@ class DeviceBlocks:
 def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
     """Describe the slots in a region of host memory.
 
-    Args:
-        memory: bytes of shape (slots, part). There may be gaps between its rows.
-
     Raises:
         ConfigError: it is not a matrix of bytes in host memory, or its rows overlap.
     """

@@ -69,14 +69,5 @@ def _copy_pages(  # type: ignore[no-untyped-def]
 
 
 def launch(*arguments: Any, gather: bool) -> None:
-    """Start the kernel on the current stream.
-
-    Args:
-        arguments: address of the staging part; block ids and the table of segments (tensors of
-            int64); the first of the block ids and their number; the first segment and their number;
-            blocks of a chunk; words of 8 bytes from chunk to chunk in the staging part. A row of
-            the table is a segment: address in block 0, bytes from block to block, length in words,
-            and place in a chunk in words.
-        gather: copy to the staging part, not from it.
-    """
+    """Start the kernel on the current stream."""
     _copy_pages[(_PROGRAMS,)](*arguments, GATHER=gather, TILE=_TILE_WORDS)

@@ -202,15 +202,7 @@ class JobPlan:
 def share_of(
     layout: GroupLayout, host: HostLayout, block_ids: Int64s, first_block: int, slots: Int64s
 ) -> GroupShare:
-    """Return one group's share of a job.
-
-    Args:
-        layout: of the group.
-        host: of the slots.
-        block_ids: consecutive blocks of a request; at least one, all in range.
-        first_block: index of the first one in its request; it may be inside a chunk.
-        slots: one for each chunk that the blocks touch, all in range.
-    """
+    """Return one group's share of a job."""
     per_chunk = layout.blocks_per_chunk
     skipped = first_block % per_chunk
     row = np.full(len(slots) * per_chunk, -1, np.int64)

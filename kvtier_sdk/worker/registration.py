@@ -60,10 +60,6 @@ _pieces: list[_Piece] = []
 class Registration:
     """The slots of a worker, registered until :meth:`release`.
 
-    Args:
-        host: the slots.
-        driver: of the device, which is the thread's current one.
-
     Raises:
         RefusedError: the driver refuses a part of them; nothing of them is held.
     """

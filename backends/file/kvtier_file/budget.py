@@ -15,9 +15,6 @@ class Budget:
 
     Not thread-safe, except for ``in``.
 
-    Args:
-        capacity_bytes: limit of stored and reserved bytes together; ``None`` for no limit.
-
     Attributes:
         used_bytes: bytes of stored chunks.
         latest_ns: the latest known use, also of chunks that are gone.
@@ -78,17 +75,7 @@ class Budget:
     def excess_bytes(
         self, need_bytes: int, reserved_bytes: int, headroom_bytes: int | None = None
     ) -> int:
-        """Return how much must be evicted before there is room.
-
-        Args:
-            need_bytes: size of the planned write.
-            reserved_bytes: size of the writes under way.
-            headroom_bytes: what the file system can take, of which writes under way take their
-                part; ``None`` to ignore the file system.
-
-        Returns:
-            Bytes; 0 or less if there is room.
-        """
+        """Return how much must be evicted before there is room."""
         wanted_bytes = need_bytes + reserved_bytes
         excess_bytes = 0
         if self._capacity_bytes is not None:
@@ -108,18 +95,6 @@ class Budget:
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
         """Choose the chunks to evict.
-
-        Args:
-            need_bytes: as for :meth:`excess_bytes`.
-            reserved_bytes: as for :meth:`excess_bytes`.
-            headroom_bytes: as for :meth:`excess_bytes`.
-            pinned: chunks that must stay.
-            open_namespaces: fingerprints; chunks of all other namespaces go first.
-            last_used_ns: returns a chunk's true last use, or ``None`` if that is unknown.
-
-        Returns:
-            The chunks that have not been used for long, those that were used often later; no more
-            than needed. They stay counted until :meth:`discard`.
 
         Raises:
             TierCapacityError: evicting all of them would not make enough room, so none should go.
@@ -174,16 +149,7 @@ class Budget:
         pinned: Collection[ChunkId],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the chunks of all namespaces whose last use was before a time.
-
-        Args:
-            before_ns: the time, in nanoseconds since the epoch.
-            pinned: as for :meth:`victims`.
-            last_used_ns: as for :meth:`victims`.
-
-        Returns:
-            The chunks. They stay counted until :meth:`discard`.
-        """
+        """Choose the chunks of all namespaces whose last use was before a time."""
         chosen: list[ChunkId] = []
         for fingerprint, index in self._indices.items():
             passed: list[Use] = []

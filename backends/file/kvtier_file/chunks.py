@@ -41,15 +41,7 @@ def earlier_uses(used_ns: int) -> int:
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time of use to record after a known one.
-
-    Args:
-        known_ns: the last use, with its count.
-        used_ns: the time of the new one; a slow clock may put it before the last.
-
-    Returns:
-        A time that is later than both, but for less than ``USE_NS``, with the new count.
-    """
+    """Return the time of use to record after a known one."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)

@@ -25,10 +25,6 @@ class Directories:
     A check at the start alone would not do: a directory that is removed under a running tier can be
     made again by another user, with chunks in it.
 
-    Args:
-        config: the tier's options.
-        logger: told once if other users may write and ``permissions`` is ``"warn"``.
-
     Attributes:
         sync: let a directory made here survive a power failure.
         is_strict: refuse a directory that others could change.
@@ -46,14 +42,6 @@ class Directories:
 
     def open(self, name: str, parent_fd: int, *, create: bool = False) -> int:
         """Open a directory.
-
-        Args:
-            name: a name in the parent, not a path.
-            parent_fd: the parent.
-            create: make the directory if it is missing.
-
-        Returns:
-            A descriptor, which the caller closes.
 
         Raises:
             UntrustedDirectoryError: other users could change it.
@@ -93,14 +81,6 @@ class Directories:
 
 def open_file(name: str, flags: int, directory_fd: int) -> int:
     """Open a file.
-
-    Args:
-        name: a name in the directory, not a path.
-        flags: as for :func:`os.open`.
-        directory_fd: the directory.
-
-    Returns:
-        A descriptor, which the caller closes.
 
     Raises:
         OSError: it cannot be opened, or is a symbolic link.

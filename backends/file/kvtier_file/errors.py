@@ -40,16 +40,7 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def tier_error(error: OSError, root: Path, ability: str) -> TierError:
-    """Translate an error of an open tier.
-
-    Args:
-        error: the error raised.
-        root: the tier's root.
-        ability: what a refusal means that the root is not: ``"readable"`` or ``"writable"``.
-
-    Returns:
-        An error whose message names the root and the reason.
-    """
+    """Translate an error of an open tier."""
     if isinstance(error, UntrustedDirectoryError):
         return TierAuthError(str(error.strerror))
     reason = os.strerror(error.errno) if error.errno else str(error)
@@ -67,16 +58,7 @@ def tier_error(error: OSError, root: Path, ability: str) -> TierError:
 
 
 def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
-    """Translate an error of :data:`FAULTS`, met at the file of one chunk.
-
-    Args:
-        error: the error raised.
-        root: the tier's root.
-        ability: what the file is not: ``"readable"`` or ``"writable"``.
-
-    Returns:
-        An error whose message names the root and the reason.
-    """
+    """Translate an error of :data:`FAULTS`, met at the file of one chunk."""
     is_untrusted = isinstance(error, UntrustedDirectoryError)
     if is_untrusted or error.errno in FOREIGN or error.errno == errno.ENAMETOOLONG:
         return ChunkError(str(tier_error(error, root, ability)))
@@ -85,15 +67,7 @@ def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
 
 
 def open_error(error: OSError, root: Path) -> KVTierError:
-    """Translate an error raised while a tier opens.
-
-    Args:
-        error: the error raised.
-        root: the tier's root.
-
-    Returns:
-        A :class:`ConfigError` where another root would help, else as :func:`tier_error`.
-    """
+    """Translate an error raised while a tier opens."""
     if isinstance(error, UntrustedDirectoryError):
         return ConfigError(str(error.strerror))
     if error.errno in _REFUSED | ABSENT | {errno.EEXIST}:

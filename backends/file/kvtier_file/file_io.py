@@ -16,14 +16,6 @@ from kvtier_sdk import CorruptChunkError
 def open_direct(name: str, flags: int, directory_fd: int) -> int:
     """Open a file whose data bypasses the page cache, where the file system allows it.
 
-    Args:
-        name: as for :func:`~kvtier_file.directories.open_file`.
-        flags: likewise.
-        directory_fd: likewise.
-
-    Returns:
-        A descriptor, which the caller closes.
-
     Raises:
         OSError: it cannot be opened, or is a symbolic link.
     """
@@ -42,12 +34,7 @@ def has_direct_io(fd: int) -> bool:
 
 
 def is_sole_owner(fd: int, size_bytes: int) -> bool:
-    """Return true if nobody else sees what is written to a file that has no name in use.
-
-    Args:
-        fd: the file, open for writing.
-        size_bytes: the length that it must have.
-    """
+    """Return true if nobody else sees what is written to a file that has no name in use."""
     status = os.fstat(fd)
     # It may have another name: a copy of the root made of hard links.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size != size_bytes:
@@ -66,10 +53,6 @@ def is_sole_owner(fd: int, size_bytes: int) -> bool:
 def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
     """Write buffers one after the other, from the beginning of the file.
 
-    Args:
-        fd: the file.
-        buffers: format ``B``, contiguous; for O_DIRECT, aligned in address and length.
-
     Raises:
         OSError: not all of them are written.
     """
@@ -80,10 +63,6 @@ def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
 
 def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
     """Fill buffers one after the other, from the beginning of the file.
-
-    Args:
-        fd: the file.
-        buffers: as for :func:`write_buffers`, and writable.
 
     Raises:
         CorruptChunkError: the file ends before the buffers do.

@@ -19,22 +19,14 @@ _LEASE = re.compile(r"[0-9a-f]{16}")
 
 
 class Leases:
-    """The lease files in one directory; this process owns one of them.
-
-    Args:
-        directory_fd: the directory, open for as long as this object is used.
-    """
+    """The lease files in one directory; this process owns one of them."""
 
     def __init__(self, directory_fd: int) -> None:
         self._directory_fd = directory_fd
         self._fd: int | None = None
 
     def acquire(self, name: str) -> None:
-        """Make and lock the own lease. It looks like a dead process's until it is locked.
-
-        Args:
-            name: from :func:`new_lease`.
-        """
+        """Make and lock the own lease. It looks like a dead process's until it is locked."""
         self._fd = open_file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._directory_fd)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 

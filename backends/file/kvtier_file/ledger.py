@@ -32,11 +32,7 @@ class LedgerDamagedError(Exception):
 
 
 class Ledger:
-    """The ledger's file. Use it under the lock of the shared header, which holds its valid length.
-
-    Args:
-        fd: open for as long as this object is used.
-    """
+    """The ledger's file. Use it under the shared header's lock, which holds its valid length."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -69,11 +65,7 @@ class Ledger:
             raise LedgerDamagedError
 
     def append(self, changes: Iterable[Change], at: int) -> int:
-        """Write changes at an offset.
-
-        Returns:
-            The new end.
-        """
+        """Write changes at an offset."""
         records = map(_record, changes)
         while rest := memoryview(b"".join(itertools.islice(records, _PART_RECORDS))):
             while rest:
@@ -83,11 +75,7 @@ class Ledger:
         return at
 
     def compact(self, chunks: Iterable[Change]) -> int:
-        """Replace the content with the chunks that are stored now.
-
-        Returns:
-            The new end.
-        """
+        """Replace the content with the chunks that are stored now."""
         # Overwrite first and truncate later: the old content's room is already ours.
         end = self.append(chunks, 0)
         os.ftruncate(self._fd, end)

@@ -42,14 +42,6 @@ _SUFFIX = ".kv"
 class NamespaceDirectory:
     """The chunks of one namespace. Blocks; made for one call of the tier, in one thread.
 
-    Args:
-        fingerprint: the namespace's.
-        fd: its directory, open for as long as this object is used.
-        names: the source of names for temporary files.
-        directories: opens those below it.
-        lifetime: says which chunks have expired; taken from the clock for this call.
-        direct: bypass the page cache for chunks, where the file system allows it.
-
     Attributes:
         fingerprint: the namespace's.
         lifetime: as given.
@@ -103,11 +95,6 @@ class NamespaceDirectory:
     ) -> None:
         """Fill buffers from a chunk's file, and record its use.
 
-        Args:
-            key: the chunk.
-            buffers: writable; together as long as the file must be.
-            used_ns: as for :meth:`touch`; ``None`` records no use.
-
         Raises:
             ChunkNotFoundError: there is no such file, or it has expired.
             CorruptChunkError: the file has another length, or is not a regular file.
@@ -147,16 +134,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int],
         object_bytes: int,
     ) -> bytes:
-        """Fill the buffers of a batch, and record the uses, where nothing is unusual.
-
-        Args:
-            batch: loads.
-            times_ns: for each, as for :meth:`touch`.
-            object_bytes: the length of a whole file.
-
-        Returns:
-            For each ``DONE``, or ``NOT_DONE`` for :meth:`read` to find out.
-        """
+        """Fill the buffers of a batch, and record the uses, where nothing is unusual."""
         if compiled.batch_io is None:
             return bytes(len(batch))
         files = tuple(
@@ -170,14 +148,6 @@ class NamespaceDirectory:
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
         """Write a chunk's content to a temporary file, and make the chunk's shard.
 
-        Args:
-            key: the chunk.
-            buffers: written one after the other.
-            used_ns: the time of use to record, in nanoseconds since the epoch.
-
-        Returns:
-            The temporary file's name, for :meth:`place`.
-
         Raises:
             OSError: the write failed; nothing is left of the file.
         """
@@ -187,16 +157,7 @@ class NamespaceDirectory:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int]
     ) -> Sequence[str | None]:
-        """Write a batch to temporary files, where nothing is unusual.
-
-        Args:
-            batch: stores.
-            times_ns: for each, as for :meth:`write`.
-
-        Returns:
-            For each the temporary file's name, for :meth:`place`; ``None`` for :meth:`write` to
-            find out.
-        """
+        """Write a batch to temporary files, where nothing is unusual."""
         try:
             for store in batch:
                 self._make_shard(store.key)
@@ -214,14 +175,7 @@ class NamespaceDirectory:
             self.temporaries.rename(temporary, _file_name(key), shard_fd)
 
     def place_batch(self, written: Sequence[tuple[str, OffloadKey]]) -> bytes:
-        """Give temporary files the names of their chunks, where nothing is unusual.
-
-        Args:
-            written: the temporary files and their chunks.
-
-        Returns:
-            For each ``DONE``, or ``NOT_DONE`` for :meth:`place` to find out.
-        """
+        """Give temporary files the names of their chunks, where nothing is unusual."""
         names = [(name, shard_of(key), _file_name(key)) for name, key in written]
         try:
             return self.temporaries.rename_batch(names, self._fd)
@@ -240,15 +194,6 @@ class NamespaceDirectory:
 
     def touch(self, key: OffloadKey, used_ns: int, size_bytes: int) -> bool:
         """Record a use of a chunk, if its file is whole.
-
-        Args:
-            key: the chunk.
-            used_ns: the time, in nanoseconds since the epoch. If the file has a later one, the
-                nanosecond after that is recorded.
-            size_bytes: the length of a whole file.
-
-        Returns:
-            True if there is a file of that length that has not expired. Another is left as it is.
 
         Raises:
             OSError: the use cannot be recorded.
@@ -275,17 +220,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int] | None,
         object_bytes: int,
     ) -> bytes:
-        """Look for whole files, and record a use of each, where nothing is unusual.
-
-        Args:
-            keys: the chunks.
-            times_ns: for each, as for :meth:`touch`; ``None`` records no use.
-            object_bytes: the length of a whole file.
-
-        Returns:
-            For each ``DONE``; ``ABSENT`` if there is no file; or ``NOT_DONE`` for :meth:`touch` or
-            :meth:`find` to find out.
-        """
+        """Look for whole files, and record a use of each, where nothing is unusual."""
         if compiled.batch_io is None:
             return bytes(len(keys))
         files = tuple(
@@ -301,13 +236,6 @@ class NamespaceDirectory:
 
     def remove(self, key: OffloadKey, into: Temporaries | None = None) -> bool:
         """Remove the file in a chunk's place. A directory there is left alone.
-
-        Args:
-            key: the chunk.
-            into: where the file may become a spare.
-
-        Returns:
-            True if there was a file.
 
         Raises:
             OSError: it is still there.
@@ -325,9 +253,6 @@ class NamespaceDirectory:
 
     def list_shard(self, shard: str) -> list[StoredChunk]:
         """Return the chunks of one shard in any order; foreign files are left out.
-
-        Args:
-            shard: one of :data:`SHARDS`.
 
         Raises:
             OSError: the shard cannot be read.

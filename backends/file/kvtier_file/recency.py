@@ -26,12 +26,7 @@ _MAX_OUTDATED = 64
 
 
 def staleness_ns(used_ns: int, now_ns: int) -> float:
-    """Return how long a chunk has not been used, less for one that was used often.
-
-    Args:
-        used_ns: the chunk's last use, with its count.
-        now_ns: the time, in nanoseconds since the epoch.
-    """
+    """Return how long a chunk has not been used, less for one that was used often."""
     return (now_ns - used_ns) / _STAY[_CLASS_OF[used_ns % USE_NS]]
 
 
@@ -81,15 +76,7 @@ class RecencyIndex:
         return min(self._fronts(), default=None)
 
     def stalest(self, now_ns: int) -> tuple[float, Use] | None:
-        """Return the chunk to evict next.
-
-        Args:
-            now_ns: as for :func:`staleness_ns`.
-
-        Returns:
-            The chunk with the most :func:`staleness_ns`, after that time; ``None`` if there is no
-            chunk.
-        """
+        """Return the chunk to evict next."""
         stalest = None
         for use in self._fronts():
             stale_ns = staleness_ns(use[0], now_ns)

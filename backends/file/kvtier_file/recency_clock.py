@@ -14,11 +14,6 @@ class RecencyClock:
 
     Clocks differ a little, and are set back a little; the order of uses stays. A use that is known
     from further ahead is no use: times that continued from there would never expire.
-
-    Args:
-        clock: the wall clock.
-        latest_ns: returns the latest use known from elsewhere, in nanoseconds since the epoch.
-            Called from any thread.
     """
 
     def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:

@@ -21,11 +21,6 @@ from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 class Root:
     """A root, in which the tier owns one namespace. Blocks; callable from any thread.
 
-    Args:
-        config: the tier's options.
-        context: the tier's context; names the tier's own namespace.
-        names: the source of names for temporary files.
-
     Attributes:
         directories: opens the root and all directories below it.
         is_closing: true to end a scan that is under way.
@@ -63,9 +58,6 @@ class Root:
 
     def open(self, *, create: bool = True) -> None:
         """Open the directory; make it and its parents if they are missing.
-
-        Args:
-            create: false leaves a missing directory as it is.
 
         Raises:
             UntrustedDirectoryError: other users could change it.
@@ -125,12 +117,6 @@ class Root:
         """Make the tier's namespace, check that it is writable, and probe O_DIRECT.
 
         On a full file system the probe is skipped, and stores make what is missing.
-
-        Args:
-            manifest: the namespace's manifest.
-
-        Returns:
-            False on a full file system.
 
         Raises:
             ConfigError: the file system does not support option ``direct_io`` or ``max_age``.
@@ -205,9 +191,6 @@ class Root:
     def sweep(self, is_held: Callable[[str], bool]) -> None:
         """Remove the temporary files of dead processes in all namespaces.
 
-        Args:
-            is_held: returns true if a lease's process lives.
-
         Raises:
             OSError: some of the files are still there.
         """
@@ -248,12 +231,7 @@ class Root:
         ]
 
     def remove(self, chunk_id: ChunkId, into: Temporaries | None = None) -> None:
-        """Remove a chunk of any namespace. A missing one is ignored.
-
-        Args:
-            chunk_id: the chunk.
-            into: where its file may become a spare.
-        """
+        """Remove a chunk of any namespace. A missing one is ignored."""
         with (
             suppress(FileNotFoundError),
             self.namespace(chunk_id.fingerprint, create=False) as directory,

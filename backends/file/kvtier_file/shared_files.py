@@ -31,10 +31,6 @@ _of_this_process: WeakSet[SharedFiles] = WeakSet()
 class SharedFiles:
     """The open files; missing ones are made.
 
-    Args:
-        root_fd: the root.
-        directories: opens those below it.
-
     Attributes:
         header: the file with the lock.
         ledger: used under that lock.

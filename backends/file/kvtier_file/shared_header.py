@@ -67,11 +67,7 @@ class SharedHeader:
 
 
 class HeaderFile:
-    """The header's file.
-
-    Args:
-        fd: open for as long as this object is used, and not shared with another user of the lock.
-    """
+    """The header's file."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

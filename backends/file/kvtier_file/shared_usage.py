@@ -27,12 +27,6 @@ class SharedUsage:
     temporary files are swept and its reservations dropped when another process opens the root or
     is short of room.
 
-    Args:
-        root: the root; must be open.
-        lease: the own lease's name, from :func:`~kvtier_file.leases.new_lease`.
-        capacity_bytes: of the root, or ``None``.
-        context: the tier's context; it receives the removals of any process, without the lock.
-
     Attributes:
         is_counted: true once the chunks on disk have been counted for the first time.
     """
@@ -96,9 +90,6 @@ class SharedUsage:
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
         """Hold the shared lock for a block, and know what all others have done.
-
-        Args:
-            releasing_bytes: reservations that end here, even if the lock cannot be had.
 
         Raises:
             OSError: the files cannot be locked, read or written.
@@ -185,15 +176,6 @@ class SharedUsage:
     ) -> list[ChunkId]:
         """Choose the chunks to evict before ``need_bytes`` can be reserved.
 
-        Args:
-            need_bytes: size of the planned write.
-            headroom_bytes: as for :meth:`Budget.victims`.
-            pinned: returns the chunks that must stay.
-            last_used_ns: as for :meth:`Budget.victims`.
-
-        Returns:
-            As :meth:`Budget.victims`.
-
         Raises:
             TierCapacityError: evicting all chunks would not make enough room.
         """
@@ -227,16 +209,7 @@ class SharedUsage:
         pinned: Callable[[], frozenset[ChunkId]],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the chunks whose last use was before a time.
-
-        Args:
-            before_ns: as for :meth:`Budget.expired`.
-            pinned: returns the chunks that must stay.
-            last_used_ns: as for :meth:`Budget.victims`.
-
-        Returns:
-            As :meth:`Budget.expired`.
-        """
+        """Choose the chunks whose last use was before a time."""
         return self._budget.expired(before_ns, pinned=pinned(), last_used_ns=last_used_ns)
 
     def _record(self, change: Change) -> None:

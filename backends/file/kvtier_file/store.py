@@ -51,10 +51,6 @@ class ChunkStore:
     The shared lock makes one step of each change to the disk and its count: a rename with the
     adding, an unlink with the discarding. Nothing slower happens under it. A batch of stores takes
     it twice and writes its data in between, under a reservation. Loads do not take it.
-
-    Args:
-        config: the tier's options.
-        context: the tier's context.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:

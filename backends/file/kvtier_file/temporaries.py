@@ -34,11 +34,7 @@ _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class TemporaryNames:
-    """Unique names for temporary files.
-
-    Args:
-        lease: the writer's.
-    """
+    """Unique names for temporary files."""
 
     def __init__(self, lease: str) -> None:
         self._lease = lease
@@ -50,13 +46,7 @@ class TemporaryNames:
 
 
 class Temporaries:
-    """The directory of temporary files in one namespace, opened when it is first needed.
-
-    Args:
-        namespace_fd: the namespace's directory, open for as long as this object is used.
-        names: the source of names.
-        directories: opens it.
-    """
+    """The directory of temporary files in one namespace, opened when it is first needed."""
 
     def __init__(self, namespace_fd: int, names: TemporaryNames, directories: Directories) -> None:
         self._namespace_fd = namespace_fd
@@ -79,13 +69,6 @@ class Temporaries:
 
         With ``sync`` there are none: after a power failure such a file might have its old name and
         a new content.
-
-        Args:
-            name: a name in the directory.
-            directory_fd: the directory.
-
-        Returns:
-            False if it is still there.
         """
         if self._sync:
             return False
@@ -104,15 +87,6 @@ class Temporaries:
         self, buffers: Sequence[memoryview], *, direct: bool = False, used_ns: int | None = None
     ) -> str:
         """Write buffers to a new file, or over a spare of the same length.
-
-        Args:
-            buffers: written one after the other.
-            direct: bypass the page cache where the file system allows it.
-            used_ns: the file's time of use and of store, in nanoseconds since the epoch; default:
-                now.
-
-        Returns:
-            The file's name, for :meth:`rename` or :meth:`discard`.
 
         Raises:
             OSError: the write failed; nothing is left of the file.
@@ -135,14 +109,6 @@ class Temporaries:
     ) -> Sequence[str | None]:
         """Write each transfer's buffers to a new file or over a spare, where nothing is unusual.
 
-        Args:
-            batch: stores.
-            times_ns: their times of use, as for :meth:`write`.
-            direct: as for :meth:`write`.
-
-        Returns:
-            The files' names; ``None`` for one that :meth:`write` has to write.
-
         Raises:
             OSError: the directory cannot be opened; nothing is written.
         """
@@ -161,13 +127,6 @@ class Temporaries:
 
     def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
         """Move files to their places, where nothing is unusual.
-
-        Args:
-            names: for each file its name here, its shard and its name there.
-            namespace_fd: the shards' directory.
-
-        Returns:
-            For each ``DONE``, or ``NOT_DONE`` if it is still here.
 
         Raises:
             OSError: the directory cannot be opened; all are still here.
@@ -193,9 +152,6 @@ class Temporaries:
     def sweep(self, is_held: Callable[[str], bool]) -> None:
         """Remove the files of dead processes.
 
-        Args:
-            is_held: returns true if a lease's process lives.
-
         Raises:
             OSError: some of the files are still there.
         """
@@ -211,12 +167,6 @@ class Temporaries:
 
     def probe(self, *, direct: bool) -> bool:
         """Write a page, read it back and remove it.
-
-        Args:
-            direct: bypass the page cache.
-
-        Returns:
-            True if the page came back, past the page cache if so requested.
 
         Raises:
             OSError: it cannot be written or read.
@@ -239,9 +189,6 @@ class Temporaries:
 
     def keeps_times(self, used_ns: int) -> bool:
         """Return true if a file's times stay as they were set, to the nanosecond, when it is read.
-
-        Args:
-            used_ns: the time of use to try.
 
         Raises:
             OSError: no file can be written or read.

@@ -19,10 +19,6 @@ _COMPACTION_GROWTH = 8
 class UsageReplica:
     """A budget that follows the changes of all processes. Used under the shared lock.
 
-    Args:
-        capacity_bytes: of the root, or ``None``.
-        fingerprint: the tier's own namespace.
-
     Attributes:
         budget: the stored chunks.
     """
@@ -37,11 +33,7 @@ class UsageReplica:
         self._end = 0
 
     def catch_up(self, header: SharedHeader, ledger: Ledger) -> bool:
-        """Apply the changes of other processes.
-
-        Returns:
-            False if header or ledger cannot be relied on: then :meth:`replace` must follow.
-        """
+        """Apply the changes of other processes."""
         if not header.clean:
             return False
         known = header.generation == self._generation

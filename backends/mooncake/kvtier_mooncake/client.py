@@ -20,12 +20,6 @@ _DEVICES = Path("/sys/class/infiniband")
 def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
     """Import the library and make a client, without connecting it.
 
-    Args:
-        config: the options.
-
-    Returns:
-        The client, and how it is to replicate objects.
-
     Raises:
         ConfigError: the library cannot be imported here.
     """
@@ -54,12 +48,6 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
 def reach_master(config: MooncakeTierConfig) -> str:
     """Connect to the master and leave it. In vain, the client itself would try for seconds.
 
-    Args:
-        config: the options.
-
-    Returns:
-        This machine's address on the way to it.
-
     Raises:
         TierUnavailableError: it cannot be reached.
     """
@@ -73,11 +61,6 @@ def reach_master(config: MooncakeTierConfig) -> str:
 
 def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) -> None:
     """Connect a client to its master, and register memory with it where it needs that.
-
-    Args:
-        client: the client.
-        config: the options.
-        regions: the memory that objects are sent from and received into.
 
     Raises:
         ConfigError: an RDMA device is not on this machine.

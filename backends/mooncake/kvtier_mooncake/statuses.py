@@ -31,13 +31,6 @@ _ERRORS: dict[int, tuple[type[TierError], str]] = {
 
 
 def error_of(status: int) -> TierError:
-    """Return the error that a negative status stands for.
-
-    Args:
-        status: of one object, or of a call.
-
-    Returns:
-        The error, whose message has the number.
-    """
+    """Return the error that a negative status stands for."""
     kind, text = _ERRORS.get(status, (TierError, "the client failed"))
     return kind(f"{text} (status {status})")

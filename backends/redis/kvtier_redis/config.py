@@ -54,13 +54,6 @@ def _hosts(value: object) -> tuple[str, ...]:
 def split_host(text: str, *, default_port: int) -> HostPort:
     """Take ``host``, ``host:port`` or ``[address]:port`` apart.
 
-    Args:
-        text: the server.
-        default_port: the port where none is given.
-
-    Returns:
-        Host and port.
-
     Raises:
         ValueError: the port is no number up to 65535, or there is no host.
     """

@@ -23,12 +23,6 @@ Address = HostPort | str
 def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
     """Make the TLS context that the options describe.
 
-    Args:
-        config: the options.
-
-    Returns:
-        The context, or ``None`` without TLS.
-
     Raises:
         ConfigError: a file cannot be read or holds no certificate.
     """
@@ -65,11 +59,6 @@ def _mismatch(peer: str, *, speaks_tls: bool) -> TierError:
 class Connector:
     """Makes connections that are ready for requests.
 
-    Args:
-        config: the options.
-        clock: bounds the time.
-        touches: false leaves the keys that are read as little used as they are.
-
     Attributes:
         reads_are_uses: true if a server cannot do that: it is older than Redis 7.2.
     """
@@ -83,14 +72,6 @@ class Connector:
 
     async def connect(self, address: Address, *, is_for_chunks: bool = True) -> Connection:
         """Connect to a server and sign in.
-
-        Args:
-            address: the server.
-            is_for_chunks: false for requests that carry no chunk: a reply that lets
-                ``connect_timeout`` pass is given up then.
-
-        Returns:
-            A usable connection.
 
         Raises:
             TierError: it cannot be reached in time, or refuses.
@@ -120,9 +101,6 @@ class Connector:
         """Say if a server speaks TLS and the options do not, or the other way round.
 
         To be asked once no server can be talked to: most servers show that by silence only.
-
-        Returns:
-            An error that names the option, or ``None``.
         """
         if self._config.socket is not None:
             return None

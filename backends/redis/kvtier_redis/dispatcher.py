@@ -30,17 +30,7 @@ class _Hop:
 
 
 class Dispatcher:
-    """Sends batches of requests over a few connections to each server.
-
-    Args:
-        route: finds the server that holds a chunk.
-        connect: makes a connection.
-        connections: how many to each server.
-        turn: how many requests of a batch a connection makes before it is the turn of another
-            batch, which waits for it.
-        share: the fewest requests for which a batch takes a further connection.
-        clock: runs a batch on several connections.
-    """
+    """Sends batches of requests over a few connections to each server."""
 
     def __init__(
         self,
@@ -64,9 +54,6 @@ class Dispatcher:
         """Make requests, each to the server of its key. Afterwards each has its outcome.
 
         A server that is out of reach fails the requests about its own keys, and no others.
-
-        Args:
-            exchanges: the requests; one that a server refused has a ``TierError`` for outcome.
 
         After a cancellation nothing touches their buffers.
         """

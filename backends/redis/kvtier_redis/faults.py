@@ -102,14 +102,7 @@ _OF_REPLIES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def reply_error(text: str) -> TierError:
-    """Translate an error reply.
-
-    Args:
-        text: the reply, without the leading ``-``.
-
-    Returns:
-        The error; a plain :class:`TierError` for an unknown reply.
-    """
+    """Translate an error reply."""
     word = text.partition(" ")[0]
     if word in _NO_CLUSTER:
         return SettingError("the server belongs to a cluster; set option 'cluster' to true")
@@ -123,14 +116,7 @@ def reply_error(text: str) -> TierError:
 
 
 def client_error(error: Exception) -> TierError:
-    """Translate an exception of redis-py or of the system.
-
-    Args:
-        error: the exception.
-
-    Returns:
-        The error; a plain :class:`TierError` for an unknown exception.
-    """
+    """Translate an exception of redis-py or of the system."""
     if type(error) is theirs.ConnectionError and isinstance(error.__cause__, theirs.RedisError):
         # On a Unix socket redis-py wraps the error replies to its first commands.
         error = error.__cause__

@@ -11,16 +11,7 @@ _ADVICE = (
 
 
 def limit_problem(facts: Mapping[str, Any], has_ttl: bool) -> str | None:
-    """Explain why a server will not make room for new chunks, if it will not.
-
-    Args:
-        facts: its reply to ``INFO``.
-        has_ttl: whether the chunks expire.
-
-    Returns:
-        One sentence for an operator, or ``None`` if the server's limits suit a cache, or if it
-        does not tell them.
-    """
+    """Explain why a server will not make room for new chunks, if it will not."""
     if "maxmemory" not in facts:
         return None
     policy = str(facts.get("maxmemory_policy"))

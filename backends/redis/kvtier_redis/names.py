@@ -17,10 +17,6 @@ class Names:
     use extends the life of a chunk that has a maximum age. A cluster hashes the text between a
     key's first pair of braces, and the whole key if that is empty: so the whole of a chunk's key
     decides, whatever its bytes are.
-
-    Args:
-        prefix: the beginning of each name; holds no brace.
-        namespace: the namespace.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:

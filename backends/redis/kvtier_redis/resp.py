@@ -89,16 +89,7 @@ def command(*words: bytes) -> bytes:
 def set_command(
     name: bytes, buffers: Sequence[memoryview], ttl_ms: int | None
 ) -> list[bytes | memoryview]:
-    """Encode a ``SET`` whose value is the buffers, one after the other, none of them copied.
-
-    Args:
-        name: the server's key.
-        buffers: the value.
-        ttl_ms: milliseconds until it expires; ``None`` for never.
-
-    Returns:
-        What to send, in order.
-    """
+    """Encode a ``SET`` whose value is the buffers, one after the other, none of them copied."""
     rest = [] if ttl_ms is None else [b"PX", b"%d" % ttl_ms]
     length_bytes = sum(map(len, buffers))
     head = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (3 + len(rest), _bulk(name), length_bytes)
@@ -111,13 +102,6 @@ def _bulk(word: bytes) -> bytes:
 
 async def call(connection: Connection, *words: bytes) -> Reply:
     """Run one command that has no value for a reply.
-
-    Args:
-        connection: a usable one.
-        words: the command.
-
-    Returns:
-        The reply.
 
     Raises:
         TierError: there is none; the connection is closed.
@@ -135,11 +119,6 @@ async def run_some(connection: Connection, queue: deque[Exchange], most: int) ->
     Requests without a value for a reply are sent together: the fewer calls of the system, the more
     chunks. Values are asked for one at a time: of several that are on their way, each call receives
     a piece.
-
-    Args:
-        connection: a usable one.
-        queue: the requests.
-        most: how many to make.
 
     Every request that was taken from the queue has its outcome then. If the connection broke or is
     of no more use, it is closed and no further requests were taken.

@@ -113,10 +113,6 @@ class Route(ABC):
     async def facts(self) -> list[dict[str, Any]]:
         """Ask the servers that hold chunks for ``INFO``.
 
-        Returns:
-            One reply for each server that answers; empty where it does not know the command, or
-            may not tell.
-
         Raises:
             TierError: none answered.
         """

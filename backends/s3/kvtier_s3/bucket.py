@@ -58,15 +58,7 @@ class Place:
 
     @classmethod
     def of(cls, presigned_url: str, name: str) -> Place:
-        """Read the place off a URL that botocore has made for an object.
-
-        Args:
-            presigned_url: the URL.
-            name: the object's name.
-
-        Returns:
-            The place.
-        """
+        """Read the place off a URL that botocore has made for an object."""
         parts = urlsplit(presigned_url)
         scope = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
         return cls(
@@ -98,11 +90,6 @@ class Bucket:
 
     No request to the bucket goes through a proxy of the environment. Requests for credentials do,
     as those of all AWS tools: other hosts hand them out.
-
-    Args:
-        config: the options.
-        clock: time.
-        logger: for messages to operators.
     """
 
     #: Known once the bucket is open.
@@ -184,15 +171,7 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal; the credentials may be at fault.
-
-        Args:
-            refusal: the refusal.
-            of_object: true for a request about one object.
-
-        Returns:
-            The error.
-        """
+        """Translate a refusal; the credentials may be at fault."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()
@@ -211,12 +190,6 @@ class Bucket:
     async def listing(self, start: str) -> AsyncIterator[StoredObject]:
         """List the objects whose names begin with a text, page by page.
 
-        Args:
-            start: the text.
-
-        Yields:
-            Each object.
-
         Raises:
             TierError: the bucket could not be listed.
         """
@@ -233,12 +206,6 @@ class Bucket:
     async def directories(self, start: str) -> AsyncIterator[str]:
         """List the beginnings of names up to the first slash after a text, each once.
 
-        Args:
-            start: the text.
-
-        Yields:
-            Each beginning, with the slash.
-
         Raises:
             TierError: the bucket could not be listed.
         """
@@ -253,9 +220,6 @@ class Bucket:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; one that is not there is no error.
-
-        Args:
-            names: their names.
 
         Raises:
             TierError: some could not be deleted.

@@ -14,13 +14,6 @@ _OTHER_NAME = (62, 64)
 def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
     """Make the TLS context that the options describe.
 
-    Args:
-        config: the options.
-        ca_file: file with the certificates to trust; the system's where absent.
-
-    Returns:
-        The context.
-
     Raises:
         ConfigError: the file cannot be read or holds no certificate.
     """
@@ -57,15 +50,7 @@ def _tls_error(peer: str, error: ssl.SSLError) -> TierUnavailableError:
 
 
 class Connector:
-    """Makes connections to one server.
-
-    Args:
-        host: its name.
-        port: its port.
-        tls: how to speak TLS, or ``None``.
-        config: the options.
-        clock: bounds the time.
-    """
+    """Makes connections to one server."""
 
     def __init__(
         self, host: str, port: int, tls: ssl.SSLContext | None, config: S3TierConfig, clock: Clock
@@ -77,9 +62,6 @@ class Connector:
 
     async def connect(self) -> Connection:
         """Connect.
-
-        Returns:
-            A usable connection.
 
         Raises:
             TierError: the server cannot be reached in time.

@@ -21,11 +21,6 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
 
     botocore signs with them, and so do chunks: a change holds for all requests at once. Those of
     the options are the options' own, whose files the runner reads again.
-
-    Args:
-        config: the options.
-        clock: time.
-        logger: for messages to operators.
     """
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:

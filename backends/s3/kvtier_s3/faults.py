@@ -193,14 +193,7 @@ _OF_RESPONSES = (
 
 
 def refusal_of(response: Response) -> Refusal:
-    """Read the refusal in a response.
-
-    Args:
-        response: the response.
-
-    Returns:
-        The refusal.
-    """
+    """Read the refusal in a response."""
     text = response.body.decode(errors="replace")
     return Refusal(
         response.status,
@@ -222,14 +215,7 @@ def _element(text: str, name: str) -> str:
 
 
 def refusal_in(response: Mapping[str, Any]) -> Refusal:
-    """Read the refusal in an error of botocore.
-
-    Args:
-        response: of a ``ClientError``.
-
-    Returns:
-        The refusal.
-    """
+    """Read the refusal in an error of botocore."""
     error: Mapping[str, Any] = response.get("Error", {})
     metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
     headers: Mapping[str, str] = metadata.get("HTTPHeaders", {})
@@ -244,13 +230,7 @@ def refusal_in(response: Mapping[str, Any]) -> Refusal:
 
 
 class Faults:
-    """Explains errors in terms of the options.
-
-    Args:
-        bucket: the bucket's name.
-        server: the server, as its URL.
-        region: the region that is set.
-    """
+    """Explains errors in terms of the options."""
 
     def __init__(self, bucket: str, server: str, region: str) -> None:
         self._bucket = bucket
@@ -258,15 +238,7 @@ class Faults:
         self._region = region
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal.
-
-        Args:
-            refusal: the refusal.
-            of_object: true for a request about one object.
-
-        Returns:
-            The error.
-        """
+        """Translate a refusal."""
         # Services behind S3 have their own codes for the same: "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
@@ -329,14 +301,7 @@ class Faults:
         return ""
 
     def translate(self, error: Exception) -> Exception:
-        """Translate an exception of aiobotocore or of the system.
-
-        Args:
-            error: the exception.
-
-        Returns:
-            The error; a plain :class:`TierError` for an unknown exception.
-        """
+        """Translate an exception of aiobotocore or of the system."""
         if isinstance(error, theirs.ClientError):
             return self.error(refusal_in(error.response))
         text = str(error) or type(error).__name__

@@ -41,16 +41,7 @@ class Response:
 
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
-    """Encode the head of a request.
-
-    Args:
-        method: for example ``GET``.
-        target: path and query, percent-encoded.
-        headers: name to value.
-
-    Returns:
-        The bytes.
-    """
+    """Encode the head of a request."""
     lines = [f"{method} {target} HTTP/1.1"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
@@ -67,15 +58,6 @@ async def request(
 
     Only the body of a 200 that is exactly as long as the buffers goes into them. The body of
     another response is kept if it is short; a long one ends the connection.
-
-    Args:
-        connection: a usable one.
-        parts: the request, sent one after the other.
-        target: the buffers for the body; empty if none is expected.
-        has_body: false for ``HEAD``, whose response has no body whatever it says.
-
-    Returns:
-        The response. The connection is closed if no further response can follow on it.
 
     Raises:
         TierTimeoutError: no byte moved for too long.

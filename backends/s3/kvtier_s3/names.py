@@ -17,10 +17,6 @@ class Names:
     ``<prefix>/<fingerprint>/manifest.json`` says what the namespace stands for. The shard is two
     hexadecimal digits of a hash of the key, as in the file tier: a server that keeps objects in
     directories is slow where one of them is large, and one that partitions by name spreads them.
-
-    Args:
-        prefix: the beginning of each name; may be empty.
-        namespace: the namespace.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:

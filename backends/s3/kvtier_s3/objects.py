@@ -28,12 +28,6 @@ Buffers = Sequence[bytes | memoryview]
 class Objects:
     """Reads and writes objects, each in one request.
 
-    Args:
-        bucket: an open bucket: its place and credentials.
-        config: the options.
-        clock: time and timers.
-        logger: for messages to operators.
-
     Raises:
         ConfigError: the TLS options cannot work.
     """
@@ -65,9 +59,6 @@ class Objects:
     async def check(self, start: str) -> None:
         """Check that the bucket is there and can be read.
 
-        Args:
-            start: the beginning of the names to read.
-
         Raises:
             TierError: it cannot.
         """
@@ -78,12 +69,6 @@ class Objects:
 
     async def has(self, name: str) -> bool:
         """Look an object up.
-
-        Args:
-            name: its name.
-
-        Returns:
-            Whether it is there.
 
         Raises:
             TierError: that could not be found out.
@@ -97,10 +82,6 @@ class Objects:
 
     async def read(self, name: str, target: Sequence[memoryview]) -> None:
         """Fill buffers from an object.
-
-        Args:
-            name: its name.
-            target: together as long as the object.
 
         Raises:
             ChunkNotFoundError: there is no such object.
@@ -128,10 +109,6 @@ class Objects:
 
     async def write(self, name: str, buffers: Buffers) -> None:
         """Write an object, over one that may be there.
-
-        Args:
-            name: its name.
-            buffers: its content, one after the other.
 
         Raises:
             TierError: it was not written; an object that was there stays.

@@ -35,12 +35,7 @@ class Credentials(NamedTuple):
 
 
 class Signer:
-    """Signs requests to one host in one region.
-
-    Args:
-        host: as the request names it, with the port unless it is the scheme's default.
-        region: the region.
-    """
+    """Signs requests to one host in one region."""
 
     def __init__(self, host: str, region: str) -> None:
         self._host = host
@@ -58,20 +53,7 @@ class Signer:
         credentials: Credentials,
         now_s: float,
     ) -> dict[str, str]:
-        """Sign a request.
-
-        Args:
-            method: for example ``GET``.
-            path: percent-encoded.
-            query: its parts sorted and percent-encoded.
-            headers: further ones, their names in small letters.
-            payload_hash: SHA-256 of the payload in hex, or :data:`UNSIGNED`.
-            credentials: whose signature.
-            now_s: seconds since the epoch.
-
-        Returns:
-            All headers to send, the signature among them.
-        """
+        """Sign a request."""
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
         day = moment[:8]
         signed = {

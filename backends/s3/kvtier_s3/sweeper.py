@@ -31,13 +31,6 @@ class Sweeper:
     smallest name among those that signed lately, the eldest, is the owner and sweeps. All times
     are the server's, read off a listing, so no clock needs to be right. Two processes may own the
     prefix for one interval, which is harmless: both delete the same oldest objects.
-
-    Args:
-        config: the options; ``capacity``, ``max_age`` or both are given.
-        context: the tier's context; it receives the removals.
-        bucket: lists and deletes.
-        objects: writes.
-        names: of the objects.
     """
 
     def __init__(
@@ -84,11 +77,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Sign and, if this process is the owner, sweep.
-
-        Returns:
-            True if there is more to delete.
-        """
+        """Sign and, if this process is the owner, sweep."""
         await self._objects.write(self._signature, [b"{}"])
         signed = {
             found.name: found.modified_s

@@ -26,9 +26,6 @@ class Faults:
     Attributes:
         by_tier: a tier's name to why it could not be read or changed.
         notes: a tier's name to why it was passed over, which is no fault beside other tiers.
-
-    Args:
-        target: the tiers of the command.
     """
 
     def __init__(self, target: Target) -> None:

@@ -26,10 +26,6 @@ RateOption = Annotated[
 class Pace:
     """Waits, so that no more than so many bytes are moved a second.
 
-    Args:
-        rate: the option ``--rate``.
-        clock: time.
-
     Raises:
         ConfigError: the option is no size, or 0.
     """

@@ -25,12 +25,7 @@ _UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Print rows, the first of them titles, in columns.
-
-    Args:
-        rows: all of one length.
-        right: columns of numbers, which end alike.
-    """
+    """Print rows, the first of them titles, in columns."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -59,13 +54,7 @@ def share(part: float, whole: float) -> str:
 
 @contextmanager
 def progress(label: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Step]:
-    """Show a bar on a terminal for as long as the block runs; yields what advances it.
-
-    Args:
-        label: what is done.
-        total: how much there is to do; ``None`` if that is not known.
-        of_bytes: true to show a speed in bytes.
-    """
+    """Show a bar on a terminal for as long as the block runs; yields what advances it."""
     columns = [TextColumn("{task.description}", markup=False), BarColumn()]
     columns += [TransferSpeedColumn()] if of_bytes else [MofNCompleteColumn()]
     console = Console(stderr=True)

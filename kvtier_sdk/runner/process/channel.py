@@ -18,9 +18,6 @@ class Channel:
 
     Attributes:
         at_end: true once the peer has closed its end, or the connection is broken.
-
-    Args:
-        own: a connected socket, which belongs to the channel from now on.
     """
 
     def __init__(self, own: socket.socket) -> None:
@@ -62,9 +59,6 @@ class Channel:
 
     def read(self) -> list[tuple[Kind, bytes]]:
         """Read everything that has arrived.
-
-        Returns:
-            Each message that is complete.
 
         Raises:
             MessageError: something else has arrived.

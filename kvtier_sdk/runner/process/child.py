@@ -54,14 +54,7 @@ _LAST_REPORTS_S = 1.0
 
 
 class Child:
-    """The tier's side of the two sockets, on the process's one loop.
-
-    Args:
-        name: the tier's.
-        control: everything but jobs and reports.
-        data: jobs and reports.
-        clock: time and tasks.
-    """
+    """The tier's side of the two sockets, on the process's one loop."""
 
     def __init__(
         self, name: str, control: socket.socket, data: socket.socket, clock: SystemClock
@@ -313,13 +306,7 @@ def _exit() -> NoReturn:
 
 
 def main(name: str, control_fd: int, data_fd: int) -> None:
-    """Be a tier's process.
-
-    Args:
-        name: the tier's.
-        control_fd: the inherited descriptor of a connected socket, for all but jobs and reports.
-        data_fd: that of another one, for jobs and reports.
-    """
+    """Be a tier's process."""
     # The engine decides when this ends: it closes the tier first.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -50,12 +50,6 @@ class ChildProcess:
         is_open: true if the tier was open when the process said that it takes jobs.
         started_s: when it said so.
         ended: done when the process is gone; the result is what it died of.
-
-    Args:
-        name: the tier's.
-        clock: time.
-        log: the tier's.
-        secrets: the tier's.
     """
 
     def __init__(self, name: str, clock: Clock, log: TierLog, secrets: Secrets) -> None:
@@ -87,11 +81,6 @@ class ChildProcess:
         """Start the process, have it open the tier, and wait until it takes jobs.
 
         If this raises or is cancelled, :meth:`end` it.
-
-        Args:
-            bootstrap: returns what it builds the tier from, with secrets, which must not be in a
-                frame of a traceback.
-            pool_fd: the pool's descriptor, which the process inherits under the same number.
 
         Raises:
             ConfigError: a setting cannot work.
@@ -126,9 +115,6 @@ class ChildProcess:
         """Have the tier closed and the process ended; kill it where it does not end.
 
         Cancelled, it is killed at once. Either way it is gone when this has returned.
-
-        Args:
-            timeout_s: how long it may take.
         """
         self._control.write(plain_message(Kind.CLOSE, timeout_s / 2))
         try:
@@ -142,11 +128,7 @@ class ChildProcess:
             self.let_go()
 
     def kill(self, reason: str | None = None) -> None:
-        """Kill the process, if it is still there.
-
-        Args:
-            reason: what it is said to have died of; its signal where absent.
-        """
+        """Kill the process, if it is still there."""
         if self._process is not None and not self.ended.done():
             self._killed_for = self._killed_for or reason
             self._process.kill()
@@ -297,12 +279,6 @@ def copy_fd(fd: int) -> int:
     """Copy a descriptor for a process, in which 0 to 2 are the standard streams.
 
     In an engine that was started without these, any descriptor may have their numbers.
-
-    Args:
-        fd: a descriptor.
-
-    Returns:
-        Another one of the same file, which the caller closes.
     """
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 

@@ -111,12 +111,6 @@ class MessageSplitter:
     def split(self, data: bytes | memoryview) -> list[tuple[Kind, bytes]]:
         """Add the next bytes of the stream.
 
-        Args:
-            data: the bytes, cut anywhere.
-
-        Returns:
-            The kind and body of each message that is now complete.
-
         Raises:
             MessageError: a message is of an unknown kind, or too long.
         """

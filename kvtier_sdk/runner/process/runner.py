@@ -51,15 +51,6 @@ class ProcessRunner:
     An engine that wants to be notified has the supervisor thread watch the socket: it is woken up
     for each burst of reports.
 
-    Args:
-        spec: the tier.
-        namespace: of its chunks.
-        pool: the slots; shared, and not closed before the runner.
-        clock: time and tasks in the engine; its ``now_s`` must be the machine's, which the
-            process has too.
-        notify: called in the supervisor thread when there is something to poll; must not block.
-        verify: as for the tier loop.
-
     Raises:
         ConfigError: the pool is of one process, or the tier cannot be built in another one.
     """
@@ -120,9 +111,6 @@ class ProcessRunner:
     def start(self) -> bool:
         """Begin, if that was not done, and wait until the tier is open in the process.
 
-        Returns:
-            True if the tier is open; false if it is not required, and is opened in the background.
-
         Raises:
             ConfigError: a setting cannot work; nothing runs any more.
             BackendError: the backend cannot be imported in the process; likewise.
@@ -142,14 +130,7 @@ class ProcessRunner:
         return bool(is_open)
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Write jobs into the process's socket.
-
-        Args:
-            jobs: at least one.
-
-        Returns:
-            Results of jobs that were not written.
-        """
+        """Write jobs into the process's socket."""
         if self._closing or not self._thread.is_running:
             return [self._refusal(job, Verdict.CANCELLED) for job in jobs]
         if self._data is None:
@@ -225,11 +206,7 @@ class ProcessRunner:
         return self._thread.call(self._supervisor.drain(timeout_s), 2 * timeout_s + 1.0, default)
 
     def close(self, timeout_s: float) -> None:
-        """Drain, close the tier and end the process. A second call does nothing.
-
-        Args:
-            timeout_s: time to drain, and again to close; a process that takes longer is killed.
-        """
+        """Drain, close the tier and end the process. A second call does nothing."""
         # Set first: an interrupted caller may call again while this one still drains.
         if self._closing:
             return
@@ -327,15 +304,7 @@ class ProcessRunner:
 
 
 def fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:
-    """Return why a tier cannot run in a process of its own, if so.
-
-    Args:
-        spec: the tier.
-        pool: the slots.
-
-    Returns:
-        What is wrong and what to do, to follow "but"; or ``None``.
-    """
+    """Return why a tier cannot run in a process of its own, if so."""
     fault = fault_of(spec)
     if not pool.is_shared:
         fault = (

@@ -22,13 +22,7 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 
 
 class StderrLog:
-    """Puts the lines into the tier's log, and keeps the last ones. Reading never waits.
-
-    Args:
-        pipe: the reading end; it belongs to the log from now on.
-        log: the tier's.
-        secrets: the tier's, hidden in every line.
-    """
+    """Puts the lines into the tier's log, and keeps the last ones. Reading never waits."""
 
     def __init__(self, pipe: IO[bytes], log: TierLog, secrets: Secrets) -> None:
         os.set_blocking(pipe.fileno(), False)
@@ -59,12 +53,7 @@ class StderrLog:
                 return False
 
     def close(self) -> str:
-        """Read what is left and close the pipe.
-
-        Returns:
-            The last lines, for the message that says what the process died of; empty if it wrote
-            nothing.
-        """
+        """Read what is left and close the pipe."""
         if self.read() and self._rest:
             self._take([self._rest])
         self._pipe.close()

@@ -37,18 +37,6 @@ class Supervisor:
     Attributes:
         child: the process that takes jobs, if there is one.
         first: the one with which :meth:`open` has returned, if so.
-
-    Args:
-        spec: the tier.
-        namespace: of its chunks.
-        pool: the slots.
-        clock: time and tasks.
-        log: the tier's.
-        on_start: called with a process that takes jobs, in the place of another or, with false,
-            after the engine has started without one.
-        on_failure: called with the reason where a process could not be started.
-        on_death: called with a process that is gone, and what it died of.
-        verify: as for the tier loop.
     """
 
     def __init__(
@@ -80,9 +68,6 @@ class Supervisor:
 
     async def open(self) -> bool:
         """Start the process and open the tier in it.
-
-        Returns:
-            True if the tier is open; false if it is not required, and is opened in the background.
 
         Raises:
             ConfigError: a setting cannot work.
@@ -122,11 +107,7 @@ class Supervisor:
         return self.child is None or await self.child.drain(timeout_s)
 
     async def close(self, timeout_s: float) -> None:
-        """Close the tier and end its process; kill it where it does not end.
-
-        Args:
-            timeout_s: how long it may take.
-        """
+        """Close the tier and end its process; kill it where it does not end."""
         self._closing = True
         if self._task is None:
             return

@@ -11,14 +11,7 @@ _ARG_START, _ARG_END = 45, 46
 
 
 def set_process_title(title: str, *, short: str) -> None:
-    """Name this process, where the system can: on Linux.
-
-    Args:
-        title: takes the place of the command line, which ``ps`` shows. It is cut to the length of
-            the command line.
-        short: takes the place of the program's name, which ``top`` and ``ps -e`` show. The kernel
-            cuts it to 15 bytes.
-    """
+    """Name this process, where the system can: on Linux."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         Path("/proc/self/comm").write_bytes(short.encode()[:15])
         # The name, in parentheses, may hold blanks.

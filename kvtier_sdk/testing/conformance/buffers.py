@@ -23,11 +23,7 @@ _GUARD = b"\xa5" * _GUARD_BYTES
 
 
 class LentMemory:
-    """One mapping from which all buffers of a subject are cut, so that a tier can register it.
-
-    Args:
-        size_bytes: its length; only what is touched takes memory.
-    """
+    """One mapping from which all buffers of a subject are cut, so that a tier can register it."""
 
     def __init__(self, size_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -66,17 +62,7 @@ class LentMemory:
 
 
 class LentBuffers:
-    """Header and payload of one transfer in new memory, with guard bytes around each.
-
-    Args:
-        memory: the memory of which they are a part.
-        key: the chunk.
-        request: the request of the transfer.
-        header_bytes: length of the header.
-        payload_bytes: length of the payload.
-        shift_bytes: offset of each from the start of a page.
-        replace: of the transfer.
-    """
+    """Header and payload of one transfer in new memory, with guard bytes around each."""
 
     def __init__(
         self,
@@ -120,11 +106,7 @@ class LentBuffers:
         return self._memory
 
     def fill(self, content: bytes) -> None:
-        """Write header and payload.
-
-        Args:
-            content: header and payload, one after the other.
-        """
+        """Write header and payload."""
         header, payload = self.transfer.buffers
         header[:], payload[:] = content[: self._header_bytes], content[self._header_bytes :]
 

@@ -105,11 +105,7 @@ async def _load(probe: Probe, batch: Sequence[LentBuffers]) -> object:
 async def _cancelled(
     probe: Probe, new_key: Callable[[], Awaitable[OffloadKey]], move: _Move
 ) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Start and cancel a call many times, each time on a new key and a little later.
-
-    Yields:
-        The buffers of each call, which start as version 1, and whether the call has ended.
-    """
+    """Start and cancel a call many times, each time on a new key and a little later."""
     clock = probe.subject.clock
     for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((0, s) for s in _DELAYS_S)]:
         lent = probe.full(await new_key(), version=1)

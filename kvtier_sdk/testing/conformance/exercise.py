@@ -45,12 +45,7 @@ async def run_tier(subject: TierSubject) -> None:
 
 
 async def run_on_new_loop(subject: TierSubject, body: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine function on a new event loop in another thread, and close the loop.
-
-    Args:
-        subject: its clock makes the loop.
-        body: the coroutine function.
-    """
+    """Run a coroutine function on a new event loop in another thread, and close the loop."""
 
     raised: list[BaseException] = []
 
@@ -73,15 +68,7 @@ async def run_on_new_loop(subject: TierSubject, body: Callable[[], Awaitable[Non
 
 
 async def wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) -> list[str]:
-    """Wait until nothing is left, within bounds.
-
-    Args:
-        subject: the tier under test, which knows the settling time.
-        left: names what is left now.
-
-    Returns:
-        The names of what is left at the end.
-    """
+    """Wait until nothing is left, within bounds."""
     for _ in range(_SETTLINGS):
         if not left():
             return []

@@ -25,10 +25,6 @@ class LoopWatch:
     Attributes:
         blocked_at: the loop's stack when it was first found blocked, innermost frame last;
             ``None`` if it was not.
-
-    Args:
-        clock: the loop's clock.
-        blocking_s: how long a loop must stand still to count as blocked, on an idle machine.
     """
 
     def __init__(self, clock: Clock, blocking_s: float) -> None:

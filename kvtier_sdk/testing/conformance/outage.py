@@ -76,14 +76,7 @@ async def _restore(subject: TierSubject) -> None:
 
 
 async def wait_for_recovery(probe: Probe) -> TierError | None:
-    """Look up until the tier answers, within the subject's timeout.
-
-    Args:
-        probe: an open tier, whose store is in order again.
-
-    Returns:
-        Its last error, if it never answers.
-    """
+    """Look up until the tier answers, within the subject's timeout."""
     subject = probe.subject
     end_s = subject.clock.now_s() + subject.timeout_s
     while True:

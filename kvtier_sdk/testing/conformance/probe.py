@@ -37,16 +37,7 @@ PIECE_BYTES = 16
 
 
 def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
-    """Return the content of a chunk, which identifies key, version and place.
-
-    Args:
-        key: the chunk.
-        version: tells contents of the same key apart.
-        size_bytes: length of the content.
-
-    Returns:
-        The content.
-    """
+    """Return the content of a chunk, which identifies key, version and place."""
     seed = len(key).to_bytes(4, "big") + key + version.to_bytes(4, "big")
     return hashlib.shake_128(seed).digest(size_bytes)
 

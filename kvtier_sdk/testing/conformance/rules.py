@@ -95,15 +95,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(_checks)
 
 
 def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
-    """Make a coroutine function a check; the first line of its docstring is the rule.
-
-    Args:
-        needs: requirements without which it is skipped.
-        says: a sentence of the contract's docstrings, word for word.
-
-    Returns:
-        A decorator.
-    """
+    """Make a coroutine function a check; the first line of its docstring is the rule."""
 
     def decorate(body: CheckFunction) -> CheckFunction:
         name = body.__name__
@@ -135,14 +127,7 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
 
 
 def unexpected(error: Exception) -> str:
-    """Describe an exception that no check expects, by the innermost line that is not the kit's.
-
-    Args:
-        error: the exception.
-
-    Returns:
-        What was found, for a :class:`ConformanceError`.
-    """
+    """Describe an exception that no check expects, by the innermost line that is not the kit's."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
     where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""

@@ -38,12 +38,6 @@ _MIN_LENT_BYTES = 64 << 20
 def tier_spec(tier: TierLike) -> TierSpec:
     """Validate a tier.
 
-    Args:
-        tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
-
-    Returns:
-        Its spec.
-
     Raises:
         ConfigError: an option is wrong.
         BackendError: the backend cannot be found or loaded.

@@ -181,10 +181,6 @@ class TierConformance:
 def run_check(check: Check, subject: TierSubject) -> None:
     """Run a check on a new event loop, and close the loop.
 
-    Args:
-        check: one of :data:`CHECKS`.
-        subject: the tier under test.
-
     Raises:
         ConformanceError: the tier breaks the rule.
         CheckSkipped: the check does not apply.

@@ -54,13 +54,6 @@ async def check_a_tier_comes_back_after_a_hang(subject: TierSubject) -> None:
 async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> Mapping[str, Any]:
     """Make each call while the store hangs, and cancel those that wait for longer.
 
-    Args:
-        probe: an open tier.
-        keys: stored chunks: the first is loaded, the last of several is deleted.
-
-    Returns:
-        The answer or error of each operation that has ended before; ``None`` for success.
-
     Raises:
         Breach: a load succeeded with wrong bytes, or a cancelled call did not end.
     """
