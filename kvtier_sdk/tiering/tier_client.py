@@ -530,10 +530,8 @@ class TierClient:
         """Return how many of so many chunks may join a queue; count the others as dropped."""
         is_load = operation is _LOAD
         # A load that was decided on a moment before the tier was taken out still begins.
-        if (self.stats.reads_open or self._stale) if is_load else self._refuses_stores:
+        if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
             taken, reason = 0, "unavailable" if is_load else self._refusal
-        elif self.stats.is_slow and not is_load:
-            taken, reason = 0, self._refusal
         else:
             taken = min(count, self.load_room if is_load else self.store_room)
             if whole and taken < count:

@@ -6,6 +6,7 @@ The checkers get source text, so that each rule is also shown to catch a breach.
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -234,6 +235,42 @@ def test_imports_run_downward_only(module: str, path: Path) -> None:
 @pytest.mark.parametrize(("module", "path"), SDK_MODULES, ids=[name for name, _ in SDK_MODULES])
 def test_time_and_tasks_go_through_the_clock(module: str, path: Path) -> None:
     assert clock_breaches(path.read_text(), module) == []
+
+
+def imports_at_once(source: str, module: str, names: set[str]) -> set[str]:
+    """Return the modules that an import of a module imports, without its own packages."""
+    tree = ast.parse(source)
+    later = (ast.FunctionDef, ast.AsyncFunctionDef)
+    tree.body = [
+        node
+        for node in tree.body
+        if not isinstance(node, later)
+        and not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    ]
+    found = {f"{one.module}.{one.name}" for one in imports_of(ast.unparse(tree), module)}
+    found |= {one.module for one in imports_of(ast.unparse(tree), module)}
+    return {one for one in found & names if not is_in(module, one)}
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [SDK_MODULES, *(modules_under(package) for package, _ in PACKAGES)],
+    ids=["kvtier_sdk", *(package.name for package, _ in PACKAGES)],
+)
+def test_no_imports_go_in_a_circle(modules: list[tuple[str, Path]]) -> None:
+    names = {name for name, _ in modules}
+    imports = {name: imports_at_once(path.read_text(), name, names) for name, path in modules}
+    graphlib.TopologicalSorter(imports).prepare()
+
+
+@pytest.mark.parametrize(("module", "path"), SDK_MODULES, ids=[name for name, _ in SDK_MODULES])
+def test_no_class_is_longer_than_600_lines(module: str, path: Path) -> None:
+    lengths = {
+        node.name: (node.end_lineno or 0) - node.lineno + 1
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {name: length for name, length in lengths.items() if length > 600} == {}
 
 
 @pytest.mark.parametrize(("package", "public"), PACKAGES, ids=[one.name for one, _ in PACKAGES])
