@@ -170,7 +170,8 @@ def faulty_site(install_package: Install) -> Path:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the wheel of kvtier-sdk."""
+    """A directory with the wheels of kvtier-sdk and kvtier-vllm."""
     directory = tmp_path_factory.mktemp("wheels")
-    build_wheel(ROOT, directory)
+    for package in (ROOT, ROOT / "engines/vllm"):
+        build_wheel(package, directory)
     return directory

@@ -18,7 +18,7 @@ from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.health import TierHealth
-from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Report, Verdict
+from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Operation, Report, Verdict
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering import tier_client
 from kvtier_sdk.tiering.cascade import Cascade
@@ -140,14 +140,18 @@ def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestState, "forget_answers", lambda self: None)
 
 
-@bug("a load rests on an answer", seed=2781)
+@bug("a load rests on an answer", seed=311)
 def what_left_during_its_load_is_known(patch: pytest.MonkeyPatch) -> None:
-    def loaded(original: Any, self: Any, job: Any, verdicts: Any, present: Any) -> None:
-        original(self, job, verdicts, present)
-        if all(verdict is Verdict.OK for verdict in verdicts):
-            self.add(job.keys)
+    def without(original: Any, self: RecentRemovals, job: Any, keys: list[bytes]) -> list[bytes]:
+        kept: list[bytes] = original(self, job, keys)
+        return keys if job.operation is Operation.LOAD else kept
 
-    around(patch, KnownChunks, "loaded", loaded)
+    around(patch, RecentRemovals, "without", without)
+
+
+@bug("a load rests on an answer")
+def what_was_loaded_during_a_purge_is_known(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KnownChunks, "found", lambda self, job, keys: self.add(keys))
 
 
 @bug("promotions leave room to stores", seed=102)

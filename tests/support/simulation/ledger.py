@@ -111,7 +111,8 @@ class Ledger:
         # Loads of known chunks that rest on no answer.
         self._unasked: set[tuple[int, OffloadKey]] = set()
         self._results: dict[int, JobResult] = {}
-        # Chunks that left while these jobs were to store them.
+        # Known chunks that have left since; chunks that left while these jobs moved them.
+        self._left: set[OffloadKey] = set()
         self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
         # Resets of the tiers too, counted; since which of them a job is under way, and since which
@@ -171,6 +172,7 @@ class Ledger:
                 self._take_end(report.job_id)
             elif isinstance(report, ChunksRemoved):
                 self.removed.extend(report.keys)
+                self._left.update(report.keys)
                 self._note_departures(set(report.keys))
             elif isinstance(report, BreakerMoved):
                 if report.state is BreakerState.CLOSED:
@@ -247,17 +249,15 @@ class Ledger:
 
     def _note_departures(self, keys: set[OffloadKey]) -> None:
         for job in self.pending.values():
-            if job.operation is Operation.STORE:
-                self._left_meanwhile.update(
-                    (job.job_id, key) for key in keys.intersection(job.keys)
-                )
+            self._left_meanwhile.update((job.job_id, key) for key in keys.intersection(job.keys))
 
     def _under_way(self) -> Iterator[Job]:
         return itertools.chain(self._running.values(), self._lingering.values())
 
     def _check_answers(self, load: Job, what: str) -> None:
         for key in load.keys:
-            if key in self.known and self._failed[key] >= self.found[key]:
+            is_known = key in self.known and key not in self._left
+            if is_known and self._failed[key] >= self.found[key]:
                 self._unasked.add((load.job_id, key))
                 self.counts["chunks loaded without a lookup"] += 1
                 continue
@@ -333,6 +333,8 @@ class Ledger:
     def _know(self, job: Job, key: OffloadKey) -> None:
         if self._job_eras[job.job_id] == self._era:
             self.known.add(key)
+            if (job.job_id, key) not in self._left_meanwhile:
+                self._left.discard(key)
 
 
 class WatchedRunner(InlineRunner):

@@ -34,6 +34,10 @@ class SimulatedTierConfig(MemoryTierConfig):
     rng: Any
 
 
+#: Share of loads during which a chunk is removed: it arrives, and the tier has lost it.
+_LEAVES_WHILE_LOADED = 0.1
+
+
 class SimulatedTier(MemoryTier):
     """A tier with real bytes and evictions, and delays, errors and damage as the seed says."""
 
@@ -99,6 +103,8 @@ class SimulatedTier(MemoryTier):
         for index, transfer in enumerate(batch):
             self._on_touch(Operation.LOAD, transfer)
             verdicts.append(failing.get(index) or self._get(transfer))
+        if self._rng.random() < _LEAVES_WHILE_LOADED and self.holds(batch[-1].key):
+            self._remove([batch[-1].key])
         return verdicts[1:] if trouble == "length" else verdicts
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
