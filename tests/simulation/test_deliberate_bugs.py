@@ -149,7 +149,7 @@ def what_left_during_its_load_is_known(patch: pytest.MonkeyPatch) -> None:
     around(patch, RecentRemovals, "without", without)
 
 
-@bug("a load rests on an answer")
+@bug("a load rests on an answer", seed=2369)
 def what_was_loaded_during_a_purge_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KnownChunks, "found", lambda self, job, keys: self.add(keys))
 
