@@ -306,8 +306,9 @@ class Rules:
             under_way = {t.key for t in ledger.transfers()} | {
                 t.key for t in inside.collected(tier)
             }
+            there = ledger.arrived | ledger.known | under_way
             for key in inside.sent(tier):
-                if not (key in ledger.arrived or ledger.found[key] or key in under_way):
+                if not (key in there or ledger.found[key]):
                     self._breach(
                         "what a tier is not offered it has", f"{ledger.name} never got {short(key)}"
                     )
