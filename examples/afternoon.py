@@ -1,13 +1,13 @@
-"""An operator's afternoon: what befalls a cache in daily use, and what kvtier says about it.
+"""An operator's afternoon: the mishaps of a cache in daily use, and kvtier's reports of them.
 
     python examples/afternoon.py
 
-Two small engines, one a model, share a directory and a Redis server, with default options. Then a
-model is deleted, the disk and the server fail, the directory is made anew, and the engines restart.
-Between these stand the commands that an operator would type, with what they print. Every chunk that
-an engine gets back is compared. The exit status is 1 if a scene did not end as it should.
+Two small engines, one per model, share a directory and a Redis server, with default options. Then a
+model is deleted, the disk and the server fail, the directory is recreated, and the engines restart.
+In between, the commands of an operator run and print their output. Every chunk that an engine loads
+is compared with the stored one. The exit status is 1 if a scene did not end as it should.
 
-It needs redis-server. The scene of the full disk mounts a small file system, which takes root.
+It needs redis-server. The scene of the full disk mounts a small file system, which needs root.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PATIENCE_S = 60.0
 
 
 class Engine:
-    """The thread of an engine that computes prompts, offloads them, and gets them back."""
+    """The thread of an engine that computes prompts, offloads them, and loads them again."""
 
     def __init__(self, name: str, model: str) -> None:
         self.name, self.model = name, model
@@ -67,7 +67,7 @@ class Engine:
             yield
 
     def serve(self, prompt: int) -> bool:
-        """Serve a prompt; returns true if no chunk of it had to be computed."""
+        """Serve a prompt; return true if no chunk of it had to be computed."""
         keys = [
             make_offload_key(f"{self.model} {prompt} {place}".encode().ljust(32, b"."))
             for place in range(PROMPT_CHUNKS)
@@ -80,7 +80,8 @@ class Engine:
         for key, slot in zip(found, slots, strict=True):
             self.unequal_chunks += self.pool.view(slot) != content(key)
         self.manager.complete_load(found, request)
-        # A chunk a step: kvtier learns how long computing takes, and loads what comes sooner.
+        # One chunk per step, so that kvtier learns how long computing a chunk takes: it loads a
+        # chunk only if that is faster.
         for key in keys[len(found) :]:
             output = self.manager.prepare_store([key], request)
             for slot in output.slots:
@@ -97,7 +98,7 @@ class Engine:
         rest()
 
     def _look_up(self, keys: Sequence[OffloadKey], request: RequestContext) -> int:
-        """Return how many chunks of a prompt are there."""
+        """Return the number of leading chunks of a prompt that hit."""
         for count, key in enumerate(keys):
             while (result := self.manager.lookup(key, request)) is not LookupResult.HIT:
                 if result is LookupResult.MISS:
@@ -107,7 +108,7 @@ class Engine:
 
 
 class Afternoon:
-    """The scenes: what happens, what an operator asks, and what should be true then."""
+    """The scenes: their events, the operator's commands, and the claims to check."""
 
     def __init__(self, folder: Path) -> None:
         self.failed = 0
@@ -195,7 +196,7 @@ class Afternoon:
         self._check("A prompt of before comes back", self._llama.serve(33))
         self._type("tier verify llama.toml")
 
-    # What the scenes are made of.
+    # Parts of the scenes.
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -270,7 +271,7 @@ class RedisServer:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mount a small file system where that is allowed; yields true if it is one."""
+    """Mount a small file system if that is allowed; yield true if it was mounted."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
     is_small = subprocess.run(mount, check=False, capture_output=True).returncode == 0
@@ -284,7 +285,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 def is_ok(tier: TierStats) -> bool:
-    """Return true if a tier takes what it is given, and moves it."""
+    """Return true if a tier is not slow and none of its breakers is open."""
     return not (tier.is_slow or tier.reads_open or tier.stores_open)
 
 
@@ -304,14 +305,14 @@ def content(key: OffloadKey) -> bytes:
 
 
 def rest() -> None:
-    """Let a step's time pass."""
+    """Sleep for the time of a step."""
     time.sleep(_STEP_S)
 
 
 def until(
     is_so: Callable[[], bool], wait: Callable[[], None] = lambda: time.sleep(_STEP_S)
 ) -> None:
-    """Wait for something that happens soon."""
+    """Poll a condition until it is true, for a minute at most."""
     end_s = time.monotonic() + _PATIENCE_S
     while not is_so():
         if time.monotonic() > end_s:

@@ -14,12 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-#: A chunk holds 16 tokens of a model with 32 KiB of keys and values per token, which is what Llama
-#: 3.2 1B has in bfloat16. The pool is smaller than what is stored, so that both processes load.
+#: A chunk holds 16 tokens of a model with 32 KiB of keys and values per token, such as Llama 3.2 1B
+#: in bfloat16. The pool is smaller than the stored chunks together, so that both processes load.
 CHATS = ["--requests", "200", "--slots", "256", "--chunk-bytes", "512KiB"]
 CHAT_TOKENS = 16
 
-#: A block of Mooncake's traces is 512 tokens. Traces are long: small chunks stand for its bytes.
+#: A block of Mooncake's traces is 512 tokens. Traces are long, so chunks are small in their place.
 TRACE = ["--chunk-bytes", "4KiB", "--trace"]
 TRACE_TOKENS = 512
 

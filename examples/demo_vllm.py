@@ -3,7 +3,7 @@
     make demo-vllm
 
 The first serves a few conversations of several turns and is stopped. The second is a new process:
-what the first one computed comes from the file tier, and nothing has to be computed twice.
+it loads the first one's chunks from the file tier, and need not compute them again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 def serve(model: Path, chunks: Path) -> None:
-    """Serve the conversations in this process; one JSON document a turn on standard output."""
+    """Serve the conversations in this process; print one JSON document per turn."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
@@ -66,7 +66,7 @@ def serve(model: Path, chunks: Path) -> None:
                 "spec_name": "KVTierOffloadingSpec",
                 "spec_module_path": "kvtier_vllm",
                 "cpu_bytes_to_use": "512MiB",
-                # Weights that are made up are in no file that could tell the model.
+                # Generated weights are in no file by which kvtier could identify the model.
                 "model_revision": "made up",
                 # Patient with a busy machine: a lookup that takes longer is a miss.
                 "secondary_tiers": [{"type": "file", "root": str(chunks), "lookup_deadline": "1s"}],
@@ -81,7 +81,7 @@ def serve(model: Path, chunks: Path) -> None:
         (output,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
         return output
 
-    # What the first step of an engine prepares is not what is measured here.
+    # Keep the preparations of the engine's first step out of the measurement.
     answer([1, 2, 3])
     for conversation in range(CONVERSATIONS):
         rng = random.Random(conversation)
@@ -99,7 +99,7 @@ def serve(model: Path, chunks: Path) -> None:
             }
             print(json.dumps(document), flush=True)
             prompt += document["answer"]
-    # A last step, in which stores that have just been prepared are done.
+    # One more step, since the stores just prepared are carried out in the next one.
     answer([1, 2, 3])
     llm.llm_engine.engine_core.shutdown()
 

@@ -30,7 +30,7 @@ SLOTS = 16
 
 
 class SlotTable(TierListener):
-    """The chunks in the slots, the slots that are free, and those that the tier may touch."""
+    """The chunks in the slots, the free slots, and the slots that the tier may touch."""
 
     def __init__(self) -> None:
         self.chunks: dict[OffloadKey, int] = {}
@@ -66,14 +66,14 @@ class Engine:
             self.table.busy.add(slot)
 
     def evict(self, key: OffloadKey) -> None:
-        """Take a chunk out of its slot. The tier must not be reading it."""
+        """Free a chunk's slot, which the tier must not be reading."""
         slot = self.table.chunks[key]
         assert slot not in self.table.busy
         del self.table.chunks[key]
         self.table.free.append(slot)
 
     def fetch(self, keys: Sequence[OffloadKey], request: RequestContext) -> list[OffloadKey]:
-        """Bring chunks back; returns those that are readable. The others are recomputed."""
+        """Load chunks, and return the readable ones. The others are recomputed."""
         lookup = self.tier.lookup(keys, request)
         self.step_until(lambda: lookup.result is not None)
         found = [key for key in keys if self.table.present[key]]
@@ -86,7 +86,7 @@ class Engine:
         return [key for key in keys if key in self.table.chunks]
 
     def step_until(self, done: Callable[[], bool]) -> None:
-        """Step: hand over, compute, and take what the tier has done. Deadlines end every wait."""
+        """Hand over, poll and compute until ``done``. Deadlines end every wait."""
         while True:
             self.tier.flush()
             self.tier.poll()

@@ -45,7 +45,7 @@ class Fault:
         kind: the kind of fault.
         operation: the call that gets it: ``"lookup"``, ``"store"``, ``"load"``, ``"delete"``,
             ``"touch"``, ``"scan"``, ``"usage"`` or ``"namespaces"``; ``None`` is any call but
-            ``usage``, which the runner makes at times of its own.
+            ``usage``, which the runner makes on its own schedule.
         delay_s: how long a delay or an outage lasts, on the tier's clock.
         error: class of the errors.
     """
@@ -63,7 +63,7 @@ class FaultPlan:
         happened: the faults so far, as pairs of operation and kind.
 
     Args:
-        script: the faults in order. A call takes the first one for its operation; ``None``
+        script: the faults in order. A call gets the first one for its operation; ``None``
             leaves one call without a fault.
         seed: seed of the draws.
         rate: the share of calls after the script that get a fault, 0 to 1.
@@ -85,7 +85,7 @@ class FaultPlan:
         self._drawn = [Fault(kind) for kind in FaultKind] if drawn is None else list(drawn)
 
     def next_fault(self, operation: str) -> Fault | None:
-        """Take the fault of a call.
+        """Return the fault of the next call, and record it.
 
         Args:
             operation: the operation that is called.
@@ -193,7 +193,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply the part of a call's fault that precedes the call; return one for its chunks."""
+        """Apply a fault of the call itself; return a fault of its chunks."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         kind = fault.kind if fault is not None else None
@@ -223,11 +223,11 @@ class FaultyTier(SecondaryTierManager):
         return verdicts + [fault.error("failed by a fault") for _ in batch[done:]]
 
     def _damaged(self, transfer: Transfer, kind: FaultKind) -> Transfer:
-        """Return a damaged copy to store; the lent buffers stay as they are."""
+        """Return a damaged transfer to store; the lent buffers are not modified."""
         if kind is FaultKind.SHORT:
             kept = len(transfer.payload) // 2 // self.alignment * self.alignment
             return replace(transfer, payload=transfer.payload[:kept])
-        # A mapping of the same length: its address has every alignment that a tier may ask for.
+        # A mapping, because its address has any alignment that a tier may require.
         copy = memoryview(mmap.mmap(-1, len(transfer.payload)))
         copy[:] = transfer.payload
         _flip(copy)
@@ -235,11 +235,11 @@ class FaultyTier(SecondaryTierManager):
 
 
 def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[FaultyTier]:
-    """Put faults around a tier.
+    """Wrap a tier class, so that its calls have the faults of a plan.
 
     Args:
-        tier_class: the tier.
-        plan: its faults.
+        tier_class: the tier's class.
+        plan: the faults.
 
     Returns:
         A tier class with the same options and capabilities. It runs in a thread only: the plan is

@@ -14,7 +14,7 @@ class InlineRunner:
     """A tier's loop on the caller's thread, which runs only during :meth:`run_for`.
 
     Args:
-        make_loop: builds the tier's loop; its argument is the function that takes the reports.
+        make_loop: builds the tier's loop; its argument is a function that receives the reports.
         clock: makes the event loop; a virtual clock makes the run deterministic.
     """
 
@@ -27,7 +27,7 @@ class InlineRunner:
         self._tier_loop = make_loop(self._reports.append)
 
     def start(self) -> bool:
-        """Open the tier; return false if it is not required, and is tried again when it runs."""
+        """Open the tier; return false if it did not open and is retried when the loop runs."""
         return self._event_loop.run_until_complete(self._tier_loop.open())
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
@@ -41,14 +41,14 @@ class InlineRunner:
         return taken
 
     def peek(self) -> Sequence[Report]:
-        """Return the reports that the next poll takes."""
+        """Return the reports of the next poll, without removing them."""
         return list(self._reports)
 
     def suspect(self) -> None:
         """Do nothing: the caller's thread runs the loop."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Log ``message`` when the loop runs, under its ``topic``; return false if it is closed."""
+        """Log ``message`` under ``topic`` when the loop runs; return false if it is closed."""
         if self._event_loop.is_closed():
             return False
         self._event_loop.call_soon(self._tier_loop.log_end, topic, message)
@@ -58,7 +58,7 @@ class InlineRunner:
         """Let the tier's loop run.
 
         Args:
-            duration_s: for how long; 0 runs only what is ready now.
+            duration_s: seconds on the clock; 0 runs only what is ready now.
         """
         self._event_loop.run_until_complete(self._clock.sleep(duration_s))
 

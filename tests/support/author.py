@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_wheel(package: Path, into: Path) -> Path:
-    """Build a package's wheel, in place of one that is there."""
+    """Build a package's wheel; it replaces an older one."""
     with tempfile.TemporaryDirectory(dir=into) as place:
         command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", place]
         run([*command, str(package)], into)
@@ -30,7 +30,7 @@ def stranger(wheels: Path) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")
     }
-    # Few of the modules that are installed are ever imported.
+    # Compiling takes longer than it saves, since few of the installed modules are imported.
     ours = {"PIP_OPTIONS": f"--find-links {wheels}", "PIP_NO_COMPILE": "1"}
     return kept | ours | {"PYTHON": sys.executable}
 
@@ -60,7 +60,7 @@ def environment_of(example: Path, wheels: Path, directory: Path) -> str:
 def run(
     command: list[str] | str, directory: Path, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run a command, or text for bash, that has to succeed, and return its output."""
+    """Run a command or a bash script, which must succeed, and return its output."""
     done = subprocess.run(
         ["bash", "-euc", command] if isinstance(command, str) else command,
         cwd=directory,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 60.0
-#: Without a graphics card, and as root in a container.
+#: The browser runs without a graphics card, and as root in a container.
 _FLAGS = (
     "--headless=new",
     "--remote-debugging-pipe",
@@ -44,7 +44,7 @@ def open_browser(profile: Path) -> Iterator[Browser]:
         try:
             yield Browser(ours_out, ours_in)
         finally:
-            # The end of its commands ends it, and all its processes.
+            # The browser ends with all its processes when its pipe of commands is closed.
             os.close(ours_out)
             process.wait(_TIMEOUT_S)
             os.close(ours_in)
@@ -54,7 +54,7 @@ class Browser:
     """One tab.
 
     Attributes:
-        events: what the browser told, oldest first: the name and the parameters of each event.
+        events: name and parameters of each of the browser's events, oldest first.
     """
 
     def __init__(self, commands: int, replies: int) -> None:
@@ -71,7 +71,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def show(self, page: Path, *, width: int, height: int, scheme: str) -> None:
-        """Load a file in a window of a size and a colour scheme, and wait until it is drawn."""
+        """Load a file in a window of this size and colour scheme, and wait until it is drawn."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -88,7 +88,7 @@ class Browser:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, script: str) -> Any:
-        """Run an expression in the page, and return its value; a promise is waited for."""
+        """Evaluate an expression in the page, and return its value; await a promise."""
         done = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )

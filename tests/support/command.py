@@ -1,4 +1,4 @@
-"""The ``kvtier`` command, each time in a new process, without an interpreter's start.
+"""The ``kvtier`` command, in a new process each time, but without starting an interpreter.
 
 A server has imported the command, and forks for each line of JSON that it reads. The copy has the
 arguments, directory, environment, streams and exit status of a command that a shell started.
@@ -36,7 +36,7 @@ def kvtier(
 
     Args:
         words: its arguments.
-        cwd: its directory; this process's where absent.
+        cwd: its directory; this process's if absent.
         environment: differences from this process's. Packages in ``PYTHONPATH`` are found.
 
     Returns:
@@ -48,7 +48,7 @@ def kvtier(
         request = {
             "argv": ["kvtier", *arguments],
             "cwd": str(cwd or Path.cwd()),
-            # This process's path would bring its source tree along.
+            # This process's path would add its source tree.
             "env": {**os.environ, "PYTHONPATH": "", **environment},
             "streams": list(map(str, streams)),
         }
@@ -95,7 +95,7 @@ def _server() -> _Server:
 
 def serve() -> None:
     """Fork for each line on standard input; return in the copy, set up as the line says."""
-    # A slow import that starts no thread.
+    # Importing them is slow, and starts no thread, so that forking afterwards is safe.
     for module in ("kvtier_sdk.cli.app", "kvtier_file", "kvtier_redis", "kvtier_s3"):
         importlib.import_module(module)
     replies = os.dup(1)

@@ -58,7 +58,7 @@ class ByteLedger:
 
 
 class Peak:
-    """The peak of allocated bytes above those at the start; known at the end."""
+    """The peak of allocated bytes above the start's; set at the end."""
 
     allocated_bytes = 0
 

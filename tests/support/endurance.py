@@ -2,11 +2,11 @@
 
 Usage: python -m support.endurance [--requests N] [--concurrency N] [--faults | --tier URL ...]
 
-Generated chats overlap through a host pool of a tenth of the chunks that they name, at most 4,000,
-so that it is evicted from and promoted into all the time. Memory, descriptors, threads and /dev/shm
-are sampled on the way; the tiers have a capacity, so that they are flat once they are full. With
-``--faults`` the tiers are files in a process and a redis-server in a thread, and something happens
-to one of them each second. Exit status 1 where anything is wrong.
+Overlapping generated chats use a host pool with room for a tenth of their chunks, at most 4,000, so
+that evictions and promotions never stop. Memory, descriptors, threads and /dev/shm are sampled on
+the way; the tiers have a capacity, so that the samples are flat once the tiers are full. With
+``--faults`` the tiers are files in a process and a redis-server in a thread, and one of them gets a
+fault each second. Exit status 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from support.tier_process import tier_processes
 _CHUNK_BYTES = 4096
 _SAMPLES = 40
 _MOST_SLOTS = 4000
-#: A shorter run still warms up, which looks like growth.
+#: A shorter run is still warming up, which looks like growth.
 _LONG_REQUESTS = 20_000
-#: What the last quarter of the run may have more than the second: allocators grow in steps.
+#: Allowed growth from the run's second quarter to its last, since allocators grow in steps.
 _GROWTH = 0.05
-#: Connections and threads come and go with the faults.
+#: Allowed growth besides, since connections and threads come and go with the faults.
 _MORE = 4
 _FAULT_EVERY_S = 1.0
 _FAULT_S = 0.2
 
 
 def main() -> int:
-    """Play, and say what was found."""
+    """Run the replay, and print the findings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=100_000, help="default: 100000")
     parser.add_argument("--concurrency", type=int, default=64, help="default: 64")
@@ -103,7 +103,7 @@ def main() -> int:
 
 
 def take_sample() -> dict[str, int]:
-    """Count what the engine and its tiers' processes hold now, by name."""
+    """Measure the present resources of the engine and its tiers' processes, by name."""
     children = tier_processes(os.getpid())
     status = Path("/proc/self/status").read_text(encoding="ascii")
     # The host pool, and files in /dev/shm that carry our name.
@@ -128,7 +128,7 @@ def _resident_kib(process: str | int) -> int:
 
 
 def growth(curve: list[dict[str, int]]) -> list[str]:
-    """Name what has grown from the second quarter of the run to the last."""
+    """Name the resources that have grown from the run's second quarter to its last."""
     quarter = len(curve) // 4
     grown = []
     for name in curve[0]:
@@ -142,7 +142,7 @@ def growth(curve: list[dict[str, int]]) -> list[str]:
 
 @contextlib.contextmanager
 def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]:
-    """Let something happen to a server or a file tier's root each second, in a thread."""
+    """Inject a fault into the server or the file tier each second, from a thread."""
     over = threading.Event()
 
     def freeze() -> None:
@@ -169,7 +169,7 @@ def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]
 
     def run() -> None:
         next_s = time.monotonic()
-        # A process that dies all the time is restarted ever more slowly.
+        # The tier's process is killed rarely, since it is restarted more slowly after each death.
         for fault in itertools.cycle([freeze, remove, kill, remove] * 10 + [kill_tier]):
             next_s = max(next_s + _FAULT_EVERY_S, time.monotonic())
             if over.wait(next_s - time.monotonic()):

@@ -166,18 +166,18 @@ class Engine:
         self.manager.on_schedule_end()
         until_s = self.clock.now_s() + duration_s
         for runner in self.runners:
-            # One clock serves all: each runs to the same moment.
+            # The runners share a clock, so each runs only for the time that is left.
             runner.run_for(max(0.0, until_s - self.clock.now_s()))
             runner.run_for(0.0)
 
     def steps(self, duration_s: float, step_s: float = 0.01) -> None:
-        """Play steps of a length for a while."""
+        """Play steps of ``step_s`` each for ``duration_s``."""
         until_s = self.clock.now_s() + duration_s
         while self.clock.now_s() < until_s:
             self.step(step_s)
 
     def store(self, request: RequestContext, *keys: OffloadKey) -> int:
-        """Store chunks, and return how many got a slot."""
+        """Store chunks, and return the number that got a slot."""
         output = self.manager.prepare_store(keys, request)
         self.write(output)
         self.manager.complete_store(output.keys_to_store, request)
@@ -221,7 +221,7 @@ class Engine:
         assert usage.free + usage.ready == usage.slots
 
     def at_rest_with(self, *, writing: int) -> None:
-        """Assert the same, but for the slots that the device is writing."""
+        """Assert the same, except that the device is still writing ``writing`` slots."""
         for _ in range(3):
             self.step(1.0)
         usage = self.manager.usage()
@@ -232,7 +232,7 @@ class Engine:
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """Store chunks for A, push them out of the primary tier, and forget which tier has them.
 
-    So they would lie there after a restart of the engine: a tier is asked before it loads them.
+    An engine's restart leaves the same state, in which a tier is asked before it loads a chunk.
     """
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])

@@ -22,7 +22,7 @@ def running(name: str, folder: Path, chunk_bytes: int) -> Iterator[Store]:
 
     Args:
         name: the store.
-        folder: for its files.
+        folder: the folder of its files.
         chunk_bytes: length of a chunk.
     """
     store = STORES[name](folder, chunk_bytes)  # type: ignore[call-arg]

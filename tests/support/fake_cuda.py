@@ -1,7 +1,7 @@
 """CUDA and HIP without a device: registrations, streams, events and captures, by their rules.
 
-Device memory is host memory here, so that the copies move bytes. Work on a stream runs when
-somebody asks, in the order of the stream, and stops where a test holds it.
+Device memory is host memory here, so that the copies move bytes. Work on a stream runs in order
+when a caller polls, and stops where a test holds it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stream:
             self.runtime.changed.notify_all()
 
     def hold(self) -> threading.Event:
-        """Let nothing behind this run until the event is set; see :meth:`FakeCUDA.release`."""
+        """Hold all later work until the event is set; see :meth:`FakeCUDA.release`."""
         gate = threading.Event()
         self.add(gate.is_set)
         return gate
@@ -66,7 +66,7 @@ class Stream:
 
 
 class Event:
-    """Counts how often it was recorded, and how many of those its stream has reached."""
+    """An event that counts its recordings, and those that its stream has reached."""
 
     runtime: FakeCUDA
 
@@ -103,14 +103,15 @@ class FakeCUDA:
     """The part of a runtime that a worker uses.
 
     Attributes:
-        pieces: address to size of what is registered.
-        error: what the engine's next kernel would be told.
-        limit_bytes: of what may be registered (``ulimit -l``).
-        shift_bytes: from a host address to the device's address of registered memory.
-        capturing: a graph is captured in global mode: only a thread in relaxed mode may ask.
-        captures_lost: by a call that a capture forbids.
-        failures: raised by the next questions, in this order.
-        is_lost: the context has failed.
+        pieces: size of each registered piece of memory, by its address.
+        error: the error that the engine's next kernel would get.
+        limit_bytes: limit of registered memory (``ulimit -l``).
+        shift_bytes: distance from the host address of registered memory to its device address.
+        capturing: true while a graph is captured in global mode: only a thread in relaxed mode may
+            make a call that a capture forbids.
+        captures_lost: number of captures broken by such a call.
+        failures: errors raised by the next such calls, in order.
+        is_lost: true once the context has failed.
         copies: bytes of each call that queued copies, with its stream.
         in_call: called in each call that queues copies.
     """
@@ -133,7 +134,7 @@ class FakeCUDA:
     # --- registrations ------------------------------------------------------------------------
 
     def pages(self) -> set[int]:
-        """Those that are registered."""
+        """Return the registered pages."""
         return {page for piece in self.pieces.items() for page in pages_of(*piece)}
 
     def register(self, address: int, size_bytes: int, flags: int) -> int:
@@ -179,7 +180,7 @@ class FakeCUDA:
         return int(getattr(self._mode, "value", GLOBAL))
 
     def ask(self) -> None:
-        """A call that a capture forbids."""
+        """Make a call that a capture forbids."""
         if self.is_lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if self.capturing and self._capture_mode() != RELAXED:
@@ -226,7 +227,7 @@ class FakeCUDA:
         return address if self._piece_of(there) is None else there
 
     def advance(self) -> None:
-        """Run what can run."""
+        """Run all work that can run."""
         with self.changed:
             moved = True
             while moved:
@@ -237,7 +238,7 @@ class FakeCUDA:
                         moved = True
 
     def release(self, gate: threading.Event) -> None:
-        """Open what :meth:`Stream.hold` has closed."""
+        """Release the work behind a gate of :meth:`Stream.hold`."""
         with self.changed:
             gate.set()
             self.changed.notify_all()
@@ -251,8 +252,8 @@ class FakePageKernel(PageKernel):
     """A kernel that runs when the work on its stream does.
 
     Attributes:
-        launches: calls so far that had something to copy, ``gather`` of each.
-        failures: raised by the next calls, in this order.
+        launches: ``gather`` of each call so far that had something to copy.
+        failures: errors raised by the next calls, in order.
     """
 
     def __init__(self, launch: Callable[..., None]) -> None:
@@ -308,13 +309,13 @@ def copy_pages(
 
 
 def pages_of(address: int, size_bytes: int) -> range:
-    """The pages that these bytes lie in."""
+    """Return the pages that contain these bytes."""
     return range(address // PAGE_BYTES, -(-(address + size_bytes) // PAGE_BYTES))
 
 
 @contextmanager
 def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
-    """Replace the libraries; torch passes on two calls of the runtime and no other."""
+    """Replace the libraries; torch itself exposes only two calls of the runtime."""
     runtime = FakeCUDA()
     driver = {
         "cuMemcpyAsync": runtime.copy,
@@ -346,13 +347,13 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "mem_get_info", runtime.memory_info)
         patch.setattr(registration_module, "_pieces", [])
-        # Without triton, unless a test brings a kernel.
+        # There is no triton, unless a test brings a kernel.
         patch.setattr(cuda_module, "PageKernel", without_triton)
         yield runtime
 
 
 def _library(functions: dict[str, Callable[..., int]]) -> SimpleNamespace:
-    # A bound method takes no attributes such as argtypes.
+    # Plain functions, since bound methods accept no attributes such as argtypes.
     return SimpleNamespace(**{name: _function(call) for name, call in functions.items()})
 
 
@@ -361,6 +362,6 @@ def _function(call: Callable[..., int]) -> Callable[..., int]:
 
 
 def mapped(slots: int, part_bytes: int) -> np.ndarray:
-    """Host memory that begins with a page."""
+    """Return host memory that begins a page."""
     memory = np.frombuffer(mmap.mmap(-1, slots * part_bytes), np.uint8)
     return memory.reshape(slots, part_bytes)

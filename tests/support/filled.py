@@ -33,7 +33,7 @@ def keys_from(first: int, count: int) -> list[OffloadKey]:
 def an_engine(
     url: str, namespace: Namespace, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[tuple[TierClient, HostPool]]:
-    """Open a tier as an engine does, in a thread, and with time."""
+    """Open a tier as an engine does, in a thread, and with long deadlines."""
     spec = TierSpec.from_url(url)
     deadlines = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options = {"runner": "thread", **dict.fromkeys(deadlines, _PATIENCE_S)}
@@ -47,7 +47,7 @@ def an_engine(
 
 
 def wait_for(client: TierClient) -> None:
-    """Hand over what is collected, and wait for its end."""
+    """Hand over the collected jobs, and wait for their end."""
     client.flush()
     while client.has_work:
         client.poll()
@@ -68,7 +68,7 @@ def fill(url: str, namespace: Namespace, keys: Sequence[OffloadKey]) -> None:
 
 
 def contents(url: str, namespace: Namespace, keys: Sequence[OffloadKey]) -> list[bytes | None]:
-    """Load chunks; ``None`` for one that does not come."""
+    """Load chunks, and return their contents; ``None`` for a miss."""
     found: list[bytes | None] = []
     with an_engine(url, namespace) as (client, pool):
         for start in range(0, len(keys), _AT_ONCE):

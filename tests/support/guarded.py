@@ -1,4 +1,4 @@
-"""Buffers between guards, which show what is written past them."""
+"""Buffers between guards, which reveal a write past them."""
 
 from __future__ import annotations
 

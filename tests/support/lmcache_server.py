@@ -1,4 +1,4 @@
-"""LMCache's own server, by the command that the page shows."""
+"""LMCache's own server, started by the documentation's command."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _PATIENCE_S = 120.0
 
 
 class LMCacheServer:
-    """A server, started by the page's command; all that it does not give is LMCache's default.
+    """A server, started by the page's command, and otherwise with LMCache's defaults.
 
     Args:
-        folder: of its log and of the tier's files.
-        adapter: the L2 adapter, where it is not the page's.
+        folder: the folder of its log and of the tier's files.
+        adapter: the L2 adapter, if it is not the page's.
     """
 
     def __init__(self, folder: Path, adapter: dict[str, Any] | None = None) -> None:
         (text,) = re.findall(r"^    (lmcache server .*?)^    \}'$", _PAGE.read_text(), re.M | re.S)
         text = text.replace("\\\n", " ").replace("--l1-size-gb 64", "--l1-size-gb 0.25")
         self.port, self._http_port = free_port(), free_port()
-        # The one name that two servers of a machine must not share.
+        # Two servers of a machine must not share this name.
         text = text.replace("--shm-name lmcache", f"--shm-name lmcache-{self.port}")
         program, *arguments = shlex.split(text.replace("/data/kv", f"{folder}/kv") + "}'")
         if adapter is not None:
@@ -57,7 +57,7 @@ class LMCacheServer:
         self._process.wait()
 
     def status(self) -> dict[str, Any]:
-        """Return what the server says of itself."""
+        """Return the server's status."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/status") as page:
             status: dict[str, Any] = json.load(page)
         return status

@@ -30,7 +30,7 @@ class MemcachedStore(ServedStore):
     """
 
     name = "memcached"
-    # An author's own backend: the one that operators get unless they say otherwise.
+    # The default runner of an author's own backend.
     runners = ("process",)
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
@@ -51,7 +51,7 @@ class MemcachedStore(ServedStore):
             assert line.startswith(b"HD")
 
     def _chunks(self) -> dict[str, list[str]]:
-        """Return the names of each chunk's pieces, in order, by what they have in common."""
+        """Return the names of each chunk's pieces, in order, by their common start."""
         chunks: dict[str, list[str]] = {}
         for name in sorted(self._server.names()):
             stem, _, number = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The likeliest mistakes of an operator, and a healthy start: what each of them prints."""
+"""The likeliest mistakes of an operator, and a healthy start, with the output of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvtier_sdk.engine import open_manager, open_pool
 from kvtier_vllm.early_check import check_engine
 from support.live import Live
 
-#: The engine that starts.
+#: Facts of the engine that starts.
 ENGINE = {"model": "llama", "dtype": "bfloat16", "hash_seed": "0"}
 CHUNK_BYTES = 64 << 10
 KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]
@@ -27,7 +27,7 @@ KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A mistake, and where it is made.
+    """A mistake in an engine's configuration.
 
     Attributes:
         title: the mistake in a few words.
@@ -298,13 +298,13 @@ def print_mistake(mistake: Mistake, places: Mapping[str, str]) -> str:
 def print_start(places: Mapping[str, str], **facts: str) -> str:
     """Start an engine, have it store chunks, and end it; return its log.
 
-    ``facts`` are those in which its namespace differs from that of the other starts.
+    ``facts`` replace those of the namespace of all other starts.
     """
     with (
         _Lines(logging.INFO) as said,
         _engine(_filled(HEALTHY, places), places, facts=facts) as engine,
     ):
-        # Each tier's line comes when its store has said what it holds.
+        # Each tier logs its line once its store has reported its contents.
         said.wait_for(": open", 4)
         said.wait_for("nothing here can be hit", 3 if facts else 0)
         engine.store(engine.begin("r1"), *KEYS)
@@ -339,7 +339,7 @@ class _Lines(logging.Handler):
             self._arrived.notify()
 
     def wait_for(self, text: str, count: int) -> None:
-        """Wait until so many lines have a text in them."""
+        """Wait until ``count`` lines contain a text."""
 
         def is_there() -> bool:
             return sum(text in line for line in self.lines) == count
@@ -383,13 +383,13 @@ def _filled(text: str, places: Mapping[str, str]) -> str:
 
 
 def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
-    """Put names in the place of what differs between machines and runs."""
-    # Said or not, as busy as the machine is.
+    """Replace the parts that differ between machines and runs with names."""
+    # Only a busy machine logs this line.
     text = "\n".join(line for line in lines if "still opening after" not in line)
     for name in ("dir", "endpoint", "redis"):
         text = text.replace(places[name], name.upper())
     text = re.sub(r"(?<=installed: ).*", "...", text)
-    # The memory of the server and of the machine.
+    # The server's memory and the disk's free space differ between machines.
     text = re.sub(r"(?<=redis: open: ).*", "...", text)
     text = re.sub(r"(?<=disk has ).*(?= free)", "...", text)
     free = re.compile(r"[0-9.]+ .iB are free in [^:]*(: make the pool smaller, or).*")

@@ -18,7 +18,7 @@ from typing import Any
 _START_S = 30.0
 _POLL_S = 0.02
 
-#: A node. For each line that it reads it calls its client, and prints the result.
+#: A node's program: for each line that it reads it calls its client, and prints the result.
 _NODE = """
 import ast, os, sys
 results = os.fdopen(os.dup(1), "w")
@@ -103,12 +103,12 @@ class MooncakeStore:
             self._master = None
 
     def freeze(self) -> None:
-        """Let the master hang: it accepts connections, and answers nothing."""
+        """Let the master hang: it accepts connections, but answers nothing."""
         assert self._master is not None
         self._master.send_signal(signal.SIGSTOP)
 
     def unfreeze(self) -> None:
-        """Let the master go on."""
+        """End the master's hang."""
         assert self._master is not None
         self._master.send_signal(signal.SIGCONT)
 
@@ -149,7 +149,7 @@ class Node:
 
     Args:
         master: the master's address.
-        segment_bytes: how much memory.
+        segment_bytes: memory that it lends.
         log: file for its output.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Answers that a tier may not give, as its author's mistakes make them."""
+"""Answers that a tier may not give, as an author's mistakes cause them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ async def _wait() -> None:
 def _coroutines(count: int) -> list[Any]:
     made = [_wait() for _ in range(count)]
     for coroutine in made:
-        coroutine.close()  # nothing is to warn that it was never awaited
+        coroutine.close()  # or Python warns that it was never awaited
     return made
 
 
-#: Answers to a batch of so many keys that are neither answers of a lookup nor verdicts.
+#: Answers to a batch of ``count`` keys that are neither lookup results nor verdicts.
 NONSENSE: dict[str, Callable[[int], Any]] = {
     "nothing": lambda count: None,
     "a number": lambda count: 1,

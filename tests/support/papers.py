@@ -13,7 +13,7 @@ def openssl(*arguments: str) -> None:
 
 
 def make_papers(at: Path) -> SimpleNamespace:
-    """Make a private CA, and certificates of it for the server and for a client.
+    """Make a private CA, with certificates for a server and a client.
 
     Args:
         at: the directory for them.

@@ -82,7 +82,7 @@ def converse(
 
     Args:
         talk: the client.
-        text: the bytes that the server sends in any case.
+        text: the bytes that the server sends, whatever the client does.
         pieces: lengths of the first pieces; the rest comes in one.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Workloads that are played through the command line, as by a user."""
+"""Workloads played through the command line, as a user would."""
 
 from __future__ import annotations
 

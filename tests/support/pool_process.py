@@ -1,7 +1,7 @@
 """Processes that map a host pool and obey a test, line by line.
 
-Run as a program, it is such a process: it evaluates each line that it reads, where ``pool`` is the
-last result of ``join``, ``attach`` or ``create``, and answers with a line of JSON.
+Run as a program, the module is such a process: it evaluates each line that it reads, where ``pool``
+is the last result of ``join``, ``attach`` or ``create``, and answers with a line of JSON.
 """
 
 from __future__ import annotations
@@ -103,26 +103,26 @@ class PoolProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            # A line without a reader.
+            # The pipe may still hold a line, which has no reader now.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
 
 class PoolProcesses:
-    """Processes for one test after the other: the next test gets those left alive by the last."""
+    """Processes for successive tests: each test reuses the ones that the last left alive."""
 
     def __init__(self) -> None:
         self._idle: list[PoolProcess] = []
         self._given: list[PoolProcess] = []
 
     def start(self, *, pass_fds: tuple[int, ...] = ()) -> PoolProcess:
-        """Return a process that holds no pool and has these descriptors."""
+        """Return a process that holds no pool, and inherits these descriptors."""
         known = not pass_fds and self._idle
         self._given.append(self._idle.pop() if known else PoolProcess(pass_fds))
         return self._given[-1]
 
     def take_back(self) -> None:
-        """Take the processes back at the end of a test."""
+        """End a test: keep its processes for the next one, and kill the busy ones."""
         for process in self._given:
             if process.is_at_rest():
                 process.run("forget()")

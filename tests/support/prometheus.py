@@ -33,7 +33,7 @@ def program(name: str) -> str:
 
 
 def check_rules(path: Path) -> str:
-    """Have promtool check a file of rules; return what it says."""
+    """Have promtool check a file of rules; return its output."""
     done = subprocess.run(
         [program("promtool"), "check", "rules", str(path)], capture_output=True, text=True
     )
@@ -42,7 +42,7 @@ def check_rules(path: Path) -> str:
 
 
 def play_rules(path: Path) -> str:
-    """Have promtool play a file of tests of rules; return what it says, also if they fail."""
+    """Have promtool run a file of tests of rules; return its output, even if they fail."""
     done = subprocess.run(
         [program("promtool"), "test", "rules", str(path)], capture_output=True, text=True
     )
@@ -53,7 +53,7 @@ class Prometheus:
     """A running Prometheus.
 
     Args:
-        port: of its API.
+        port: the port of its API.
     """
 
     def __init__(self, port: int) -> None:

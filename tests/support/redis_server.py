@@ -24,7 +24,7 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    # A cluster's nodes talk on another port, 10,000 further on.
+    # A cluster's node also listens on the port 10,000 higher, which must exist.
     return port if port < 55_000 else free_port()
 
 
@@ -118,7 +118,7 @@ class Server:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a hung server go on."""
+        """End the server's hang."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

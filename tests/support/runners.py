@@ -69,7 +69,7 @@ class ExpiredError(TierAuthError):
 
 
 class MisbehavingConfig(MemoryTierConfig):
-    """An action for each call, and the file in which the tier writes down what happened."""
+    """An action for each call, and the file of the tier's diary."""
 
     diary: str = "/dev/null"
     on_init: str = ""
@@ -164,7 +164,7 @@ class MisbehavingTier(MemoryTier):
             getattr(self, f"_{action}")()
 
     def _lose_patience(self) -> None:
-        """Count calls as hung for good at once, in the process of the tier."""
+        """Let the tier's process count every call as hung for good at once."""
         health._HANG_S = 1e-9
 
     def _refuse(self) -> None:
@@ -233,7 +233,7 @@ class MisbehavingTier(MemoryTier):
         os._exit(7)
 
     def _abort(self) -> None:
-        """End as a library does that was compiled to abort on a panic."""
+        """Abort, like a library compiled to abort on a panic."""
         panic = b"panicked at client.rs:7: redis://u:secret@h is no URL of hunter2hunter2\n"
         os.write(2, panic)
         os.abort()
@@ -270,7 +270,7 @@ class MisbehavingTier(MemoryTier):
         self._note(f"secret {self.config.secret_key.get_secret_value()}")
 
     def _quote_secret(self) -> None:
-        """As a Redis server without AUTH does."""
+        """Raise an error that quotes the secret, as a Redis server without AUTH does."""
         secret = self.config.secret_key.get_secret_value()
         try:
             raise OSError(5, secret)
@@ -278,7 +278,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
 
     def _wrap_secret(self) -> None:
-        """Raise what shows an object of its own."""
+        """Raise an error whose text comes from an object inside it, which holds the secret."""
 
         class WrapError(Exception):
             def __init__(self, inner: object) -> None:
@@ -302,7 +302,7 @@ class MisbehavingTier(MemoryTier):
         asyncio.ensure_future(leave())  # noqa: RUF006
 
     def _hold_interpreter(self) -> None:
-        """Hold the interpreter lock, as a library does that connects in C."""
+        """Hold the interpreter lock, like a C library while it connects."""
         ctypes.PyDLL(None).usleep(1_500_000)
 
     def _hold_interpreter_while_locked(self) -> None:
@@ -326,7 +326,7 @@ class MisbehavingTier(MemoryTier):
             self._refuse()
 
     def _fail_differently(self) -> None:
-        """Refuse, and then raise what would have ended the start, and then open."""
+        """Refuse, then raise the errors that would have ended the start, then open."""
         actions = [self._refuse, self._expire, self._misconfigure, self._misbehave]
         if self._attempts() <= len(actions):
             actions[self._attempts() - 1]()
@@ -349,11 +349,11 @@ def misbehaving(
     runner: dict[str, Any] | None = None,
     **script: Any,
 ) -> TierSpec:
-    """Make the specification of a misbehaving tier, which an engine needs unless it says otherwise.
+    """Make the specification of a misbehaving tier, required unless ``runner`` differs.
 
     Args:
         kind: ``thread`` or ``process``.
-        diary: the file in which it writes down what happened.
+        diary: the file of its diary.
         name: its name.
         runner: further options that every tier has.
         script: its own options.
@@ -396,7 +396,7 @@ class Rig(TierListener):
 
     Attributes:
         results: the results of all concluded jobs, in order.
-        others: the other reports of the runner, but for those on metrics.
+        others: the runner's other reports, except those on metrics.
 
     Args:
         kind: ``thread`` or ``process``.
@@ -404,7 +404,7 @@ class Rig(TierListener):
         clock: the clock of runner and client.
         runner: further options that every tier has.
         notifies: let the runner notify of new reports.
-        engine_waits: as for a runner.
+        engine_waits: the runner's ``engine_waits``.
         script: options of the misbehaving tier.
     """
 
@@ -479,7 +479,7 @@ class Rig(TierListener):
         return [self.job(Operation.LOOKUP, 0, 1) for _ in range(count)]
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Hand jobs over with the ids and deadlines that they have."""
+        """Hand jobs over with their own ids and deadlines."""
         self.client._collected += jobs
         self.client.flush()
 

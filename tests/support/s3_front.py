@@ -1,9 +1,9 @@
 """A front that makes requests to ``rclone serve s3`` atomic, as they are in S3.
 
 S3 shows an object when all of it has arrived, and the last of two writers wins. ``rclone serve s3``
-writes into the file while a request arrives, and answers a second writer with an error. In front of
-it, requests are read to their end first, and then passed on one by one. It also knows what rclone
-does not: a conditional put, and credentials that may not delete.
+writes into the file while a request arrives, and answers a second writer with an error. The front
+reads each request to its end first, and passes requests on one by one. It also adds two features
+that rclone lacks: conditional puts, and credentials that may not delete.
 
 It runs as a program in its own process, ``python s3_front.py PORT [BUCKETS]``; the port is the
 server's.
@@ -29,7 +29,7 @@ class S3Front:
     Args:
         server_port: port of the server.
         guarded: the directory of the server's buckets; deletions there are refused, and so are
-            conditional puts of what is there.
+            conditional puts of existing objects.
     """
 
     def __init__(self, server_port: int, *, guarded: Path | None = None) -> None:
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refusal(self) -> tuple[int, str] | None:
         if self.guarded is None:
             return None
-        if self.command == "POST":  # the only request of that kind deletes
+        if self.command == "POST":  # the tier posts only deletions
             return 403, "Forbidden"
         is_there = (self.guarded / unquote(self.path).lstrip("/")).is_file()
         if is_there and self.headers.get("If-None-Match") == "*":

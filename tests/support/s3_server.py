@@ -50,7 +50,7 @@ class S3Server:
         self.buckets = directory / "buckets"
         self._log = directory / "s3-server.log"
         self._options = options
-        #: Of the one account; :meth:`start` reads it.
+        #: The only account's key, which :meth:`start` reads.
         self.secret_access_key = SECRET_ACCESS_KEY
         self._process: subprocess.Popen[bytes] | None = None
         for bucket in buckets:
@@ -140,7 +140,7 @@ class S3Server:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a hung server go on."""
+        """End the server's hang."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -180,8 +180,8 @@ def _rclone() -> str:
 
 
 def _free_port() -> int:
-    # Below the ports that the system gives to clients: while the server is down, a client could get
-    # its port, or even connect to itself.
+    # Below the ports that the system gives to clients: else, while the server is down, a client
+    # could get its port, or even connect to itself.
     for port in random.sample(range(15_000, 32_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

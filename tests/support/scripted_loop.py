@@ -1,6 +1,6 @@
 """A tier's loop on virtual time, around a tier that follows a script.
 
-The account notes every report and every broken rule; closing a rig asserts that no rule was broken.
+The account records each report and each broken rule; closing a rig asserts that none was broken.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Account:
         self.released.add(job_id)
 
     def touch(self, key: OffloadKey) -> None:
-        """Note that a slot's memory is read or written."""
+        """Record that a slot's memory is read or written."""
         if key != CANARY_KEY and self.job_of[key] in self.released:
             self.breaches.append("memory was touched after its job had been released")
 
@@ -119,7 +119,7 @@ class Slots:
     chunk_bytes = CHUNK_BYTES
 
     def __init__(self) -> None:
-        # Only what is touched takes memory.
+        # Only touched pages take memory.
         self._memory = memoryview(mmap.mmap(-1, _SLOTS * CHUNK_BYTES))
         self.region = Region.of(self._memory)
         self.holders: set[str] = set()
@@ -135,9 +135,9 @@ class Act:
     """The course of a tier's next call.
 
     Attributes:
-        kind: its end.
+        kind: its outcome.
         after_s: its duration.
-        stubborn: it goes on when it is cancelled.
+        stubborn: true if it goes on after it is cancelled.
     """
 
     kind: str = "fine"
@@ -159,11 +159,11 @@ ERRORS: dict[str, Callable[[], TierError]] = {
 
 
 class PanicError(BaseException):
-    """A panic of a client in Rust, which is no Exception."""
+    """A panic of a client in Rust, which is not an Exception."""
 
 
 class ScriptedTier(SecondaryTierManager):
-    """A tier that follows a script, call by call, and is healthy after its end."""
+    """A tier that follows a script, call by call, and is healthy after the script's end."""
 
     contract_version = 1
     capabilities = Capability.DELETE | Capability.TOUCH
@@ -222,7 +222,7 @@ class ScriptedTier(SecondaryTierManager):
 
     @contextmanager
     def _lent(self, batch: Sequence[Transfer]) -> Iterator[None]:
-        """Note a breach if two concurrent calls get the same header, or a promise is broken."""
+        """Record a breach if two concurrent calls get the same header, or a promise is broken."""
         if fault := fault_of_batch(self, batch):
             self.account.breaches.append(fault)
         addresses = {transfer.regions[0].address for transfer in batch}
@@ -304,9 +304,9 @@ class Rig:
     """A loop over a scripted tier, on its own clock.
 
     Args:
-        script: of the tier.
+        script: the tier's script.
         declares: attributes of the tier's class.
-        options: of the runner.
+        options: the runner's options.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ class Rig:
         *,
         names: Sequence[OffloadKey] = (),
     ) -> Job:
-        """Make a job with keys and slots that no other job has, or with keys of other jobs."""
+        """Make a job with slots of its own, and with the keys ``names``, or else new keys."""
         job_id = len(self.account.jobs)
         names = names or [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
         slots = [1000 * job_id + n for n in range(len(names))] if operation in MOVES else []

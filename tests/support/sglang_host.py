@@ -44,14 +44,14 @@ class Kind(NamedTuple):
     """A model, and how SGLang keeps its pages.
 
     Attributes:
-        model: SGLang's name of it.
-        layout: of the host pool.
-        is_mla: true for one latent vector a token in place of keys and values.
-        dtype: of the pool.
+        model: SGLang's name of the model.
+        layout: layout of the host pool.
+        is_mla: true for one latent vector per token in place of keys and values.
+        dtype: element type of the pool.
         tp_rank: this rank.
-        tp_size: ranks of the tensor-parallel group.
+        tp_size: number of ranks of the tensor-parallel group.
         zero_copy: true if SGLang names pages by their places.
-        layers: of the model.
+        layers: number of layers of the model.
     """
 
     model: str = MODEL
@@ -72,7 +72,7 @@ class Host:
 
     Attributes:
         pool: SGLang's host pool.
-        controller: SGLang's, whose threads store and load.
+        controller: SGLang's cache controller, whose threads store and load.
     """
 
     def __init__(self, kind: Kind, **storage: Any) -> None:
@@ -107,8 +107,8 @@ class Host:
         """Attach a storage, as SGLang does at its start and at runtime.
 
         Args:
-            backend: SGLang's name of it; ours is dynamic.
-            tier: the tier's entry, for ours.
+            backend: SGLang's name of the backend; ours is dynamic.
+            tier: the tier's entry, if the backend is ours.
         """
         kind = self.kind
         place = {"tp_rank": kind.tp_rank, "tp_size": kind.tp_size, "pp_rank": 0, "pp_size": 1}
@@ -133,7 +133,7 @@ class Host:
         """Have SGLang back pages up.
 
         Returns:
-            How many SGLang takes for stored.
+            The number of pages that SGLang counts as stored.
         """
         indices = self.pool.alloc(len(pages) * PAGE_TOKENS)
         for place, page in enumerate(pages):
@@ -144,11 +144,10 @@ class Host:
         return int(operation.completed_tokens) // PAGE_TOKENS
 
     def load(self, pages: Sequence[int]) -> int:
-        """Have SGLang prefetch pages, and compare what came.
+        """Have SGLang prefetch pages, and compare them.
 
         Returns:
-            How many of the first pages SGLang has in its host pool, with the bytes that were
-            stored.
+            The number of leading pages in SGLang's host pool that have the stored bytes.
         """
         self.pool.kv_buffer.zero_()
         controller = self.controller
@@ -174,7 +173,7 @@ class Host:
         return list(get_storage_hash_str(_tokens_of(pages), None, page_size=PAGE_TOKENS))
 
     def content(self, page: int) -> torch.Tensor:
-        """Return the content of a page, which its kind and its number decide."""
+        """Return the content of a page, which depends on its kind and number."""
         flat = self.pool.get_dummy_flat_data_page()
         seed = hashlib.sha256(repr((self.kind, page)).encode()).digest()[:6]
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
@@ -195,7 +194,7 @@ def hosted(kind: Kind = KIND, **tier: Any) -> Iterator[Host]:
     """Make a host, and detach its storage at the end.
 
     Args:
-        kind: of its model and pages.
+        kind: the kind of its model and pages.
         tier: the tier's entry.
     """
     host = Host(kind, **tier)
@@ -206,7 +205,7 @@ def hosted(kind: Kind = KIND, **tier: Any) -> Iterator[Host]:
 
 
 def stored_elsewhere(pages: Sequence[int], kind: Kind, tier: dict[str, Any]) -> int:
-    """Store pages in this process, for another one to call; return how many were stored."""
+    """Make a host, store pages, and return the number stored; run in another process."""
     with hosted(kind, **tier) as host:
         return host.store(pages)
 
@@ -217,14 +216,14 @@ def _tokens_of(pages: Sequence[int]) -> list[int]:
 
 @functools.cache
 def _process_group() -> Any:
-    """The group of this one rank, which SGLang's controller wants."""
+    """Return a group of this rank alone, which SGLang's controller requires."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     return torch.distributed.group.WORLD
 
 
 def _make_device_pool(kind: Kind) -> Any:
-    """Make a pool on the CPU in the device's place; nothing is copied to or from it here."""
+    """Make a pool on the CPU in place of the device's; nothing is copied to or from it."""
     common = {
         "size": _DEVICE_TOKENS,
         "page_size": PAGE_TOKENS,

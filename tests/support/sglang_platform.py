@@ -2,7 +2,7 @@
 
 torchvision's compiled part, which declares its operators, is built for another torch. Its Python
 registers variants of them when it is imported, and needs the declarations; nothing here calls them.
-What SGLang warns of while it is imported, mostly missing GPUs, is no error of a test.
+Warnings during SGLang's import, mostly of missing GPUs, are not errors of a test.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Store(ABC):
 
     Attributes:
         name: the backend's name.
-        runners: the runners in which a tier of it can be.
+        runners: the kinds of runner that its tiers can have.
 
     Args:
         url: URL of a tier in it.
@@ -47,7 +47,7 @@ class Store(ABC):
         """Flip one bit of each chunk's payload."""
 
     def plant(self, fingerprint: str, manifest: bytes) -> None:
-        """Write a namespace's manifest, as whoever can write to the store might."""
+        """Write a namespace's manifest, as anyone with write access to the store could."""
         raise NotImplementedError
 
     @abstractmethod
@@ -100,10 +100,10 @@ class Folder(Store):
         _plant(self._folder / fingerprint, manifest)
 
     def kill(self) -> None:
-        # A tier may be writing below it.
+        # Try repeatedly, since a tier may be writing below it.
         while self._folder.is_dir():
             shutil.rmtree(self._folder, ignore_errors=True)
-            # In an empty place the tier would make its root again.
+            # Put a file there, or the tier would recreate its root.
             self._folder.touch()
 
     def _files(self) -> list[Path]:
@@ -169,7 +169,7 @@ class S3Store(ServedStore):
 
     def plant(self, fingerprint: str, manifest: bytes) -> None:
         known = next(self._server.buckets.rglob("manifest.json"))
-        # The server remembers what it has listed.
+        # Restart the server, since it caches its listings.
         self.kill()
         _plant(known.parent.parent / fingerprint, manifest)
         self.start()
@@ -228,5 +228,5 @@ def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
             (byte,) = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte ^ 1]))
-        # A disk would not change the times either.
+        # Keep the times, as a disk's damage would.
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -17,11 +17,11 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """A clock whose pauses of a second and more are noted, and last until they are ended.
+    """A clock that records pauses of a second or more, which last until :meth:`go_on`.
 
     Attributes:
-        pauses_s: the pauses.
-        ahead_s: how far it is ahead of the machine's.
+        pauses_s: the recorded pauses.
+        ahead_s: its lead over the machine's clock.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ def is_there(pid: int) -> bool:
 def children() -> list[int]:
     """Return the processes of this process's tiers."""
     found = []
-    # Before and after it has named itself.
+    # The command line of a tier's process before and after it has renamed itself.
     shown = (b"process.child", b"kvtier tier ")
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ def children() -> list[int]:
 
 
 def tier_processes(parent: int) -> dict[int, str]:
-    """Return command line and environment of the tiers that a process or a child of it has."""
+    """Return command line and environment of each tier's process below a process, by its id."""
     told = {}
     for task in Path(f"/proc/{parent}/task").iterdir():
         children = ""
@@ -113,7 +113,7 @@ def tier_processes(parent: int) -> dict[int, str]:
         for child in map(int, children.split()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 command = Path(f"/proc/{child}/cmdline").read_text()
-                # It takes the tier's name as soon as it has read what it runs.
+                # The process renames itself once it has read which tier it runs.
                 if command.startswith("kvtier tier") or "kvtier_sdk.runner.process" in command:
                     told[child] = command + Path(f"/proc/{child}/environ").read_text()
                 told |= tier_processes(child)

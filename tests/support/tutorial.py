@@ -47,7 +47,7 @@ def outputs_of(printed: str, blocks: list[Block]) -> list[str]:
 
 
 def missing_lines(expected: str, printed: str) -> list[str]:
-    """Return the lines of a page that do not come, in order, in the output.
+    """Return the lines of a page that are missing from the output, or out of order.
 
     ``...`` matches anything, and a run of blanks any other.
     """

@@ -47,7 +47,7 @@ def make_model(folder: Path, **config: Any) -> Path:
 
     Args:
         folder: its directory, which is made.
-        config: what differs from :data:`CONFIG`.
+        config: settings that differ from :data:`CONFIG`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
@@ -101,7 +101,7 @@ class Way:
         if self.spec is None:
             return None
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
-        # Generated weights are in no file.
+        # Generated weights are in no file by which kvtier could identify the model.
         options = {"verify": verify, "model_revision": "made up"}
         config: dict[str, Any] = {
             "spec_name": self.spec,
@@ -128,7 +128,7 @@ LOGPROB_ERROR = 2e-5
 
 
 def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
-    """Return true if all outputs have equal tokens and, but for rounding, log-probabilities."""
+    """Return true if all outputs have equal tokens and, but for rounding, equal logprobs."""
     return [out["tokens"] for out in ours] == [out["tokens"] for out in theirs] and all(
         math.isclose(one, other, rel_tol=0, abs_tol=LOGPROB_ERROR)
         for our_out, their_out in zip(ours, theirs, strict=True)
@@ -138,7 +138,7 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
 
 def _logprobs(output: dict[str, Any]) -> list[float]:
     """Return the log-probabilities of the five likeliest tokens of each position."""
-    # By value: of two tokens that are equally likely either may be the fifth.
+    # Sort by value, since of two equally likely tokens either may be the fifth.
     return [logprob for top in output["logprobs"] for logprob in sorted(value for _, value in top)]
 
 
@@ -146,7 +146,7 @@ class EngineError(Exception):
     """An exception of the engine.
 
     Attributes:
-        log: the engine's output, of one that did not start.
+        log: the output of an engine that did not start.
     """
 
     log = ""
@@ -157,7 +157,7 @@ class Interpreter:
 
     Args:
         folder: directory of its socket and its log.
-        threads: with which each engine computes.
+        threads: number of threads with which each engine computes.
     """
 
     def __init__(self, folder: Path, *, threads: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Real engines, each in its own process, driven by one JSON document a line.
+"""Real engines, each in its own process, driven by one JSON document per line.
 
 Run by ``vllm_engine.py`` with the path of a socket and the threads of an engine. This process
 imports vLLM, which takes longer than starting an engine, and nothing else; for each connection it
@@ -38,7 +38,7 @@ TICK = [1, 2, 3]
 def give_weight() -> None:
     """Generate weights that differ by layer and are large enough for keys and values to matter.
 
-    vLLM's are so small, and so alike, that all tokens are about equally likely after any prompt.
+    vLLM's weights are so small and alike that after any prompt all tokens are about equally likely.
     """
     from vllm.model_executor.model_loader import dummy_loader
 
@@ -55,7 +55,7 @@ def give_weight() -> None:
 
 
 def hide_llvmlite() -> None:
-    """Keep vLLM from a search that fails: it takes any attribute of llvmlite for a function.
+    """Keep vLLM from a search that fails: it mistakes any attribute of llvmlite for a function.
 
     LMCache imports numba, and with it llvmlite, before vLLM 0.32 searches all modules for kernels.
     """
@@ -108,7 +108,7 @@ class Host:
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._events: list[list[Any]] = []
         self._numbers = itertools.count()
-        # Added requests, and their outcomes.
+        # The outcomes of the added requests, by request.
         self._served: dict[str, Any] = {}
         self._watch_events()
         self._step_as_served()
@@ -249,10 +249,10 @@ class Host:
         )
 
     def _step_as_served(self) -> None:
-        """Give the interpreter lock away after a step that computes nothing.
+        """Release the interpreter lock after a step that computes nothing.
 
-        vLLM's engine process does it, and its engine inside another process does not. Without it, a
-        thread that copies what the engine waits for can wait seconds for the lock.
+        vLLM does so in its engine process, but not for an engine inside another process. Without
+        it, a thread that copies for the waiting engine can wait seconds for the lock.
         """
         core = self._engine.engine_core.engine_core
         step = core.step_fn
@@ -326,7 +326,7 @@ def drive(connection: socket.socket) -> None:
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:
-        # What json does not know is a histogram among the counters.
+        # The only values that json cannot encode are the histograms among the counters.
         answers.write(json.dumps(document, default=lambda histogram: histogram.value) + "\n")
         answers.flush()
 
@@ -358,7 +358,7 @@ def import_vllm() -> None:
 
 def main() -> None:
     path = sys.argv[1]
-    # The engines' processes are not waited for.
+    # Nobody waits for the engines' processes, so the system must reap them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     import_vllm()
     server = socket.socket(socket.AF_UNIX)
@@ -382,7 +382,7 @@ def main() -> None:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
-            # Tearing the interpreter down takes long, and would run what the parent registered.
+            # Tearing the interpreter down takes long, and would run the parent's exit handlers.
             os._exit(status)
 
 

@@ -30,7 +30,7 @@ class Workbench:
     Attributes:
         facts: facts of the namespace.
         removed: the keys that tiers reported as removed.
-        evicted: those of them that made room for others.
+        evicted: the removed keys that made room for others.
         opened: the tiers that are open.
     """
 

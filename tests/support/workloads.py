@@ -49,7 +49,7 @@ def _scans(source: _Source) -> _Prompts:
 
 
 def _popular(source: _Source, shift_after: int) -> _Prompts:
-    """1,000 documents, a few of them popular; which these are changes at once."""
+    """1,000 documents, a few of them popular; the popular ones change all at once."""
     documents = [source.fresh(5, 20) for _ in range(1000)]
     weights = list(accumulate(1 / rank**0.9 for rank in range(1, 1001)))
     while True:
@@ -59,7 +59,7 @@ def _popular(source: _Source, shift_after: int) -> _Prompts:
 
 
 def _news(source: _Source) -> _Prompts:
-    """Of many documents the latest 300 are asked about: what was used often is over soon."""
+    """Requests for the latest 300 of many documents: a document's frequent use ends soon."""
     latest = [source.fresh(5, 20) for _ in range(300)]
     while True:
         latest.pop(0)
@@ -100,7 +100,7 @@ def _pauses(source: _Source) -> _Prompts:
 
 
 def _phases(source: _Source) -> _Prompts:
-    """The others in turn, 1,000 requests each."""
+    """Four of the other workloads in turn, 1,000 requests each."""
     while True:
         for prompts in (_pauses, _loop, _news, _scans):
             yield from islice(prompts(source), 1000)
@@ -138,7 +138,7 @@ def generate(name: str, requests: int, seed: int) -> list[ReplayRequest]:
     Args:
         name: one of :data:`WORKLOADS`.
         requests: number of requests.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
     """
     if name == "chats":
         return chat_workload(requests, seed)

@@ -1,4 +1,4 @@
-"""The client library: imported late, told its limits, and connected."""
+"""The client library: its late import, its limits, and its connection to the master."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from kvtier_mooncake.config import MooncakeTierConfig
 from kvtier_sdk import ConfigError, Region, TierError, TierUnavailableError
 
-# Of the client's own; only objects that the store has moved to a disk pass through it.
+# The client's own buffer; only objects that the store has moved to disk pass through it.
 _BUFFER_BYTES = 16 * 2**20
 #: Linux lists RDMA devices here.
 _DEVICES = Path("/sys/class/infiniband")
@@ -25,7 +25,7 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
     """
     timeout_ms = str(round(config.timeout_s * 1000))
     os.environ["MC_RPC_TIMEOUT_MS"] = os.environ["MC_RPC_CONNECT_TIMEOUT_MS"] = timeout_ms
-    # The core tries again, with pauses.
+    # One attempt: kvtier's core retries, with pauses.
     os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "1")
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:
@@ -46,10 +46,10 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
 
 
 def reach_master(config: MooncakeTierConfig) -> str:
-    """Connect to the master and leave it. In vain, the client itself would try for seconds.
+    """Connect to the master and return our address; the client itself would retry for seconds.
 
     Raises:
-        TierUnavailableError: it cannot be reached.
+        TierUnavailableError: the master cannot be reached.
     """
     try:
         with socket.create_connection((config.host, config.port), config.timeout_s) as connection:
@@ -60,14 +60,14 @@ def reach_master(config: MooncakeTierConfig) -> str:
 
 
 def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) -> None:
-    """Connect a client to its master, and register memory with it where it needs that.
+    """Connect a client to its master, and for RDMA register memory with it.
 
     Raises:
         ConfigError: an RDMA device is not on this machine.
         TierError: the master cannot be reached, or the client refuses a setting.
     """
     if config.protocol == "rdma":
-        # The client has one status for this and for an outage.
+        # The client reports a missing device with the same status as an outage.
         here = {device.name for device in _DEVICES.glob("*")}
         wanted = set((config.devices or "").split(",")) - {""}
         if not here or wanted - here:
@@ -89,7 +89,7 @@ def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) 
         raise TierUnavailableError(
             f"the client cannot be set up (status {status}); its log has why"
         )
-    # TCP needs none. With it, any peer that connects here could read and write that memory.
+    # TCP needs no registration, and would let any peer that connects read and write the memory.
     for region in regions if config.protocol == "rdma" else ():
         if client.register_buffer(*region):
             raise TierError("the client cannot register the host pool; see 'ulimit -l'")

@@ -19,7 +19,7 @@ class MooncakeTierConfig(TierConfig):
     """Options of the Mooncake tier.
 
     Attributes:
-        host: the master.
+        host: the master's host.
         port: its RPC port.
         metadata_server: where machines learn how to reach each other: ``P2PHANDSHAKE`` (from each
             other), or the URL of a metadata server.
@@ -57,7 +57,7 @@ class MooncakeTierConfig(TierConfig):
 
     @property
     def master(self) -> str:
-        """Host and port of the master, as the client takes them."""
+        """Host and port of the master, as the client expects them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -66,7 +66,7 @@ class MooncakeTierConfig(TierConfig):
         """Read ``mooncake://master:50051?protocol=rdma``.
 
         Args:
-            url: the parts.
+            url: the parsed URL.
 
         Returns:
             Options, not yet validated.
@@ -81,5 +81,5 @@ class MooncakeTierConfig(TierConfig):
         return url.options_beside({"host": url.host, "port": url.port})
 
     def location(self) -> str:
-        """The master."""
+        """Return the master's URL, without options."""
         return f"mooncake://{self.master}"

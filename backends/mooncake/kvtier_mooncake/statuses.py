@@ -12,8 +12,9 @@ from kvtier_sdk import (
 )
 
 NOT_FOUND = -704
-#: What a load gives for an object that is too long, and for one that is too short.
+#: Status of a load if the object is too long.
 TOO_LONG = -600
+#: Status of a load if the object is too short, or its node cannot be reached.
 TRANSFER_FAILED = -800
 MASTER_LOST = -900
 
@@ -31,6 +32,6 @@ _ERRORS: dict[int, tuple[type[TierError], str]] = {
 
 
 def error_of(status: int) -> TierError:
-    """Return the error that a negative status stands for."""
+    """Return the error for a negative status."""
     kind, text = _ERRORS.get(status, (TierError, "the client failed"))
     return kind(f"{text} (status {status})")

@@ -1,4 +1,4 @@
-"""Chunks as objects of a Mooncake Store, which go between the slots and its nodes directly."""
+"""Chunks as objects of a Mooncake Store, moved directly between the slots and its nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MooncakeTier(SecondaryTierManager):
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE
     capabilities = Capability.DELETE
-    # While the client is set up or closed it holds the interpreter lock, for up to seconds.
+    # The client holds the interpreter lock during set-up and close, which can take seconds.
     needs_process = True
     contract_version = 1
     config: MooncakeTierConfig
@@ -67,12 +67,12 @@ class MooncakeTier(SecondaryTierManager):
         return [one is True for one in found]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        # The store keeps the object that it has.
+        # The store never overwrites an object, so remove those to be replaced first.
         await self._remove([transfer.key for transfer in batch if transfer.replace])
         statuses = await self._move("batch_put_from_multi_buffers", batch, self._replication)
         verdicts = [error_of(status) if status else None for status in statuses]
-        # So it does while another writer has not ended, perhaps because it died. A full store may
-        # evict at once what nobody has read.
+        # Success proves nothing: the store reports it too while another writer of the key is
+        # unfinished or dead, and a full store may evict an unread object at once.
         stored = [at for at, verdict in enumerate(verdicts) if verdict is None]
         found = await self._contains([batch[at].key for at in stored])
         for at, one in zip(stored, found, strict=True):
@@ -85,7 +85,7 @@ class MooncakeTier(SecondaryTierManager):
         verdicts: list[TierError | None] = []
         for transfer, length in zip(batch, lengths, strict=True):
             if length in (TOO_LONG, TRANSFER_FAILED):
-                # An object of another length, or a dead node.
+                # The object has another length, or its node is dead; the size tells which.
                 known = await self._call("get_size", self._name(transfer.key))
                 length = TRANSFER_FAILED if known == transfer.object_bytes else known
             verdicts.append(_verdict(length, transfer.object_bytes))
@@ -99,8 +99,8 @@ class MooncakeTier(SecondaryTierManager):
         return [error_of(status) if status < 0 else status == 1 for status in statuses]
 
     async def _remove(self, keys: Sequence[OffloadKey]) -> None:
-        # By force: a lookup alone gives an object a lease of some seconds. A load that is under way
-        # may find another object's bytes, and the header shows that.
+        # By force, since each lookup leases an object for some seconds. A running load may then
+        # read another object's bytes; the header reveals that.
         statuses = await self._ask("batch_remove", keys, True)
         removed = [key for key, status in zip(keys, statuses, strict=True) if status == 0]
         self.context.report_removed(removed)
@@ -138,7 +138,7 @@ class MooncakeTier(SecondaryTierManager):
 
 
 def _verdict(length: int, object_bytes: int) -> TierError | None:
-    """The verdict on a load that has received so many bytes."""
+    """Return the verdict on a load from its length, or its negative status."""
     if length < 0:
         return error_of(length)
     if length != object_bytes:

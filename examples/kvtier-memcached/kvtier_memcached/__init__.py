@@ -58,7 +58,7 @@ class MemcachedTier(kv.ChunkTierManager):
                 await connection.send([b"stats settings\r\n"])
                 text = await connection.receive_until(b"END\r\n", most_bytes=2**16)
             found = re.search(rb"item_size_max (\d+)", text)
-            # A value shares its item with its name and a head.
+            # An item holds not only the value, but also its name and a header.
             if found and int(found[1]) < self.config.piece_bytes + 512:
                 raise kv.ConfigError(f"option 'piece': {server} takes items up to {int(found[1])}")
 
@@ -92,7 +92,7 @@ class MemcachedTier(kv.ChunkTierManager):
             for pool in self._pools.values():
                 pool.close()
 
-    # One value, as Pieces needs it: memcached's meta commands.
+    # The calls that Pieces needs, by memcached's meta commands.
 
     async def get(self, name: str, buffers: Sequence[memoryview]) -> None:
         async with self._asked(name, b"mg %b v\r\n" % name.encode()) as (connection, reply):
@@ -141,6 +141,7 @@ class MemcachedTier(kv.ChunkTierManager):
         return hashlib.sha256(self.context.namespace.fingerprint.encode() + key).hexdigest()
 
     def _server_of(self, name: str) -> str:
-        # A chunk's index and pieces begin alike: they are lost together, and found with one hop.
+        # The names of a chunk's index and pieces begin alike, so that all lie on one server: they
+        # are lost together, and found with one hop.
         chunk = name.partition(".")[0]
         return max(self._pools, key=lambda s: hashlib.md5(f"{s} {chunk}".encode()).digest())

@@ -45,13 +45,13 @@ class ValueStore(Protocol):
         """
 
     async def has(self, name: str, /) -> bool:
-        """Return whether there is a value of a name.
+        """Return true if a value has this name.
 
         Args:
             name: the value's name.
 
         Raises:
-            TierError: the store does not know.
+            TierError: the store cannot tell.
         """
 
     async def remove(self, name: str, /) -> None:
@@ -79,7 +79,7 @@ class _Index(NamedTuple):
     object_bytes: int
 
     def pieces(self, name: str) -> list[str]:
-        """The names of the pieces, in order."""
+        """Return the names of the pieces, in order."""
         count = -(-self.object_bytes // self.piece_bytes)
         return [f"{name}.{self.version.hex()}.{number}" for number in range(count)]
 
@@ -109,15 +109,15 @@ class Pieces:
             async def load_chunk(self, transfer):
                 await self._pieces.load(self._name(transfer.key), transfer.buffers)
 
-    Names of pieces are the object's name and up to 60 further characters, of which the first is a
-    dot. Pieces of a store that was killed, or that another one overtook, stay without an index: the
-    store should evict, or let its values expire.
+    Names of pieces are the object's name and up to 60 further characters, the first of which is a
+    dot. If a writer is killed, or overtaken by another one, its pieces stay without an index: the
+    value store should evict values, or let them expire.
 
     Args:
         values: the store.
-        most_bytes: the longest value, at least 1,024 bytes.
+        most_bytes: the maximum length of a value; at least 1,024 bytes.
         clock: runs the calls.
-        at_once: the most pieces of one object that are moved at once.
+        at_once: the maximum number of pieces of one object moved at once.
 
     Raises:
         ValueError: ``most_bytes`` is too small.
@@ -134,14 +134,14 @@ class Pieces:
         self._at_once = at_once
 
     async def contains(self, name: str) -> bool:
-        """Return whether an object is there, with all its pieces.
+        """Return true if an object is there, with all its pieces.
 
         Args:
             name: the object's name.
 
         Raises:
-            CorruptChunkError: another value is under its name.
-            TierError: the store does not know.
+            CorruptChunkError: the value under its name is not an index.
+            TierError: the store cannot tell.
         """
         try:
             index = await self._index(name)
@@ -157,10 +157,10 @@ class Pieces:
         Args:
             name: the object's name.
             buffers: contiguous; not modified.
-            replace: whether to write over an object that is there; else it stays.
+            replace: true to overwrite an existing object; otherwise a whole one stays.
 
         Raises:
-            TierError: it was not stored; an earlier object is as it was.
+            TierError: a value was not written or removed; the old or the new object is there.
 
         After a cancellation nothing reads the buffers, and the old or the new object is there.
         """
@@ -188,8 +188,8 @@ class Pieces:
 
         Raises:
             ChunkNotFoundError: the object or one of its pieces is missing.
-            CorruptChunkError: it is shorter or longer than the buffers, or what is under its name
-                is no such object.
+            CorruptChunkError: it is shorter or longer than the buffers, or the value under its name
+                is not an index.
             TierError: it could not be read.
 
         After an error the buffers may hold anything. After a cancellation nothing touches them.
@@ -214,7 +214,7 @@ class Pieces:
             pieces = (await self._index(name)).pieces(name)
         except ChunkError:
             pieces = []
-        # The index first: an object without all its pieces is one that readers look for in vain.
+        # The index first, so that no reader follows it to pieces that are gone.
         await self._values.remove(name)
         await self._each([partial(self._values.remove, at) for at in pieces])
 
@@ -232,7 +232,7 @@ class Pieces:
     async def _each(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         """Make all calls, even if some fail, and return their results.
 
-        A call that is cancelled midway may cost its connection, and a missing piece is no reason.
+        A failure cancels no other call, since a call cancelled midway may lose its connection.
 
         Raises:
             TierError: the first failure, in the order of the calls.
@@ -256,7 +256,7 @@ class Pieces:
 
 
 def _cut(buffers: Sequence[memoryview], most_bytes: int) -> Iterator[list[memoryview]]:
-    """Cut a vector of buffers into vectors of so many bytes, the last of which may be shorter."""
+    """Cut a vector of buffers into vectors of ``most_bytes``; the last may be shorter."""
     piece: list[memoryview] = []
     room = most_bytes
     for buffer in buffers:

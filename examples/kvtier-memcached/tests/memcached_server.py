@@ -1,4 +1,4 @@
-"""A memcached server of its own on the loopback, for tests."""
+"""A dedicated memcached server on the loopback, for tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class MemcachedServer:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """End the freeze."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -76,7 +76,7 @@ class MemcachedServer:
     def names(self) -> list[str]:
         """Return the names of all values, while none is stored or removed."""
         end_s = time.monotonic() + _START_S
-        # A first list may leave some out, or all.
+        # The server's first lists may omit some names, or all.
         while len(lines := self._lines(b"lru_crawler metadump all")) != self._count():
             assert time.monotonic() < end_s, "memcached does not list its values"
             time.sleep(0.02)

@@ -19,7 +19,7 @@ MOST_BYTES = 1024
 
 
 class Values:
-    """A store of values in a dictionary, each call of which takes a turn of the loop."""
+    """A store of values in a dictionary; each of its calls takes a turn of the loop."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
@@ -70,7 +70,7 @@ def pieces(values: Values) -> Pieces:
 
 
 def an_object(seed: int, payload_bytes: int = 5000) -> list[memoryview]:
-    """A header and a payload, of which each byte depends on the seed."""
+    """Make a header and a payload whose bytes all depend on the seed."""
     payload = bytes((seed + at) % 251 for at in range(payload_bytes))
     return [memoryview(bytes([seed]) * 64), memoryview(payload)]
 

@@ -1,4 +1,4 @@
-"""Memory to lend to a tier: of any length and address, between guard bytes, and taken back."""
+"""Buffers to lend to a tier: of any length and address, and between guard bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.types import OffloadKey, Region, RequestContext, Transfer
 
 _GUARD_BYTES = 4096
-#: Of mmap(2); Python's module has it from 3.13 on.
+#: A flag of mmap(2), which Python's module has only from 3.13 on.
 _MAP_NORESERVE = 0x4000
 _GUARD = b"\xa5" * _GUARD_BYTES
 
@@ -29,19 +29,19 @@ class LentMemory:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._mapping = mmap.mmap(-1, size_bytes, flags=flags)
         self.region: Region = Region.of(self._mapping)
-        # Start to end of each part that is in use.
+        # The end of each part in use, by its start.
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return an unused part, which begins with a page; it is used as long as a view of it is.
+        """Return an unused part that begins a page; it is in use until its last view is freed.
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: no unused part is long enough.
         """
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
-            # What a check no longer uses may wait for the collector.
+            # Only the collector frees views in reference cycles of earlier checks.
             gc.collect()
             start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -53,7 +53,7 @@ class LentMemory:
 
     def _gap(self, size_bytes: int) -> int:
         start = 0
-        # A copy: the collector may end the use of a part at any allocation.
+        # A copy, since the collector may free a part, and change this, at any allocation.
         for used, end in sorted(self._used.copy().items()):
             if used - start >= size_bytes:
                 break
@@ -96,7 +96,7 @@ class LentBuffers:
 
     @property
     def transfer(self) -> Transfer:
-        """The transfer that the tier gets."""
+        """The transfer to hand to the tier."""
         assert self._transfer is not None, "taken back"
         return self._transfer
 
@@ -127,7 +127,7 @@ class LentBuffers:
         return any(bytes(guard).strip(_GUARD[:1]) for guard in guards)
 
     def take_back(self) -> bool:
-        """End the loan and return whether the memory is free: no view of it is left."""
+        """End the loan; return true if no view of the memory is left."""
         self._transfer = self._memory = None
         if self._part() is not None:
             # A view in a reference cycle is not in use; only the collector frees it.
@@ -135,7 +135,7 @@ class LentBuffers:
         return self._part() is None
 
     def holder(self) -> str:
-        """Name what still holds the memory, as a short chain of references."""
+        """Describe the holder of the memory as a short chain of references."""
         thing: Any = self._part()
         chain: list[str] = []
         seen = {id(thing)}
@@ -146,7 +146,7 @@ class LentBuffers:
                 break
             held, thing = thing, referrers[0]
             seen.add(id(thing))
-            # The two lists refer to what is looked for next.
+            # The list itself refers to the next object, but tells the author nothing.
             seen.add(id(referrers))
             if name := _name_in(thing, held):
                 chain.append(name)
@@ -164,7 +164,7 @@ def _is_of_the_kit(holder: object) -> bool:
 
 
 def _name_in(holder: object, held: object) -> str:
-    """Name a reference: ``Tier._last``; empty for one that tells a reader nothing."""
+    """Name a reference, such as ``Tier._last``; empty if the name would not help the author."""
     if isinstance(holder, FrameType):
         where = f"{Path(holder.f_code.co_filename).name}:{holder.f_lineno}"
         return f"{holder.f_code.co_name} ({where})"

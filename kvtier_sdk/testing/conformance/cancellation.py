@@ -83,7 +83,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 
 
 def _new_key(probe: Probe, version: int | None) -> Callable[[], Awaitable[OffloadKey]]:
-    """Return a function that makes keys, and stores this version under each."""
+    """Return a function that makes a key, and stores the version under it if one is given."""
 
     async def make() -> OffloadKey:
         (key,) = probe.subject.new_keys(1)
@@ -119,7 +119,7 @@ async def _cancelled(
         task.cancel()
         ended = await probe.ends(task)
         if ended and not task.cancelled():
-            # Retrieve the outcome; other checks judge it.
+            # Retrieve the error, or asyncio logs it; other checks judge it.
             task.exception()
         yield lent, ended
 

@@ -1,4 +1,4 @@
-"""A tier's lifetime with every kind of call in it, for checks of what it leaves behind."""
+"""A tier's lifetime with every kind of call, for the checks of leaks and of a blocked loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtier_sdk.testing.conformance.rules import Breach
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability
 
-#: The longest wait for things to go away, in settling times.
+#: The longest wait of :func:`wait_until_gone`, in settling times.
 _SETTLINGS = 20
 _POLL_S = 0.002
 
@@ -68,7 +68,7 @@ async def run_on_new_loop(subject: TierSubject, body: Callable[[], Awaitable[Non
 
 
 async def wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) -> list[str]:
-    """Wait until nothing is left, within bounds."""
+    """Poll ``left`` until it returns nothing or time is up; return its last answer."""
     for _ in range(_SETTLINGS):
         if not left():
             return []

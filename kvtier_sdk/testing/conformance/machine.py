@@ -1,7 +1,7 @@
 """A tier compared with a dictionary, over any sequence of calls.
 
-A miss is always legal, a wrong byte never. Hypothesis makes the sequences; if one fails, it finds
-the shortest that fails.
+A miss is always legal, a wrong byte never. Hypothesis makes the sequences, and shortens one that
+fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TURNS = st.integers(0, 12)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Calls of a tier, with a record of what each of a few keys may hold.
+    """Calls of a tier, with a record of the versions that each of a few keys may hold.
 
     Attributes:
         make_subject: makes the tier under test, once for each sequence of calls.
@@ -44,7 +44,7 @@ class TierMachine(RuleBasedStateMachine):
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        # Versions that a load of each key may return: until a delete, every one that was stored.
+        # Versions that a load of each key may return: all that were stored since its last delete.
         self._may_hold: list[set[int]] = [set() for _ in self._keys]
         self._versions = 0
         self._run(self._open())
@@ -104,7 +104,7 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._can(Capability.TOUCH))
     @rule(chunks=_BATCHES)
     def touch(self, chunks: Sequence[int]) -> None:
-        """Touch a batch; this changes nothing."""
+        """Touch a batch, which must change nothing."""
         keys = [self._keys[chunk] for chunk in chunks]
         self._run(self._probe.touch(keys))
 

@@ -75,7 +75,7 @@ async def check_maintenance_records_no_use(subject: TierSubject) -> None:
             raise Breach("a chunk that was read for maintenance counts as used just now")
 
 
-#: More than a second, and less than it takes for two.
+#: Between one and two steps of a store whose times are in whole seconds.
 _RESOLUTION_S = 1.5
 
 

@@ -76,7 +76,7 @@ async def _restore(subject: TierSubject) -> None:
 
 
 async def wait_for_recovery(probe: Probe) -> TierError | None:
-    """Look up until the tier answers, within the subject's timeout."""
+    """Look up until the tier answers; return its last error if that takes too long."""
     subject = probe.subject
     end_s = subject.clock.now_s() + subject.timeout_s
     while True:

@@ -37,16 +37,16 @@ PIECE_BYTES = 16
 
 
 def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
-    """Return the content of a chunk, which identifies key, version and place."""
+    """Return a chunk's content, every piece of which identifies key, version and place."""
     seed = len(key).to_bytes(4, "big") + key + version.to_bytes(4, "big")
     return hashlib.shake_128(seed).digest(size_bytes)
 
 
 class Probe:
-    """One tier instance, called with timeouts, whose malformed answers are breaches.
+    """One tier instance: each call has a timeout, and a malformed answer is a breach.
 
-    An error raised for a whole batch becomes the verdict on each chunk, and a retryable error is
-    tried again, as in the SDK.
+    As in the SDK, an error raised for a whole batch becomes the verdict on each chunk, and a call
+    is retried after a retryable error.
 
     Args:
         subject: the tier under test.
@@ -84,7 +84,7 @@ class Probe:
             One boolean per key.
 
         Raises:
-            Breach: the answer is malformed, or comes too late.
+            Breach: the answer is malformed, or did not come in time.
             TierError: the tier raised it.
         """
         found: dict[int, bool] = {}
@@ -104,7 +104,7 @@ class Probe:
             One verdict per chunk.
 
         Raises:
-            Breach: the answer is malformed, or comes too late.
+            Breach: the answer is malformed, or did not come in time.
         """
         return await self._move("store", batch)
 
@@ -118,7 +118,7 @@ class Probe:
             One verdict per chunk.
 
         Raises:
-            Breach: the answer is malformed, or comes too late.
+            Breach: the answer is malformed, or did not come in time.
         """
         return await self._move("load", batch)
 
@@ -129,7 +129,7 @@ class Probe:
             keys: the chunks.
 
         Raises:
-            Breach: it comes too late.
+            Breach: the call did not end in time.
             TierError: the tier raised it.
         """
         for part in self._calls(keys):
@@ -142,7 +142,7 @@ class Probe:
             keys: the chunks, the most recent use last.
 
         Raises:
-            Breach: it comes too late.
+            Breach: the call did not end in time.
             TierError: the tier raised it.
         """
         for part in self._calls(keys):
@@ -152,7 +152,7 @@ class Probe:
         """Call the tier's ``scan`` and return all entries.
 
         Raises:
-            Breach: it comes too late.
+            Breach: the call did not end in time.
             TierError: the tier raised it.
         """
 
@@ -165,7 +165,7 @@ class Probe:
         """Call the tier's ``namespaces`` and return all of them.
 
         Raises:
-            Breach: it comes too late.
+            Breach: the call did not end in time.
             TierError: the tier raised it.
         """
 
@@ -180,7 +180,7 @@ class Probe:
         Args:
             key: the chunk.
             shift_bytes: offset of header and payload from the start of a page.
-            replace: of the transfer.
+            replace: the transfer's ``replace``.
 
         Returns:
             The buffers; their ``transfer`` is for the tier.
@@ -202,7 +202,7 @@ class Probe:
         Args:
             key: the chunk.
             version: the version of its content.
-            lent_as: as for :meth:`empty`.
+            lent_as: further arguments of :meth:`empty`.
 
         Returns:
             The buffers.
@@ -231,7 +231,7 @@ class Probe:
             The keys that the tier accepted.
 
         Raises:
-            Breach: it refused one for another reason than lack of room.
+            Breach: a store failed for a reason other than lack of room, or all of them failed.
         """
         batch = [self.full(key, version) for key in keys]
         verdicts = await self.store(batch)
@@ -263,15 +263,15 @@ class Probe:
         return lent.content if verdict is None else verdict
 
     async def expect(self, key: OffloadKey, *versions: int, may_miss: bool = False) -> None:
-        """Load a chunk and require one of some versions.
+        """Load a chunk and require one of the given versions.
 
         Args:
             key: the chunk.
-            versions: the versions that it may hold.
-            may_miss: whether the tier may also report it absent or damaged.
+            versions: the allowed versions.
+            may_miss: true if the tier may also report it absent or damaged.
 
         Raises:
-            Breach: it holds none of them.
+            Breach: the load failed, or returned none of the versions.
         """
         found = await self.get(key)
         if isinstance(found, TierError):
@@ -281,15 +281,15 @@ class Probe:
         self.check_content(key, found, versions)
 
     def check_content(self, key: OffloadKey, found: bytes, versions: Iterable[int]) -> None:
-        """Require that loaded bytes are one of some versions of a chunk.
+        """Require that loaded bytes are one of the given versions of a chunk.
 
         Args:
             key: the chunk.
             found: the bytes.
-            versions: the versions that they may be.
+            versions: the allowed versions.
 
         Raises:
-            Breach: they are none of them, whole.
+            Breach: the bytes equal none of the versions.
         """
         if not any(found == self.content(key, version) for version in versions):
             raise Breach(f"a load succeeded, but {self._mismatch(found, key, versions)}")
@@ -305,7 +305,7 @@ class Probe:
             Its result.
 
         Raises:
-            Breach: it did not end, or raised anything but a TierError.
+            Breach: it did not end, or raised neither a TierError nor, in ``open``, a ConfigError.
         """
         task = asyncio.ensure_future(awaitable)
         if not await self.ends(task):
@@ -327,7 +327,7 @@ class Probe:
             ) from error
 
     async def ends(self, task: asyncio.Future[Any]) -> bool:
-        """Wait for a task, with the subject's timeout, and return whether it ended.
+        """Wait for a task, with the subject's timeout; return true if it ended.
 
         Args:
             task: the task.
@@ -392,7 +392,7 @@ class Probe:
         return self._read(verdicts_in, verdicts, len(batch), operation)
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split keys into calls as the SDK does; no keys are one call too."""
+        """Split the keys' positions into calls as the SDK does; no keys make one empty call."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
     def _read(

@@ -45,7 +45,7 @@ async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> Non
         batch = stored[:1] + absent + stored[1:]
         expected = [key in stored for key in batch]
         answers = await probe.lookup(batch)
-        # The right number of each answer at the wrong places; other checks find wrong answers.
+        # The right answers in the wrong order; other checks find wrong answers.
         if answers != expected and sorted(answers) == sorted(expected):
             raise Breach(f"lookup should return {expected}; it returned {answers}")
         lent = [probe.empty(key) for key in batch]
@@ -100,7 +100,7 @@ async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
             if await subject.call(Hook.WRITE_RAW, key, content) is False:
                 continue
             written += 1
-            # Both raise a breach for any other error. Other checks judge the answers.
+            # Both raise a breach for any error but a TierError. Other checks judge the answers.
             await probe.get(key)
             await probe.lookup([key])
         if subject.keeps_chunks and not written:

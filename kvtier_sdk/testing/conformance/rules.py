@@ -1,4 +1,4 @@
-"""Checks: each has one rule of the contract, the sentence that asks for it, and its needs."""
+"""Checks: each has a rule, the contract's sentence behind it, and its needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which h
 
 
 class Hook(Enum):
-    """The functions that an author may give the checks besides the tier."""
+    """The functions that an author may provide besides the tier."""
 
     READ_RAW = "read_raw"
     WRITE_RAW = "write_raw"
@@ -73,7 +73,7 @@ class Check:
     Attributes:
         name: name of the function.
         rule: the rule in one line.
-        says: the sentence of the contract that asks for it.
+        says: the contract's sentence behind the rule.
         needs: capabilities, hooks or medium without which the check is skipped.
         run: the coroutine function.
     """
@@ -85,7 +85,7 @@ class Check:
     run: CheckFunction
 
 
-#: Why a check is skipped that could damage no object.
+#: The reason of a skipped check for which ``write_raw`` replaced no object.
 DECLINED = "write_raw declined every object"
 
 _checks: dict[str, Check] = {}
@@ -114,7 +114,7 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
                 what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
                 raise ConformanceError(name, rule, what, says) from error
             except Exception as error:
-                # Of a hook, or of the tier where no call of it was expected to fail.
+                # A hook raised it, or a tier's call that was not expected to fail.
                 raise ConformanceError(name, rule, unexpected(error), says) from error
 
         run.__name__ = run.__qualname__ = name
@@ -127,7 +127,7 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
 
 
 def unexpected(error: Exception) -> str:
-    """Describe an exception that no check expects, by the innermost line that is not the kit's."""
+    """Describe an unexpected exception by the innermost line outside the kit."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
     where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""

@@ -1,4 +1,4 @@
-"""The tier under test: how to make it, and the hooks that its author gives."""
+"""The tier under test: how to make it, and its author's hooks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Hook
 from kvtier_sdk.types import OffloadKey, make_offload_key
 
-#: A tier as a test names it: a URL, a dictionary of options, a :class:`~kvtier_sdk.TierSpec`, or a
-#: class whose options all have defaults.
+#: A tier's description in a test: a URL, a dictionary of options, a :class:`~kvtier_sdk.TierSpec`,
+#: or a class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-#: How many chunks can be lent at once: a big batch and half as many more.
+#: Number of chunks that can be lent at once: a big batch and half as many more.
 _LENT_CHUNKS = 1536
-#: Most that lies beside a payload: header, guards, rounding.
+#: The most bytes beside a payload: header, guards and rounding.
 _BESIDE_BYTES = 1 << 15
 _MIN_LENT_BYTES = 64 << 20
 
@@ -61,17 +61,17 @@ class TierSubject:
 
     Attributes:
         tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
-        read_raw: reads the stored object of a key in the subject's namespace, past the tier;
+        read_raw: reads the object of a key in the subject's namespace, directly from the store;
             returns ``None`` if there is none.
-        write_raw: replaces the object of a key that was stored before, past the tier; returns
-            ``False`` if the store cannot hold such an object.
+        write_raw: replaces the object of a stored key directly in the store; returns ``False`` if
+            the store cannot hold such an object.
         break_connection: makes the store unreachable, as an outage would.
         restore_connection: ends the outage.
-        freeze: makes the store hang: it is reached, and answers nothing.
-        unfreeze: lets it go on.
-        lose_part: removes a part of a stored object, past the tier.
-        bad_settings: tiers that :meth:`~kvtier_sdk.SecondaryTierManager.open` must refuse, by a
-            description of what is wrong.
+        freeze: makes the store hang: it can be reached, but answers nothing.
+        unfreeze: ends the hang.
+        lose_part: removes part of a stored object directly in the store.
+        bad_settings: tiers whose :meth:`~kvtier_sdk.SecondaryTierManager.open` must fail, by a
+            description of the bad setting.
         small_tier: makes a tier with room for few chunks; its argument is the length of an object
             in bytes.
         short_lived_tier: makes a tier whose chunks expire a second after their store.
@@ -79,8 +79,8 @@ class TierSubject:
             a second after their last use.
         keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
         chunk_bytes: length of a payload.
-        timeout_s: after this long, a call counts as one that never ends.
-        blocking_s: after standing still for this long, the event loop counts as blocked.
+        timeout_s: the time after which a call counts as one that never ends.
+        blocking_s: the time without a turn after which the event loop counts as blocked.
         settle_s: how long to wait for an effect that must not come, such as a late write.
         hang_s: how long the store hangs: longer than the tier's own limits.
         namespace: the namespace of the chunks; a new one for each subject.
@@ -131,7 +131,7 @@ class TierSubject:
         return self.spec.tier_class
 
     def has(self, hook: Hook) -> bool:
-        """Return whether the author gives a hook.
+        """Return true if the author provides a hook.
 
         Args:
             hook: the hook.
@@ -139,7 +139,7 @@ class TierSubject:
         return getattr(self, hook.value) is not None
 
     async def call(self, hook: Hook, *args: Any) -> Any:
-        """Call a hook that the author gives.
+        """Call a hook that the author provides.
 
         Args:
             hook: the hook.
@@ -166,8 +166,8 @@ class TierSubject:
             spec: the tier; the subject's by default.
             namespace: the namespace of its chunks; the subject's by default.
             chunk_bytes: length of a payload; the subject's by default.
-            report_removed: takes the keys that the tier reports as removed.
-            maintenance: true to open it as a tool does.
+            report_removed: receives the keys that the tier reports as removed.
+            maintenance: true to open the tier as a tool does.
 
         Returns:
             The context.
@@ -194,7 +194,7 @@ class TierSubject:
 
         Args:
             spec: the tier; the subject's by default.
-            context: as for :meth:`context`.
+            context: further arguments of :meth:`context`.
 
         Returns:
             The instance.
@@ -208,10 +208,10 @@ class TierSubject:
 
         Args:
             spec: the tier; the subject's by default.
-            context: as for :meth:`context`.
+            context: further arguments of :meth:`context`.
 
         Yields:
-            A probe through which to call the instance.
+            A probe that calls the instance.
         """
         probe = Probe(self, self.make(spec, **context))
         try:
@@ -224,7 +224,7 @@ class TierSubject:
         """Make keys that no check has used.
 
         Args:
-            count: how many.
+            count: number of keys.
 
         Returns:
             Keys of 36 bytes.

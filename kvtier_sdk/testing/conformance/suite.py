@@ -30,7 +30,7 @@ class TierConformance:
             def tier(self, tmp_path):
                 return f"mine:{tmp_path}"
 
-    Override the hooks as well (:meth:`read_raw` and those after it), to have more rules checked.
+    Override the hooks too (:meth:`read_raw` and the methods after it), to have more rules checked.
     A rule whose hook is missing is skipped with ``no hook`` and the hook's name. A hook may be a
     coroutine function. It runs on the event loop of the check, so run a server of your tests in
     another thread or process.
@@ -40,12 +40,12 @@ class TierConformance:
     Attributes:
         chunk_bytes: length of a payload.
         keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
-        timeout_s: after this long, a call counts as one that never ends.
-        blocking_s: after standing still for this long, the event loop counts as blocked.
+        timeout_s: the time after which a call counts as one that never ends.
+        blocking_s: the time without a turn after which the event loop counts as blocked.
         settle_s: how long to wait for an effect that must not come, such as a late write.
         hang_s: how long the store hangs: longer than the tier's own limits.
         sequences: number of sequences of calls that are compared with a dictionary.
-        shrink_s: how long a shorter sequence is searched for once one has failed.
+        shrink_s: how long to search for a shorter sequence once one has failed.
     """
 
     chunk_bytes: ClassVar[int] = TierSubject.chunk_bytes
@@ -75,7 +75,7 @@ class TierConformance:
         return TierSubject.new_namespace()
 
     def read_raw(self, key: OffloadKey) -> bytes | Awaitable[bytes | None] | None:
-        """Read an object of :attr:`namespace` from the store, past the tier.
+        """Read an object of :attr:`namespace` directly from the store.
 
         Args:
             key: the chunk.
@@ -86,7 +86,7 @@ class TierConformance:
         raise NotImplementedError
 
     def write_raw(self, key: OffloadKey, data: bytes) -> Awaitable[bool | None] | bool | None:
-        """Replace an object of :attr:`namespace` in the store, past the tier.
+        """Replace an object of :attr:`namespace` directly in the store.
 
         Args:
             key: a chunk that was stored before.
@@ -94,7 +94,7 @@ class TierConformance:
 
         Returns:
             ``False`` if the store cannot hold such an object: the check goes on without it.
-            Anything else means that it is there.
+            Anything else means that the object was replaced.
         """
         raise NotImplementedError
 
@@ -107,15 +107,15 @@ class TierConformance:
         raise NotImplementedError
 
     def freeze(self) -> Awaitable[None] | None:
-        """Make the store hang: it can be reached, and answers nothing (``SIGSTOP``)."""
+        """Make the store hang: it can be reached, but answers nothing (``SIGSTOP``)."""
         raise NotImplementedError
 
     def unfreeze(self) -> Awaitable[None] | None:
-        """Let the store go on (``SIGCONT``)."""
+        """End the hang (``SIGCONT``)."""
         raise NotImplementedError
 
     def lose_part(self, key: OffloadKey) -> Awaitable[None] | None:
-        """Remove a part of a stored object, past the tier, as an eviction would.
+        """Remove part of a stored object directly in the store, as an eviction would.
 
         For a tier that keeps a chunk as several values, files or shards. Set :attr:`chunk_bytes` so
         that a chunk has several.
@@ -129,7 +129,7 @@ class TierConformance:
         """Return tiers whose ``open`` must fail.
 
         Returns:
-            A description of the bad setting, to the tier that has it.
+            The tiers, each under a description of its bad setting.
         """
         raise NotImplementedError
 
@@ -223,7 +223,7 @@ def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> 
 
 def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
     __tracebackhide__ = True
-    # No setting bounds it. Where a call hangs, each sequence takes the subject's timeout.
+    # Hypothesis has no setting for this limit. If a call hangs, each sequence takes the timeout.
     before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
     try:
         run_state_machine_as_test(
@@ -231,7 +231,7 @@ def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
             settings=settings(
                 max_examples=sequences,
                 stateful_step_count=20,
-                # One failure, not a group of them.
+                # Raise one failure rather than an exception group.
                 report_multiple_bugs=False,
                 # The store may be slow, and the machine busy.
                 deadline=None,
@@ -244,5 +244,5 @@ def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
 
 for _check in CHECKS.values():
     setattr(TierConformance, _check.name.replace("check_", "test_", 1), _test_of(_check))
-# Last, since it takes longest to fail, and a check before it says more exactly what is wrong.
+# Last, since it takes longest to fail, and the checks before it describe a breach more exactly.
 TierConformance.test_any_sequence_of_calls = _test_any_sequence_of_calls  # type: ignore[attr-defined]

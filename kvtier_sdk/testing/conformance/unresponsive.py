@@ -1,4 +1,4 @@
-"""Checks of a store that hangs: it is reached, and answers nothing."""
+"""Checks of a store that hangs: it can be reached, but answers nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def check_a_tier_comes_back_after_a_hang(subject: TierSubject) -> None:
 
 
 async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> Mapping[str, Any]:
-    """Make each call while the store hangs, and cancel those that wait for longer.
+    """Make each call while the store hangs; return the answers, and cancel the waiting calls.
 
     Raises:
         Breach: a load succeeded with wrong bytes, or a cancelled call did not end.
@@ -85,7 +85,7 @@ def _calls(
         lent = probe.empty(keys[0])
         (verdict,) = await probe.load([lent])
         if verdict is None:
-            # From a cache, but then whole.
+            # A tier may have the chunk in a cache, but then whole.
             probe.check_content(keys[0], lent.content, [0])
         return verdict
 
