@@ -1,4 +1,4 @@
-"""The stored chunks, their bytes, and the choice of what to evict. No I/O, no lock."""
+"""The stored chunks, their bytes, and the choice of chunks to evict. No I/O, no lock."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """The bytes of all chunks under a root, and the order in which they go.
+    """The bytes of all chunks under a root, and the order of their eviction.
 
     Not thread-safe, except for ``in``.
 
     Attributes:
         used_bytes: bytes of stored chunks.
-        latest_ns: the latest known use, also of chunks that are gone.
+        latest_ns: time of the latest known use, removed chunks included.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
@@ -28,7 +28,7 @@ class Budget:
         self._most_ns = MAX_USED_NS
 
     def know_time(self, most_ns: int) -> None:
-        """Take times of use that are later than this for none, until the next call."""
+        """Set the latest plausible time of use: later times count as 0."""
         self._most_ns = most_ns
         if self.latest_ns > most_ns:  # the clock was set back
             self.latest_ns = 0
@@ -43,13 +43,13 @@ class Budget:
         return index is not None and chunk_id.key in index
 
     def __iter__(self) -> Iterator[tuple[str, OffloadKey, int, int]]:
-        """Iterate over the chunks; for each the arguments of :meth:`add`."""
+        """Yield the arguments of :meth:`add` for each chunk."""
         for fingerprint, index in self._indices.items():
             for used_ns, key, size_bytes in index:
                 yield fingerprint, key, size_bytes, used_ns
 
     def add(self, fingerprint: str, key: OffloadKey, size_bytes: int, used_ns: int) -> None:
-        """Count a stored chunk, in place of what was known of it."""
+        """Count a stored chunk, in place of its earlier size and use."""
         if used_ns > self._most_ns:
             used_ns = 0
         known_bytes = self._indices[fingerprint].put((used_ns, key, size_bytes))
@@ -75,7 +75,7 @@ class Budget:
     def excess_bytes(
         self, need_bytes: int, reserved_bytes: int, headroom_bytes: int | None = None
     ) -> int:
-        """Return how much must be evicted before there is room."""
+        """Return the bytes to evict to make room; 0 or less if there is room."""
         wanted_bytes = need_bytes + reserved_bytes
         excess_bytes = 0
         if self._capacity_bytes is not None:
@@ -97,7 +97,7 @@ class Budget:
         """Choose the chunks to evict.
 
         Raises:
-            TierCapacityError: evicting all of them would not make enough room, so none should go.
+            TierCapacityError: evicting all unpinned chunks would not make enough room.
         """
         excess_bytes = self.excess_bytes(need_bytes, reserved_bytes, headroom_bytes)
         evictable_bytes = self.used_bytes - sum(self._size_bytes(one) for one in pinned)
@@ -149,7 +149,7 @@ class Budget:
         pinned: Collection[ChunkId],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the chunks of all namespaces whose last use was before a time."""
+        """Choose the unpinned chunks, of all namespaces, that were last used before a time."""
         chosen: list[ChunkId] = []
         for fingerprint, index in self._indices.items():
             passed: list[Use] = []
@@ -173,7 +173,7 @@ class Budget:
         return 0 if index is None else index.size_bytes(chunk_id.key)
 
     def _stalest(self, now_ns: int, open_namespaces: Collection[str]) -> tuple[str, Use]:
-        """Namespace and last use of the chunk to evict next; there must be one."""
+        """Return namespace and last use of the chunk to evict next; there must be one."""
         stalest = (
             (fingerprint in open_namespaces, -found[0], fingerprint, found[1])
             for fingerprint, index in self._indices.items()

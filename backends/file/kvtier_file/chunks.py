@@ -1,10 +1,10 @@
-"""A chunk's name under a root, a stored chunk with its size and last use, and what a use records.
+"""A chunk's name under a root, a stored chunk, and the file times that record stores and uses.
 
-A chunk's time of use is its file's time of modification. The last two digits of its nanoseconds
-count the uses before it. So the count is where the time is: in every process that shares the root,
-and after a restart. A file system that keeps coarser times counts none.
+The time of a chunk's last use is its file's modification time, in nanoseconds. Its last two digits
+count the earlier uses. So every process that shares the root sees the count, and it survives a
+restart. A file system with coarser times keeps no count.
 
-The time of its store is its file's time of access, which a use leaves as it is.
+The time of its store is its file's access time, which a use does not change.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import NamedTuple
 
 from kvtier_sdk import OffloadKey
 
-#: Times of use are below this, which is in 2116.
+#: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A time that is later than now by more than this is no time of use. The clocks of processes that
-#: share a root differ by less.
+#: A time further ahead of now than this is not a time of use: the clocks of processes that share a
+#: root differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
-#: The last digits of a time of store. One that a kernel has set, because somebody else has read the
-#: file, ends in others.
+#: The last digits of a store time. If somebody else reads the file, the kernel sets a time with
+#: other digits.
 _STORED_DIGITS = 271_800
 _STORED_NS = 1_000_000
 
 #: Times of use without a count are multiples of this.
 USE_NS = 100
-#: The most uses that are counted before the last.
+#: The maximum count of earlier uses.
 MOST_EARLIER_USES = 15
-#: Uses in the same second are one: a chunk that is loaded is also reported as used. It is not the
-#: time between uses that counts: the start of many prompts would never have one.
+#: Uses in the same second count as one, because a load is also reported as a use. Seconds of the
+#: clock are compared, not the time between uses: a chunk in constant use would gain no count.
 SAME_USE_NS = 1_000_000_000
 
 
 def earlier_uses(used_ns: int) -> int:
-    """Return the uses that a time of use counts before itself; 0 if its digits are no count."""
+    """Return the count of earlier uses in a time of use; 0 if its digits are not a count."""
     earlier = used_ns % USE_NS
     return earlier if earlier <= MOST_EARLIER_USES else 0
 
@@ -49,17 +49,17 @@ def next_use_ns(known_ns: int, used_ns: int) -> int:
 
 
 def stored_time_ns(stored_ns: int) -> int:
-    """Return the time of access that records a store, to the millisecond."""
+    """Return the access time that records a store, to the millisecond."""
     return stored_ns // _STORED_NS * _STORED_NS + _STORED_DIGITS
 
 
 class Lifetime(NamedTuple):
-    """The times that the times of a chunk are compared with, in nanoseconds since the epoch.
+    """Limits for the times of a chunk, in nanoseconds since the epoch.
 
     Attributes:
-        latest_ns: a later time is of the future.
-        expired_ns: a chunk whose last use was before this has expired; 0 where none expires.
-        aged_ns: a chunk that was stored before this has its maximum age; 0 where there is none.
+        latest_ns: later times lie in the future.
+        expired_ns: a chunk that was last used before this has expired; 0 if chunks do not expire.
+        aged_ns: a chunk that was stored before this is too old; 0 without a maximum age.
     """
 
     latest_ns: int
@@ -69,8 +69,8 @@ class Lifetime(NamedTuple):
     def used_ns(self, status: os.stat_result) -> int:
         """Return the last use of a file's chunk.
 
-        It is 0, and has expired where chunks do, if it is of the future, or if the chunk has its
-        maximum age or an unknown one.
+        It is 0 (expired, if chunks expire) for a time in the future and, if there is a maximum age,
+        for a chunk that is older or of unknown age.
         """
         used_ns, stored_ns = status.st_mtime_ns, status.st_atime_ns
         if not 0 <= used_ns <= self.latest_ns:
@@ -86,8 +86,8 @@ class ChunkId(NamedTuple):
     """The name of a chunk among all namespaces of a root.
 
     Attributes:
-        fingerprint: of its namespace.
-        key: of the chunk in that namespace.
+        fingerprint: its namespace's fingerprint.
+        key: its key in that namespace.
     """
 
     fingerprint: str
@@ -100,8 +100,8 @@ class StoredChunk(NamedTuple):
     Attributes:
         chunk_id: its name.
         size_bytes: length of its file.
-        used_ns: the last known use, in nanoseconds since the epoch. Another process may have used
-            the chunk since.
+        used_ns: time of the last known use, in nanoseconds since the epoch. Another process may
+            have used the chunk since.
     """
 
     chunk_id: ChunkId

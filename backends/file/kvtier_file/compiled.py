@@ -9,5 +9,5 @@ try:
 except ImportError:
     batch_io = None  # type: ignore[assignment]
 
-#: What became of a chunk of a batch: see ``_batch_io.pyi``.
+#: The outcomes for a chunk of a batch; see ``_batch_io.pyi``.
 NOT_DONE, DONE, ABSENT = range(3)

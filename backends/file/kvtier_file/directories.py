@@ -16,18 +16,18 @@ _FILE_MODE = 0o600
 
 
 class UntrustedDirectoryError(PermissionError):
-    """Other users could change what is in a directory of a strict root."""
+    """Other users could change the content of a directory under a strict root."""
 
 
 class Directories:
     """Opens a root and the directories in it. Every open checks who may write there.
 
-    A check at the start alone would not do: a directory that is removed under a running tier can be
-    made again by another user, with chunks in it.
+    A check at the start is not enough: if a directory is removed while the tier runs, another user
+    can make it again and plant chunks in it.
 
     Attributes:
-        sync: let a directory made here survive a power failure.
-        is_strict: refuse a directory that others could change.
+        sync: make new directories survive a power failure.
+        is_strict: refuse directories that other users could change.
     """
 
     def __init__(self, config: FileTierConfig, logger: logging.Logger) -> None:

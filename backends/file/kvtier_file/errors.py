@@ -17,14 +17,14 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: Something foreign has the name of one of the tier's directories or chunks.
+#: A foreign file has the name of one of the tier's directories or chunks.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 #: The tier has no chunk under this name.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: There is no room.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-#: At the file of one chunk these are its own: permissions, bad sectors, something foreign.
+#: At a chunk's file, these concern that chunk alone: permissions, bad sectors, a foreign file.
 FAULTS = FOREIGN | {
     errno.ENAMETOOLONG,
     errno.EACCES,
@@ -58,7 +58,7 @@ def tier_error(error: OSError, root: Path, ability: str) -> TierError:
 
 
 def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
-    """Translate an error of :data:`FAULTS`, met at the file of one chunk."""
+    """Translate an error in :data:`FAULTS` at the file of one chunk."""
     is_untrusted = isinstance(error, UntrustedDirectoryError)
     if is_untrusted or error.errno in FOREIGN or error.errno == errno.ENAMETOOLONG:
         return ChunkError(str(tier_error(error, root, ability)))

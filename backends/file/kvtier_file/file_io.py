@@ -1,4 +1,4 @@
-"""Transfers between buffers and a file: no copies, short ones continued, with O_DIRECT or not."""
+"""Transfers between buffers and a file, without copies; with O_DIRECT or through the page cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_direct(name: str, flags: int, directory_fd: int) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # Refused for the flag, the call may have made the file all the same.
+    # The refused call may have made the file nevertheless, so O_EXCL would fail.
     return open_file(name, flags & ~os.O_EXCL, directory_fd)
 
 
@@ -34,15 +34,16 @@ def has_direct_io(fd: int) -> bool:
 
 
 def is_sole_owner(fd: int, size_bytes: int) -> bool:
-    """Return true if nobody else sees what is written to a file that has no name in use."""
+    """Return true for a regular file of this size that nobody else has open or linked."""
     status = os.fstat(fd)
-    # It may have another name: a copy of the root made of hard links.
+    # A copy of the root may consist of hard links to the same files.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size != size_bytes:
         return False
     try:
-        # By default the kernel ends a process whose lease is in the way of an open.
+        # When another process opens the file, the kernel signals the owner of the lease. The
+        # default signal ends a process; SIGURG does not.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        # Granted only on a file that no one else has open.
+        # The kernel grants the lease only if nobody else has the file open.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError:
@@ -54,7 +55,7 @@ def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
     """Write buffers one after the other, from the beginning of the file.
 
     Raises:
-        OSError: not all of them are written.
+        OSError: not all buffers were written.
     """
     for moved_bytes in _transfer(os.pwritev, fd, buffers):
         if moved_bytes == 0:
@@ -66,7 +67,7 @@ def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
 
     Raises:
         CorruptChunkError: the file ends before the buffers do.
-        OSError: not all of them are filled.
+        OSError: not all buffers were filled.
     """
     for moved_bytes in _transfer(os.preadv, fd, buffers):
         if moved_bytes == 0:
@@ -76,7 +77,7 @@ def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
 def _transfer(
     move: Callable[[int, Sequence[memoryview], int], int], fd: int, buffers: Iterable[memoryview]
 ) -> Iterable[int]:
-    """Repeat ``move`` until all buffers are done; yields the bytes of each step."""
+    """Repeat ``move`` until all buffers are done; yield the bytes of each step."""
     rest = [buffer for buffer in buffers if len(buffer)]
     offset = 0
     while rest:

@@ -1,7 +1,7 @@
-"""Leases: a process holds one while it lives, and names what it leaves behind after it.
+"""Leases: each process holds one while it lives, and marks its files and reservations with it.
 
 A lease is a file with a lock (``flock``). The operating system releases the lock however the
-process ends. Unlike a process number, a lease can be checked from another container, and its name
+process ends. Unlike a process id, a lease can be checked from another container, and its name
 is never used again.
 """
 
@@ -26,25 +26,25 @@ class Leases:
         self._fd: int | None = None
 
     def acquire(self, name: str) -> None:
-        """Make and lock the own lease. It looks like a dead process's until it is locked."""
+        """Make and lock this process's lease. Until it is locked, the process looks dead."""
         self._fd = open_file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._directory_fd)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def release(self, name: str) -> None:
-        """End the own lease, if there is one."""
+        """Close this process's lease, if there is one, and remove its file."""
         if self._fd is not None:
             with suppress(OSError):  # closing releases the lock, and that is what matters
                 self.remove(name)
             self.close()
 
     def close(self) -> None:
-        """Close the own lease and leave its file behind."""
+        """Close this process's lease; its file remains."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def is_held(self, name: str) -> bool:
-        """Return true if the lease's process lives; it may be this one."""
+        """Return true if the lease's process lives; it may be this process."""
         try:
             with ClosingFd(open_file(name, os.O_RDWR, self._directory_fd)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,11 +56,11 @@ class Leases:
         return False
 
     def is_lost(self) -> bool:
-        """Return true if the own lease was removed, so that this process looks dead."""
+        """Return true if this process's lease was removed, so that the process looks dead."""
         return self._fd is not None and os.fstat(self._fd).st_nlink == 0
 
     def names(self) -> list[str]:
-        """All leases, of living and dead processes."""
+        """Return the names of all leases, of living and dead processes."""
         with os.scandir(self._directory_fd) as entries:
             return [
                 entry.name

@@ -15,24 +15,24 @@ from typing import TypeAlias
 from kvtier_file.chunks import MAX_USED_NS
 from kvtier_sdk import OffloadKey
 
-#: A change: fingerprint and key of the chunk, the length of its file or what became of it, and the
-#: time of its last use. A plain tuple, because each process reads the changes of all others.
+#: A change: the chunk's fingerprint and key, its file's length (or DELETED, or EVICTED), and the
+#: time of its last use. A plain tuple for speed: each process reads the changes of all others.
 Change: TypeAlias = tuple[str, OffloadKey, int, int]
 #: In place of the length: the chunk was deleted, or made room for others.
 DELETED, EVICTED = -1, -2
 
 _READ_BYTES = 2**20
 _PART_RECORDS = 2**12
-# As a change, but the length of the key, and then the key.
+# The key comes last in a record, after its length.
 _RECORD = struct.Struct("<16sqqB")
 
 
 class LedgerDamagedError(Exception):
-    """The file is shorter than the header says, or its records make no sense."""
+    """The file is shorter than the header says, or has invalid records."""
 
 
 class Ledger:
-    """The ledger's file. Use it under the shared header's lock, which holds its valid length."""
+    """The ledger's file, used under the shared header's lock. The header holds its valid length."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -41,9 +41,9 @@ class Ledger:
         """Iterate over the changes between two offsets.
 
         Raises:
-            LedgerDamagedError: the file does not hold them.
+            LedgerDamagedError: the file does not contain them.
         """
-        # In parts: a header that others wrote may claim any length.
+        # Read in parts, because a header that others wrote may claim any length.
         content = b""
         while start < end:
             part = os.pread(self._fd, min(end - start, _READ_BYTES), start)
@@ -65,7 +65,7 @@ class Ledger:
             raise LedgerDamagedError
 
     def append(self, changes: Iterable[Change], at: int) -> int:
-        """Write changes at an offset."""
+        """Write changes at an offset; return the offset of their end."""
         records = map(_record, changes)
         while rest := memoryview(b"".join(itertools.islice(records, _PART_RECORDS))):
             while rest:
@@ -75,8 +75,8 @@ class Ledger:
         return at
 
     def compact(self, chunks: Iterable[Change]) -> int:
-        """Replace the content with the chunks that are stored now."""
-        # Overwrite first and truncate later: the old content's room is already ours.
+        """Replace the content with the chunks that are stored now; return its length."""
+        # Overwrite first and truncate later, so that a full disk has room for the new content.
         end = self.append(chunks, 0)
         os.ftruncate(self._fd, end)
         return end

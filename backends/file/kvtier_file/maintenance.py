@@ -1,4 +1,4 @@
-"""The chunks under a root for a tool, which may work beside the engines that use it."""
+"""Access to the chunks under a root for a tool, which may run beside engines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kvtier_sdk import (
 
 
 class Maintenance(ChunkStore):
-    """Reads what is on disk, and changes nothing but what it is told to delete.
+    """Reads the chunks on disk, and changes nothing except in :meth:`delete`.
 
-    It joins the processes that share the root only to delete: the others must learn what is gone.
+    It joins the processes that share the root only to delete, so that they learn of the deletions.
     """
 
     def open(self) -> None:
-        """Open the root, which must be there.
+        """Open the root, which must exist.
 
         Raises:
             ConfigError: there is no such directory, or it is not usable with these options.
@@ -55,7 +55,7 @@ class Maintenance(ChunkStore):
         return hits
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch, each transfer with a verdict of its own, and record no use.
+        """Read a batch with a verdict per transfer, ``None`` for success, and record no use.
 
         Raises:
             TierError: the namespace's directory cannot be opened.
@@ -71,13 +71,13 @@ class Maintenance(ChunkStore):
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Remove chunks, as :meth:`ChunkStore.delete`; a missing namespace is not made."""
+        """Remove chunks, as :meth:`ChunkStore.delete`, but make no missing namespace."""
         with self._existing("readable") as directory:
             if directory is not None:
                 super().delete(keys)
 
     def list_shard(self, shard: str) -> list[Entry]:
-        """Return the chunks of one shard, also those that no engine can load.
+        """Return the chunks of one shard, including chunks that no engine can load.
 
         Raises:
             TierError: the file system fails.
@@ -103,7 +103,7 @@ class Maintenance(ChunkStore):
 
     @contextmanager
     def _existing(self, ability: str) -> Iterator[NamespaceDirectory | None]:
-        """Open the namespace's directory for a block; ``None`` if it is not there."""
+        """Open the namespace's directory for a block; yield ``None`` if it is missing."""
         with self._translating(ability), self._call(), ExitStack() as opened:
             directory = None
             with suppress(FileNotFoundError):

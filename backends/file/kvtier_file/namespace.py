@@ -2,7 +2,7 @@
 
 Layout below the root::
 
-    <fingerprint>/manifest.json     the facts of the namespace, for people
+    <fingerprint>/manifest.json     the facts of the namespace, for human readers
     <fingerprint>/tmp/              files being written
     <fingerprint>/<shard>/<key>.kv  a chunk: its header, then its payload
 
@@ -10,8 +10,8 @@ The shard is two hexadecimal digits of a hash of the key, and the key is in hexa
 goes through a descriptor of the directory above and follows no symbolic link, so that nothing
 outside the root can take a chunk's place.
 
-A method for a batch does what is usual, in one call of the compiled part of the tier. What it says
-is not done is left to the method for one chunk, as everything is where there is no compiled part.
+A method for a batch handles the usual cases in one call of the tier's compiled part. The caller
+handles chunks with the outcome ``NOT_DONE`` one by one; without the compiled part, all have it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _SUFFIX = ".kv"
 
 
 class NamespaceDirectory:
-    """The chunks of one namespace. Blocks; made for one call of the tier, in one thread.
+    """The chunks of one namespace. Methods block; made for one call of the tier, in one thread.
 
     Attributes:
-        fingerprint: the namespace's.
-        lifetime: as given.
+        fingerprint: the namespace's fingerprint.
+        lifetime: limits for the times of its chunks.
         temporaries: the files being written.
     """
 
@@ -64,12 +64,12 @@ class NamespaceDirectory:
         self._directories = directories
         self._direct = direct
         self._sync = directories.sync
-        # Shards seen in this call. :meth:`place` makes one again that was removed since.
+        # Shards seen in this call. If one is removed meanwhile, :meth:`place` makes it again.
         self._shards: set[str] = set()
         self.temporaries = Temporaries(fd, names, directories)
 
     def close(self) -> None:
-        """Close what was opened below the directory."""
+        """Close the directory of temporary files."""
         self.temporaries.close()
 
     def find(self, key: OffloadKey) -> StoredChunk | None:
@@ -134,7 +134,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int],
         object_bytes: int,
     ) -> bytes:
-        """Fill the buffers of a batch, and record the uses, where nothing is unusual."""
+        """Fill the buffers of a batch, and record the uses, in the usual cases."""
         if compiled.batch_io is None:
             return bytes(len(batch))
         files = tuple(
@@ -157,7 +157,7 @@ class NamespaceDirectory:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int]
     ) -> Sequence[str | None]:
-        """Write a batch to temporary files, where nothing is unusual."""
+        """Write a batch to temporary files in the usual cases; return ``None`` for the others."""
         try:
             for store in batch:
                 self._make_shard(store.key)
@@ -175,7 +175,7 @@ class NamespaceDirectory:
             self.temporaries.rename(temporary, _file_name(key), shard_fd)
 
     def place_batch(self, written: Sequence[tuple[str, OffloadKey]]) -> bytes:
-        """Give temporary files the names of their chunks, where nothing is unusual."""
+        """Give temporary files the names of their chunks, in the usual cases."""
         names = [(name, shard_of(key), _file_name(key)) for name, key in written]
         try:
             return self.temporaries.rename_batch(names, self._fd)
@@ -183,17 +183,17 @@ class NamespaceDirectory:
             return bytes(len(written))
 
     def sync_name(self, key: OffloadKey) -> None:
-        """Let a chunk's name survive a power failure, if that is required.
+        """Make a chunk's name survive a power failure, if option ``fsync`` is set.
 
         Raises:
-            OSError: the name may be lost in one.
+            OSError: the name may not survive one.
         """
         if self._sync:
             with self._shard(key) as shard_fd:
                 os.fsync(shard_fd)
 
     def touch(self, key: OffloadKey, used_ns: int, size_bytes: int) -> bool:
-        """Record a use of a chunk, if its file is whole.
+        """Record a use of a chunk; return false if its file is missing, not whole or expired.
 
         Raises:
             OSError: the use cannot be recorded.
@@ -220,7 +220,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int] | None,
         object_bytes: int,
     ) -> bytes:
-        """Look for whole files, and record a use of each, where nothing is unusual."""
+        """Look for whole files, and record uses at ``times_ns``, in the usual cases."""
         if compiled.batch_io is None:
             return bytes(len(keys))
         files = tuple(
@@ -235,7 +235,9 @@ class NamespaceDirectory:
         return outcomes
 
     def remove(self, key: OffloadKey, into: Temporaries | None = None) -> bool:
-        """Remove the file in a chunk's place. A directory there is left alone.
+        """Remove a chunk's file, or make it a spare; return false if there is no file.
+
+        A directory in its place is left alone.
 
         Raises:
             OSError: it is still there.
@@ -277,7 +279,7 @@ class NamespaceDirectory:
         return chunks
 
     def read_manifest(self) -> bytes | None:
-        """Return the manifest's text; ``None`` if there is none that can be read."""
+        """Return the manifest's text; ``None`` if it is missing or cannot be read."""
         try:
             flags = os.O_RDONLY | os.O_NONBLOCK
             with ClosingFd(open_file(_MANIFEST, flags, self._fd)) as fd:
@@ -311,7 +313,7 @@ class NamespaceDirectory:
         return ClosingFd(fd)
 
     def _open(self, name: str, shard_fd: int) -> int:
-        """Open a chunk's file, which keeps its time of access."""
+        """Open a chunk's file; reads keep its access time, unless another user owns the file."""
         opener = open_direct if self._direct else open_file
         # O_NONBLOCK, so that a pipe in the file's place does not block.
         flags = os.O_RDONLY | os.O_NONBLOCK
@@ -326,14 +328,14 @@ class NamespaceDirectory:
         return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
 
     def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
-        """Access and modification time after a use, which never makes a chunk older."""
+        """Return access and modification time after a use, which never makes a chunk older."""
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 
-# A store asks up to four times.
+# Cached, because a store asks up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
-    """Return the shard of a key: a hash, so that counted-up keys spread as well as any."""
+    """Return the shard of a key: a hash, so that sequential keys are spread evenly too."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()
 
 
@@ -346,5 +348,5 @@ def _key_of(file_name: str) -> OffloadKey | None:
         key = bytes.fromhex(file_name.removesuffix(_SUFFIX))
     except ValueError:
         return None
-    # One spelling for each key: fromhex also accepts capitals and spaces.
+    # Each key has only one valid spelling: fromhex also accepts capitals and spaces.
     return key if _file_name(key) == file_name else None

@@ -36,6 +36,6 @@ class Pins:
                         del self._counts[chunk_id]
 
     def pinned(self) -> frozenset[ChunkId]:
-        """The pinned chunks."""
+        """Return the pinned chunks."""
         with self._lock:
             return frozenset(self._counts)

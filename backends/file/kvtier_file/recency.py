@@ -1,4 +1,4 @@
-"""The chunks of one namespace by the time and the number of their uses. No I/O, no lock."""
+"""An index of a namespace's chunks by the time and number of their uses. No I/O, no lock."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from kvtier_sdk import OffloadKey
 #: counts the uses. One object serves the table and the heap: there may be millions.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
-# A chunk that was used twice as often stays longer by this share of the time for which one stays
-# that was used once.
+# With each doubling of its uses, a chunk stays longer by this share of the time that a chunk with
+# one use stays.
 _WEIGHT = 0.5
-# The class by the last digits of a time of use. Chunks of one class are compared by time alone.
+# The class (log2 of the uses) by a time's last digits. Within a class, only the time counts.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
 _STAY = tuple(1 + _WEIGHT * of for of in range(max(_CLASS_OF) + 1))
 
-# An outdated entry stays in its heap until it reaches the top. With this many of them, and more
-# than there are current ones, the heaps are rebuilt.
+# An outdated entry stays in its heap until it reaches the top. The heaps are rebuilt when outdated
+# entries outnumber the current ones by more than this.
 _MAX_OUTDATED = 64
 
 
 def staleness_ns(used_ns: int, now_ns: int) -> float:
-    """Return how long a chunk has not been used, less for one that was used often."""
+    """Return the time since a chunk's last use, shortened according to its number of uses."""
     return (now_ns - used_ns) / _STAY[_CLASS_OF[used_ns % USE_NS]]
 
 
 class RecencyIndex:
-    """Size and last use of each chunk; finds the one to evict next without a scan."""
+    """Size and last use of each chunk; finds the chunk to evict next without a scan."""
 
     def __init__(self) -> None:
         self._uses: dict[OffloadKey, Use] = {}
-        # By class. Made when a chunk to evict is first asked for: without a limit it never is.
+        # By class. Made when a chunk to evict is first needed; never, if the tier has no limit.
         self._heaps: list[list[Use]] | None = None
         self._outdated = 0
 
@@ -49,12 +49,12 @@ class RecencyIndex:
         return iter(self._uses.values())
 
     def size_bytes(self, key: OffloadKey) -> int:
-        """Return the size of a chunk; 0 for an unknown one."""
+        """Return the size of a chunk; 0 if it is unknown."""
         use = self._uses.get(key)
         return 0 if use is None else use[2]
 
     def put(self, use: Use) -> int:
-        """Set the last use and the size of a chunk; return the size it had, 0 for a new one."""
+        """Set the last use and the size of a chunk; return its earlier size, 0 if it is new."""
         size_bytes = self.discard(use[1])
         self._uses[use[1]] = use
         if self._heaps is not None:
@@ -64,7 +64,7 @@ class RecencyIndex:
         return size_bytes
 
     def discard(self, key: OffloadKey) -> int:
-        """Forget a chunk, and return its size; 0 for an unknown one."""
+        """Forget a chunk, and return its size; 0 if it is unknown."""
         use = self._uses.pop(key, None)
         if use is None:
             return 0
@@ -76,7 +76,7 @@ class RecencyIndex:
         return min(self._fronts(), default=None)
 
     def stalest(self, now_ns: int) -> tuple[float, Use] | None:
-        """Return the chunk to evict next."""
+        """Return staleness and use of the chunk to evict next, or ``None`` if there is no chunk."""
         stalest = None
         for use in self._fronts():
             stale_ns = staleness_ns(use[0], now_ns)
@@ -85,7 +85,7 @@ class RecencyIndex:
         return stalest
 
     def _fronts(self) -> list[Use]:
-        """The least recently used chunk of each class."""
+        """Return the least recently used chunk of each class."""
         if self._heaps is None:
             self._heaps = [[] for _ in _STAY]
             self._outdated = 0

@@ -12,8 +12,8 @@ from kvtier_sdk import Clock
 class RecencyClock:
     """Gives out times of use: the wall clock's time, but later than every known use.
 
-    Clocks differ a little, and are set back a little; the order of uses stays. A use that is known
-    from further ahead is no use: times that continued from there would never expire.
+    Clocks differ a little, and are set back a little, but uses stay in order. A known use further
+    ahead is ignored: chunks with times that continued from it would never expire.
     """
 
     def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:
@@ -23,7 +23,7 @@ class RecencyClock:
         self._next_ns = 0
 
     def take(self, count: int) -> range:
-        """Return ``count`` ascending times, in nanoseconds since the epoch, that count no uses.
+        """Return ``count`` ascending times, in nanoseconds since the epoch, with a count of 0.
 
         Callable from any thread. No time is given out twice, unless the clock is set back.
         """

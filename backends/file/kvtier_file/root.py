@@ -1,4 +1,4 @@
-"""The root directory: its namespaces, and the abilities of its file system."""
+"""The root directory: its namespaces, and the features of its file system."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 
 
 class Root:
-    """A root, in which the tier owns one namespace. Blocks; callable from any thread.
+    """A root, in which the tier owns one namespace. Methods block; callable from any thread.
 
     Attributes:
         directories: opens the root and all directories below it.
-        is_closing: true to end a scan that is under way.
+        is_closing: set to true to end a scan under way.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
@@ -31,7 +31,7 @@ class Root:
         self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._names = names
-        # Until the probe in `prepare`: a file that refuses O_DIRECT falls back by itself.
+        # Assumed until the probe in `prepare`: a file that refuses O_DIRECT falls back by itself.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
@@ -71,7 +71,7 @@ class Root:
                 raise
             os.makedirs(self._config.root, 0o700, exist_ok=True)
             self._fd = self.directories.open_root(self._config.root)
-        # To refuse them before the engine starts.
+        # Refuse untrusted directories now, before the engine starts.
         for name in (self._fingerprint, SHARED):
             with suppress(FileNotFoundError), ClosingFd(self.directories.open(name, self._fd)):
                 pass
@@ -88,7 +88,7 @@ class Root:
     ) -> Iterator[NamespaceDirectory]:
         """Open a namespace's directory for a block; by default the tier's own.
 
-        It is opened each time, so that one removed by hand is made again.
+        It is opened each time, so that a directory removed by hand is made again.
         """
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
@@ -104,7 +104,7 @@ class Root:
                 yield directory
 
     def lifetime(self) -> Lifetime:
-        """Return what the times of chunks are to be compared with now."""
+        """Return the present limits for the times of chunks."""
         now_ns = int(self._context.clock.wall_s() * 1e9)
 
         def before(time_s: float | None) -> int:
@@ -116,7 +116,7 @@ class Root:
     def prepare(self, manifest: str) -> bool:
         """Make the tier's namespace, check that it is writable, and probe O_DIRECT.
 
-        On a full file system the probe is skipped, and stores make what is missing.
+        On a full file system, skip the probe and return false; stores make what is missing.
 
         Raises:
             ConfigError: the file system does not support option ``direct_io`` or ``max_age``.
@@ -136,10 +136,10 @@ class Root:
         return True
 
     def headroom_bytes(self) -> int | None:
-        """Return how much may be written before ``min_free`` is violated; ``None`` without one.
+        """Return the bytes that may be written before ``min_free`` is violated, or ``None``.
 
         The bytes of a write under way count twice, as used space and as a reservation, until it
-        is placed. So more may stay free than ``min_free``: at most the bytes under way.
+        is placed. So up to the bytes under way may stay free beyond ``min_free``.
         """
         if not self._config.min_free:
             return None
@@ -159,11 +159,11 @@ class Root:
         return free_bytes - min_free
 
     def free_bytes(self) -> int:
-        """Return what the file system has free."""
+        """Return the free bytes of the file system."""
         return self._room()[1]
 
     def _room(self) -> tuple[int, int]:
-        """The size of the file system, and what is free of it."""
+        """Return the size and the free space of the file system, in bytes."""
         status = os.fstatvfs(self.fd)
         return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
@@ -172,10 +172,10 @@ class Root:
         return int(min_free * size_bytes) if isinstance(min_free, float) else min_free
 
     def check_capacity(self) -> None:
-        """Check that the file system can be as full as option ``capacity`` allows.
+        """Check that option ``capacity`` does not exceed the size of the file system.
 
         Raises:
-            ConfigError: it is smaller than that.
+            ConfigError: it does.
         """
         capacity_bytes = self._config.capacity_bytes
         size_bytes, _ = self._room()
@@ -183,7 +183,7 @@ class Root:
             raise ConfigError(
                 f"capacity {format_bytes(capacity_bytes)} is more than the whole file system of "
                 f"tier root '{self._config.root}', {format_bytes(size_bytes)}; write at most "
-                # Whole MiB: a rounded size may be more than there is.
+                # Rounded down to MiB: a size that is rounded up may be too large.
                 f"capacity: '{max(0, size_bytes - self._min_free_bytes(size_bytes)) >> 20}MiB', "
                 "which leaves what min_free keeps, or choose another root"
             )
@@ -192,7 +192,7 @@ class Root:
         """Remove the temporary files of dead processes in all namespaces.
 
         Raises:
-            OSError: some of the files are still there.
+            OSError: some of the files cannot be removed.
         """
         for directory in self.namespaces():
             directory.temporaries.sweep(is_held)
@@ -200,8 +200,8 @@ class Root:
     def scan(self) -> Iterator[StoredChunk]:
         """Iterate over the chunks on disk, of all namespaces.
 
-        Files of the tier's own namespace with a wrong length are of no use to an engine, which
-        removes them.
+        An engine cannot load files of the wrong length in the tier's own namespace, and removes
+        them.
 
         Raises:
             OSError: the disk cannot be read, or the root is about to be closed.
@@ -249,7 +249,7 @@ class Root:
         return None
 
     def namespaces(self) -> Iterator[NamespaceDirectory]:
-        """Open each namespace in turn; others may be removed meanwhile, or be foreign files."""
+        """Yield each namespace, opened; skip foreign files and namespaces removed meanwhile."""
         for name in os.listdir(self.fd):
             if StoredNamespace.is_fingerprint(name):
                 with (
@@ -259,11 +259,11 @@ class Root:
                     yield directory
 
     def _remake(self, lost_fd: int) -> None:
-        # Without a parent, the intended file system may be gone too.
+        # Make no parents: if one is missing, the intended file system may be unmounted.
         with suppress(FileExistsError):
             os.mkdir(self._config.root, 0o700)
         with ClosingFd(self.directories.open_root(self._config.root)) as fd:
-            # Keep the number, because other threads use it.
+            # Keep the descriptor's number, because other threads use it.
             os.dup2(fd, lost_fd, inheritable=False)
         self._context.logger.warning(
             "tier root '%s' was removed, and its chunks with it; it is used anew",

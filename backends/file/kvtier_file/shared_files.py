@@ -4,7 +4,7 @@ Layout below the root::
 
     .shared/header           the lock, the counters and the reservations
     .shared/ledger           every store and removal, in order
-    .shared/leases/<lease>   one for each process, locked for as long as it lives
+    .shared/leases/<lease>   one for each process, locked while it lives
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from kvtier_file.leases import Leases
 from kvtier_file.ledger import Ledger
 from kvtier_file.shared_header import HeaderFile
 
-#: The name of their directory.
+#: Name of the directory that holds these files.
 SHARED = ".shared"
 _HEADER = "header"
 _LEDGER = "ledger"
 _LEASES = "leases"
 
-# A lock is held until the last copy of its descriptor is closed, and a fork makes copies.
+# Closed in a forked child: a lock is held until the last copy of its descriptor is closed.
 _of_this_process: WeakSet[SharedFiles] = WeakSet()
 
 
 class SharedFiles:
-    """The open files; missing ones are made.
+    """The shared files, opened; missing files are made.
 
     Attributes:
         header: the file with the lock.
-        ledger: used under that lock.
+        ledger: the ledger, used under that lock.
         leases: the directory of leases.
 
     Raises:
-        OSError: they cannot be made.
+        OSError: a file cannot be opened or made.
     """
 
     def __init__(self, root_fd: int, directories: Directories) -> None:
@@ -58,7 +58,7 @@ class SharedFiles:
         _of_this_process.add(self)
 
     def are_lost(self) -> bool:
-        """Return true if one of them was removed, so that other processes would make a new one."""
+        """Return true if a file was removed, so that other processes would make a new one."""
         header_fd, ledger_fd, _ = self._fds
         # The directory of leases cannot be removed before the lease in it.
         return (

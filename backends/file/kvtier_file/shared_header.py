@@ -42,14 +42,14 @@ class SharedHeader:
     """The content of the header's file.
 
     Attributes:
-        clean: the counters agree with the disk. False during a change, and stays False after a
-            crash, so that the next process recounts.
+        clean: true if the counters agree with the disk. False during a change, and still after
+            a crash, so that the next process recounts.
         generation: a random number, new with each compaction of the ledger.
         ledger_bytes: valid length of the ledger.
         compacted_bytes: length of the ledger after its last compaction.
         used_bytes: bytes of all stored chunks.
         chunks: number of stored chunks.
-        reservations: by lease.
+        reservations: the processes' reservations, by lease.
     """
 
     clean: bool = False
@@ -67,7 +67,7 @@ class SharedHeader:
 
 
 class HeaderFile:
-    """The header's file."""
+    """The header's file, and the lock on it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -86,7 +86,7 @@ class HeaderFile:
         """Return the content; an empty header that is not clean if the file is new or damaged."""
         self._content = os.pread(self._fd, _PAGE_BYTES, 0)
         if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
-            # More leases than a page holds.
+            # There are more leases than fit into a page.
             self._content += os.pread(self._fd, _MAX_BYTES, _PAGE_BYTES)
         return _decode(self._content) or SharedHeader()
 

@@ -23,7 +23,7 @@ class SharedUsage:
 
     Counting happens while the shared lock is held (:meth:`locked`), and so do the renames and
     unlinks of chunks. A process killed while it holds the lock leaves the header dirty, and the
-    next process recounts the disk. A process killed outside leaves a lease that is not held: its
+    next process recounts the disk. A process killed without it leaves a lease that is not held: its
     temporary files are swept and its reservations dropped when another process opens the root or
     is short of room.
 
@@ -44,7 +44,7 @@ class SharedUsage:
         self._opened: SharedFiles | None = None
         self.is_counted = False
         self._thread_lock = threading.Lock()
-        # While the lock is held:
+        # Valid while the lock is held:
         self._header = SharedHeader()
         self._changes: list[Change] = []
         self._asked: set[str] = set()
@@ -63,7 +63,7 @@ class SharedUsage:
         """Clean up after dead processes. The first process counts the chunks on disk.
 
         Raises:
-            OSError: the files cannot be locked, or not all is swept.
+            OSError: the files cannot be locked, or some leftovers cannot be removed.
         """
         with self.locked():
             self._reap_dead_leases(
@@ -71,7 +71,7 @@ class SharedUsage:
             )
 
     def close(self) -> None:
-        """Leave, and free the own reservations. Does nothing if it is not open."""
+        """Leave, and free this process's reservations. Does nothing if it is not open."""
         if self._opened is not None:
             with suppress(OSError), self._files.header.locked():
                 header = self._files.header.read()
@@ -80,7 +80,7 @@ class SharedUsage:
             self._leave()
 
     def __contains__(self, chunk_id: ChunkId) -> bool:
-        """Return true if the chunk was counted when last looked; needs no lock."""
+        """Return true if the chunk was counted at the last update; needs no lock."""
         return chunk_id in self._budget
 
     def latest_ns(self) -> int:
@@ -89,7 +89,7 @@ class SharedUsage:
 
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
-        """Hold the shared lock for a block, and know what all others have done.
+        """Hold the shared lock for a block, with the changes of all other processes applied.
 
         Raises:
             OSError: the files cannot be locked, read or written.
@@ -133,22 +133,22 @@ class SharedUsage:
         return self._header.reserved_bytes
 
     def mark_dirty(self) -> None:
-        """Announce that chunks will be renamed or unlinked; must come before that."""
+        """Announce that chunks are about to be renamed or unlinked."""
         if self._header.clean:
             self._header.clean = False
             self._files.header.mark_dirty()
 
     def add(self, stored: StoredChunk) -> None:
-        """Count a chunk, which has its name now."""
+        """Count a chunk whose file has its final name."""
         (fingerprint, key), size_bytes, used_ns = stored
         self._record((fingerprint, key, size_bytes, used_ns))
 
     def discard(self, chunk_id: ChunkId, *, evicted: bool = False) -> None:
-        """Stop counting a chunk, which is gone, or was ``evicted`` to make room for others."""
+        """Stop counting a chunk that was deleted, or ``evicted`` to make room for others."""
         self._record((*chunk_id, EVICTED if evicted else DELETED, 0))
 
     def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
-        """Evict a counted chunk later, where this process has the choice."""
+        """Set a chunk's last use in this process's copy only, so that it evicts the chunk later."""
         self._budget.touch(chunk_id, used_ns)
 
     def oldest(self) -> list[ChunkId]:
@@ -162,7 +162,7 @@ class SharedUsage:
         self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room for a write, whose victims are gone, until a :meth:`locked` releases it."""
+        """Reserve room for a write until :meth:`locked` releases it; remove the victims first."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 
@@ -177,7 +177,7 @@ class SharedUsage:
         """Choose the chunks to evict before ``need_bytes`` can be reserved.
 
         Raises:
-            TierCapacityError: evicting all chunks would not make enough room.
+            TierCapacityError: evicting all unpinned chunks would not make enough room.
         """
         reserved_bytes = self._header.reserved_bytes
         if self._budget.excess_bytes(need_bytes, reserved_bytes, headroom_bytes) <= 0:
@@ -209,7 +209,7 @@ class SharedUsage:
         pinned: Callable[[], frozenset[ChunkId]],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the chunks whose last use was before a time."""
+        """Choose the unpinned chunks that were last used before a time."""
         return self._budget.expired(before_ns, pinned=pinned(), last_used_ns=last_used_ns)
 
     def _record(self, change: Change) -> None:
@@ -218,7 +218,7 @@ class SharedUsage:
         self._replica.apply([change])
 
     def _enter_reservation(self) -> None:
-        # From this process's memory, so that a lost header is complete again in time.
+        # From this process's memory: if the header is lost, each process adds its own again.
         reservation = Reservation(self._fingerprint, self._reserved_bytes)
         self._header.reservations[self._lease] = reservation
 
@@ -226,7 +226,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Another process's lease, each in turn: to ask all of them each time takes the longest."""
+        """Return one other process's lease, each in turn: checking all each time takes too long."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -234,11 +234,11 @@ class SharedUsage:
         return asked
 
     def _reap(self, leases: Collection[str]) -> bool:
-        """Clean up after dead ones among processes not yet asked; true if room is free again."""
+        """Clean up after the dead processes among those not yet checked; return true if any."""
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:
-            with suppress(OSError):  # while its files are there, so is its reservation
+            with suppress(OSError):  # a process's reservation stays while its files do
                 self._reap_dead_leases(dead)
         return bool(dead)
 
@@ -258,10 +258,10 @@ class SharedUsage:
         return self._opened
 
     def _join(self) -> None:
-        """Open the shared files and take the lease, unless that is done. Needs the thread's lock.
+        """Open the shared files and acquire the lease, unless that is done. Needs the thread lock.
 
-        Stores may come before the first count, and either joins for both: a second lease of the
-        same name can never be taken.
+        A store may come before the first count, and whichever comes first joins: a lease of the
+        same name cannot be acquired twice.
         """
         if self._opened is not None and not self._opened.are_lost():
             return
@@ -272,9 +272,9 @@ class SharedUsage:
                 files.leases.acquire(self._lease)
                 self._header = files.header.read()
                 if not any(map(files.leases.is_held, self._other_leases())):
-                    # Nothing was counted meanwhile, so files may have come and gone.
+                    # No process was counting until now, so files may have come and gone.
                     self._header.clean = False
-                # From now on, so that others ask whether this process lives.
+                # Entered now, so that others check whether this process lives.
                 self._enter_reservation()
                 files.header.write(self._header)
         except OSError:

@@ -37,20 +37,21 @@ from kvtier_sdk import (
 
 Verdicts = dict[OffloadKey, TierError]
 
-# Reserved room can be neither used nor evicted. So one step of a batch reserves at most this share
-# of a small capacity; with a usual capacity, a batch is one step.
+# Reserved room can be neither used nor evicted. So one step of a batch reserves at most the
+# capacity divided by this; with a usual capacity, a batch is one step.
 _MAX_STEPS = 64
 _NO_LIMIT_BYTES = 2**50
-# Refused writes that follow each other within this time are one event, with one line in the log.
+# Refused writes at intervals shorter than this count as one event, with one line in the log.
 _REFUSALS_S = 600.0
 
 
 class ChunkStore:
     """Chunks as files, within a budget. Every method blocks; callable from several threads.
 
-    The shared lock makes one step of each change to the disk and its count: a rename with the
-    adding, an unlink with the discarding. Nothing slower happens under it. A batch of stores takes
-    it twice and writes its data in between, under a reservation. Loads do not take it.
+    The shared lock makes each change to the disk and its count one step: a rename and the addition,
+    an unlink and the subtraction. Nothing slower happens under it. A batch of stores acquires it
+    twice and writes its data in between, under a reservation. Loads acquire it only to correct the
+    count.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
@@ -68,9 +69,9 @@ class ChunkStore:
         self._logger = context.logger
         self._evicted_age_s = context.gauge("evicted_age_seconds")
         self._clock = RecencyClock(context.clock, self._usage.latest_ns)
-        # When the file system last refused a write; under the shared lock.
+        # Time at which the file system last refused a write; used under the shared lock.
         self._refused_s = -math.inf
-        # Guards what follows.
+        # Guards the attributes below.
         self._lock = threading.Lock()
         self._calls = 0
         self._is_open = False
@@ -94,10 +95,10 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make what is missing, sweep, and count the chunks on disk.
+        """Check the root, make missing directories, sweep, and count the chunks on disk.
 
-        Lookups and loads go on meanwhile; stores wait for it. The longer, the more chunks there
-        are; :meth:`close` ends it.
+        Lookups and loads go on meanwhile; stores wait for it. More chunks take longer;
+        :meth:`close` ends it early.
 
         Raises:
             ConfigError: the root is not usable with these options.
@@ -122,9 +123,9 @@ class ChunkStore:
             raise open_error(error, self._config.root) from error
 
     def close(self) -> None:
-        """Refuse further calls, and close the root when none is under way any more.
+        """Refuse further calls, and close the root once no call is under way.
 
-        A descriptor that is closed under a call may be another directory's by the next step.
+        If a descriptor were closed during a call, its number could soon mean another directory.
         """
         with self._lock:
             self._is_open = False
@@ -136,7 +137,7 @@ class ChunkStore:
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Return which chunks are on disk; any process may have stored them.
 
-        A file that has expired, or of the wrong length, is a miss and is removed. One that cannot
+        A file that has expired or has the wrong length is a miss and is removed. A file that cannot
         be examined is a miss too.
 
         Raises:
@@ -145,7 +146,7 @@ class ChunkStore:
         """
         hits = []
         faults: Verdicts = {}
-        # A miss is the common case and must not wait for the lock.
+        # Only these need the lock: a miss is the common case and must not wait for it.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None, self._object_bytes)
@@ -163,7 +164,7 @@ class ChunkStore:
         return hits
 
     def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Write a batch, each transfer with a verdict of its own.
+        """Write a batch with a verdict per transfer, ``None`` for success.
 
         Raises:
             TierError: the shared files cannot be used.
@@ -177,7 +178,7 @@ class ChunkStore:
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch, each transfer with a verdict of its own.
+        """Read a batch with a verdict per transfer, ``None`` for success.
 
         Raises:
             TierError: the namespace's directory cannot be opened.
@@ -200,10 +201,10 @@ class ChunkStore:
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Remove chunks. A failure of one does not keep the others.
+        """Remove chunks. A failure at one does not stop the others.
 
         Raises:
-            TierError: some are still there.
+            TierError: some chunks could not be removed.
         """
         failure: OSError | None = None
         with self._directory("writable") as directory:
@@ -263,7 +264,7 @@ class ChunkStore:
             TierError: the shared files cannot be used.
         """
         with self._translating("readable"), self._call(), self._usage.locked():
-            # Nobody reports a file that was removed by hand, and its room would stay taken.
+            # Files removed by hand are not reported, and without a recount their room stays taken.
             if any(self._root.last_used_ns(one) is None for one in self._usage.oldest()):
                 self._usage.recount()
             return Usage(
@@ -278,9 +279,9 @@ class ChunkStore:
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
     ) -> dict[OffloadKey, Transfer]:
-        """Return the transfers to write; for the others, record a use.
+        """Return the transfers to write; record a use of the other chunks.
 
-        A file that cannot be touched is written over too, as one in which the SDK has no trust.
+        A file that cannot be touched is overwritten, like a chunk that the SDK has replaced.
         """
         missing = {}
         uncounted = []
@@ -293,8 +294,8 @@ class ChunkStore:
         for transfer, used_ns, outcome in zip(batch, times_ns, outcomes, strict=True):
             key = transfer.key
             with self._verdict(key, verdicts, "writable"):
-                # A file of the right length is taken for the chunk. If it cannot be read, or is
-                # damaged, a load finds out, and the SDK has it replaced.
+                # A file of the right length counts as the chunk. If it is unreadable or damaged,
+                # a load finds out, and the SDK has it replaced.
                 is_there = outcome == DONE and not transfer.replace
                 if outcome == NOT_DONE and not transfer.replace:
                     with self._fault(key, {}, "writable"):
@@ -318,7 +319,7 @@ class ChunkStore:
         placed: Collection[OffloadKey] = ()
         try:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
-            # Taken only now: reserving has told the latest times of the other processes.
+            # Times come after reserving, which has read the latest times of other processes.
             chunks = {
                 key: StoredChunk(self._id(key), self._object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
@@ -337,20 +338,20 @@ class ChunkStore:
                         temporary = self._write_one(directory, missing[key], chunk.used_ns)
                         written[key] = (temporary, chunk)
         finally:
-            # Also after an error that ends the batch: it leaves no reservation and no file.
+            # Also after an error that ends the batch, so that no reservation and no file is left.
             if reserved:
                 placed = self._place(directory, written, len(reserved), verdicts)
         for key in placed:
             with self._verdict(key, verdicts, "writable"):
                 directory.sync_name(key)
         if placed:
-            # Again, in case it was removed or had no room. The chunks matter more.
+            # Again, in case it was removed or had no room. A failure must not fail the chunks.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
-        """Write a chunk's file; evict for it if the file system refuses room that it announced."""
-        # Inodes and quotas run out without a sign. A shard may need an inode, and then the file.
+        """Write a chunk's file; evict others if the file system refuses despite its free space."""
+        # Inodes and quotas run out unannounced. The shard may need an inode, and then the file.
         for _ in range(2):
             try:
                 return directory.write(transfer.key, transfer.buffers, used_ns)
@@ -360,12 +361,12 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # The room for this chunk is reserved, so as much is missing.
+                # A headroom one chunk below the reservations makes it evict one chunk's bytes.
                 self._make_room(0, self._usage.reserved_bytes - self._object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
     def _note_refusal(self, reason: str) -> None:
-        """Log that the file system refused a write, once while it goes on. Needs the lock."""
+        """Log that the file system refused a write, once per event. Needs the lock."""
         now_s = self._wall_s()
         if not self._refused_s <= now_s < self._refused_s + _REFUSALS_S:
             self._logger.warning(
@@ -385,12 +386,12 @@ class ChunkStore:
         verdicts: Verdicts,
         temporaries: Temporaries,
     ) -> None:
-        """Reserve room for chunks, and add each to ``reserved`` at once."""
+        """Reserve room for chunks; add each to ``reserved`` as soon as it has room."""
         usage = self._usage
         with usage.locked():
             self._remove_expired()
             free_bytes = self._root.headroom_bytes()
-            # With what is counted now. Some file systems free removed files later.
+            # Computed once, because some file systems free the room of removed files late.
             most_bytes = None if free_bytes is None else free_bytes + usage.used_bytes
 
             def reserve(keys: Collection[OffloadKey]) -> None:
@@ -401,7 +402,7 @@ class ChunkStore:
                 reserved.extend(keys)
 
             try:
-                # For all at once: the price of a choice is hardly that of its chunks.
+                # All at once: choosing victims costs about as much for one chunk as for many.
                 reserve(missing)
             except (OSError, TierCapacityError):
                 for key in missing:
@@ -415,7 +416,7 @@ class ChunkStore:
         reserved_chunks: int,
         verdicts: Verdicts,
     ) -> Collection[OffloadKey]:
-        """Name and count written chunks, and end the reservations; returns the chunks placed."""
+        """Name and count written chunks, and end the reservations; return the chunks placed."""
         usage = self._usage
         unplaced = dict(written)
         try:
@@ -445,7 +446,7 @@ class ChunkStore:
             expired = self._usage.expired(
                 expired_ns, pinned=self._pins.pinned, last_used_ns=self._root.last_used_ns
             )
-            with suppress(OSError):  # a miss all the same; the next store tries again
+            with suppress(OSError):  # they are misses anyway; the next store tries again
                 self._remove(expired)
 
     def _make_room(
@@ -456,7 +457,7 @@ class ChunkStore:
         *,
         spares: int = 0,
     ) -> None:
-        """Evict chunks of any namespace, so many of them into spare files. Needs the lock."""
+        """Evict chunks of any namespace, the first ``spares`` into spare files. Needs the lock."""
         victims = self._usage.victims(
             need_bytes,
             headroom_bytes,
@@ -481,14 +482,14 @@ class ChunkStore:
             try:
                 self._root.remove(chunk_id, into)
             except OSError:
-                # The next store tries others first.
+                # Mark it as used, so that the next store tries others first.
                 usage.touch(chunk_id, self._clock.take(1)[0])
                 raise
             usage.discard(chunk_id, evicted=evicted)
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
         """Count chunks as they are on disk, and remove files that can never be loaded."""
-        # The first count finds them all by itself.
+        # The first count will find them all.
         if not keys or not self._usage.is_counted:
             return
         usage = self._usage
@@ -516,7 +517,7 @@ class ChunkStore:
         )
 
     def _pinned(self, batch: Sequence[Transfer]) -> AbstractContextManager[None]:
-        """Evict no chunk of the batch while the block runs."""
+        """Pin the chunks of the batch while the block runs."""
         return self._pins.held([self._id(transfer.key) for transfer in batch])
 
     @contextmanager
@@ -549,13 +550,13 @@ class ChunkStore:
     ) -> _Verdict:
         """Turn an error of the block into the verdict of one key.
 
-        ``at_file``: the block is at the chunk's own file, whose faults are not the tier's.
+        ``at_file``: the block accesses the chunk's own file, whose faults are not the tier's.
         """
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager
     def _fault(self, key: OffloadKey, faults: Verdicts, ability: str) -> Iterator[None]:
-        """Note a fault of one chunk's own file; other errors pass through."""
+        """Record a fault of one chunk's own file; other errors pass through."""
         try:
             yield
         except OSError as error:
@@ -575,7 +576,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """Makes an error of its block a verdict. A class, because a generator takes twice as long."""
+    """Turns an error of its block into a verdict. A class: a generator takes twice as long."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 
@@ -601,7 +602,7 @@ class _Verdict:
     ) -> bool:
         if isinstance(error, OSError):
             translate = chunk_error if error.errno in self._faults else tier_error
-            # Without a cause: its traceback would keep the buffers.
+            # Without the cause, whose traceback would keep the buffers alive.
             error = translate(error, self._root, self._ability)
         if not isinstance(error, TierError):
             return False

@@ -1,7 +1,7 @@
 """The temporary files of a namespace: chunks before they have their names.
 
-Some begin as the file of an evicted chunk, a *spare*, which is written over: on a full disk that is
-several times as fast as to remove a file and make another (docs/design/2026-11-23-file-io.md).
+Some begin as the file of an evicted chunk, a *spare*, and overwrite it: on a full disk, this is
+several times as fast as removing a file and making another (docs/design/2026-11-23-file-io.md).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Temporaries:
         self._spares: list[str] = []
 
     def close(self) -> None:
-        """Remove the spares that are left, and close the directory."""
+        """Remove the remaining spares, and close the directory."""
         for name in self._spares:
             self.discard(name)
         if self._fd is not None:
@@ -65,10 +65,10 @@ class Temporaries:
             self._fd = None
 
     def adopt(self, name: str, directory_fd: int) -> bool:
-        """Move the file of an evicted chunk here, as a spare.
+        """Move an evicted chunk's file here, as a spare; return false if that is not possible.
 
-        With ``sync`` there are none: after a power failure such a file might have its old name and
-        a new content.
+        With ``sync`` there are no spares: after a power failure, a file might have its old name and
+        new content.
         """
         if self._sync:
             return False
@@ -107,12 +107,12 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
-        """Write each transfer's buffers to a new file or over a spare, where nothing is unusual.
+        """Write each transfer to a new file or over a spare; return ``None`` for unusual cases.
 
         Raises:
             OSError: the directory cannot be opened; nothing is written.
         """
-        # A file that has to be on the disk takes far longer than its calls.
+        # With ``sync``, waiting for the disk takes far longer than the calls that a batch saves.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
         files = tuple(
@@ -126,10 +126,10 @@ class Temporaries:
         ]
 
     def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
-        """Move files to their places, where nothing is unusual.
+        """Move files to their places, in the usual cases.
 
         Raises:
-            OSError: the directory cannot be opened; all are still here.
+            OSError: the directory cannot be opened; no file was moved.
         """
         if compiled.batch_io is None:
             return bytes(len(names))
@@ -140,7 +140,7 @@ class Temporaries:
         """Move a file to its place.
 
         Raises:
-            OSError: it is still here.
+            OSError: it was not moved.
         """
         os.rename(temporary, name, src_dir_fd=self._open(), dst_dir_fd=directory_fd)
 
@@ -153,7 +153,7 @@ class Temporaries:
         """Remove the files of dead processes.
 
         Raises:
-            OSError: some of the files are still there.
+            OSError: some of the files cannot be removed.
         """
         try:
             directory_fd = self._open(create=False)
@@ -166,7 +166,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def probe(self, *, direct: bool) -> bool:
-        """Write a page, read it back and remove it.
+        """Write, read back and remove a page; return true if it is intact and ``direct`` holds.
 
         Raises:
             OSError: it cannot be written or read.
@@ -188,7 +188,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def keeps_times(self, used_ns: int) -> bool:
-        """Return true if a file's times stay as they were set, to the nanosecond, when it is read.
+        """Return true if a read leaves a file's times as they were set, to the nanosecond.
 
         Raises:
             OSError: no file can be written or read.
@@ -203,7 +203,7 @@ class Temporaries:
         return (status.st_atime_ns, status.st_mtime_ns) == (stored_time_ns(used_ns), used_ns)
 
     def _take_name(self) -> tuple[str, bool]:
-        """The name of a spare, or a new one; and true if it is a spare's."""
+        """Return a spare's name and true, or a new name and false."""
         if self._spares:
             return self._spares.pop(), True
         return self._names.new(), False
@@ -218,7 +218,7 @@ class Temporaries:
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
-        """The first spare that can be written over; those before it are removed."""
+        """Open a spare that can be overwritten, and remove the unusable ones before it."""
         opener = open_direct if direct else open_file
         while self._spares:
             name = self._spares.pop()

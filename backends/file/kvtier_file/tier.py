@@ -26,7 +26,7 @@ from kvtier_sdk import (
     run_blocking,
 )
 
-# Chunks that cannot be counted in this time are counted while the tier is in use.
+# A count that takes longer than this continues while the tier is in use.
 _COUNT_S = 0.25
 
 

@@ -10,8 +10,8 @@ from kvtier_file.ledger import DELETED, EVICTED, Change, Ledger, LedgerDamagedEr
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
-# A ledger is compacted once it is longer than this and than so many times its length after the last
-# time. Every process reads the whole of a compacted one, with the lock held, so it must be rare.
+# A ledger is compacted once it is longer than this, and this many times as long as after the last
+# compaction. That must be rare: every process then reads the whole ledger, with the lock held.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
 
@@ -26,14 +26,14 @@ class UsageReplica:
     def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
         self.budget = Budget(capacity_bytes)
         self._fingerprint = fingerprint
-        # True for those that were evicted.
+        # True for evicted chunks, false for deleted chunks.
         self._removed: dict[OffloadKey, bool] = {}
-        # The part of the ledger that the budget includes.
+        # The ledger's generation, and the end of its part that the budget includes.
         self._generation: int | None = None
         self._end = 0
 
     def catch_up(self, header: SharedHeader, ledger: Ledger) -> bool:
-        """Apply the changes of other processes."""
+        """Apply the changes of other processes; return false if a recount is needed."""
         if not header.clean:
             return False
         known = header.generation == self._generation
@@ -45,18 +45,18 @@ class UsageReplica:
             self._clear()
         self.apply(changes)
         self._generation, self._end = header.generation, header.ledger_bytes
-        # The counters disagree if a stranger wrote to the files.
+        # The counters disagree if a foreign program wrote to the files.
         return (len(self.budget), self.budget.used_bytes) == (header.chunks, header.used_bytes)
 
     def replace(self, chunks: Iterable[Change]) -> None:
         """Replace the content with the chunks found on disk."""
         self._clear()
         self.apply(chunks)
-        # The next publication starts a generation that no other process takes for one it follows.
+        # So the next publication starts a new generation, which other processes read in full.
         self.detach()
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Apply changes."""
+        """Apply changes to the budget, and collect removals."""
         add, discard, removed = self.budget.add, self.budget.discard, self._removed
         for fingerprint, key, size_bytes, used_ns in changes:
             if size_bytes >= 0:
@@ -88,7 +88,7 @@ class UsageReplica:
         self._generation = None
 
     def take_removed(self) -> dict[OffloadKey, bool]:
-        """Return the chunks of the own namespace removed since the last call; true if evicted."""
+        """Return this namespace's chunks removed since the last call; true if evicted."""
         removed, self._removed = self._removed, {}
         return removed
 

@@ -20,17 +20,17 @@ def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[Off
     """Compute the keys of a prompt's chunks.
 
     Only whole chunks have a key. vLLM mixes more into the hashes of a request with an adapter, a
-    cache salt, or images and sounds: such a request has other keys.
+    cache salt, images or audio: such a request has other keys.
 
     Args:
         tokens: the prompt's token ids.
-        facts: of an engine's namespace.
+        facts: the facts of an engine's namespace.
 
     Returns:
         The keys of each KV-cache group, in the order of the prompt.
 
     Raises:
-        ConfigError: the facts are not those of a vLLM engine, or the hash needs a package that is
+        ConfigError: the facts do not describe a vLLM engine, or the hash needs a package that is
             missing.
     """
     if missing := [name for name in _FACTS if name not in facts]:
@@ -60,7 +60,7 @@ def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[Off
 def _keys_of_group(
     hashes: Sequence[bytes], index: int, tokens_per_block: int, facts: Mapping[str, Any]
 ) -> list[OffloadKey]:
-    # A chunk has the hash of its last block.
+    # A chunk's key has the hash of its last block.
     step = tokens_per_block * facts["blocks_per_chunk"] // facts["tokens_per_hash"]
     return [make_offload_key(one, index) for one in hashes[step - 1 :: step]]
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 #: Releases that this package was tested with.
 TRIED = ("0.32", "0.33")
 
-#: True if vLLM tells when the copies from before a reset have ended (since 0.33).
+#: True if vLLM reports the end of the copies from before a reset (since 0.33).
 ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
 
 _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
-#: Marks vLLM's method once it is wrapped.
+#: Attribute that marks vLLM's method as wrapped.
 _CHECKS = "checks_kvtier"
 
 _log = logging.getLogger("kvtier.vllm")
@@ -70,7 +70,7 @@ def register_tier(tier_type: str, module: str, class_name: str) -> None:
 def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
     """Return all chunks of a request in prefix order, each with the number of tokens up to its end.
 
-    The chunks of generated tokens are among them. Empty where this release does not tell.
+    The chunks of generated tokens are included. Empty if this release does not provide them.
     """
     # vLLM has a public method for the position of one chunk only.
     found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
@@ -83,7 +83,7 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
     vLLM reads the options of its connector in the workers only, after it has loaded the model.
 
     Args:
-        check: takes vLLM's ``VllmConfig``; what it raises ends the start.
+        check: called with vLLM's ``VllmConfig``; an exception from it ends the start.
     """
     module = sys.modules.get("vllm.engine.arg_utils")
     if module is None:
@@ -108,7 +108,7 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
 def runs_here(vllm_config: Any) -> bool:
     """Return true if the engine of this configuration will run on this machine.
 
-    A front end may have all of its engines elsewhere.
+    All engines of a front end may run on other machines.
     """
     parallel = vllm_config.parallel_config
     return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
@@ -125,7 +125,7 @@ def computation() -> Any:
     vLLM's connector submits copies on the model runner's thread, where this is the stream of the
     model's forward pass.
     """
-    # This is how vLLM's own worker finds it too. The class of the platform passes it on from torch.
+    # vLLM's own worker finds it in this way too; the platform's class gets it from torch.
     return None if current_platform.is_cpu() else current_platform.current_stream()
 
 
@@ -147,7 +147,7 @@ def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
         packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]
     elif current_platform.is_rocm():
         packing = {"shuffled": bool(getattr(envs, "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", False))}
-    # The device type of ROCm is "cuda" too.
+    # Prefer the name, because the device type of ROCm is "cuda" too.
     device = getattr(current_platform, "device_name", current_platform.device_type)
     return {"device": str(device), "kv_packing": packing}
 
@@ -155,12 +155,12 @@ def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
 def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
     """Return vLLM's own choice, or the instruction sets that it chooses from."""
     # The packing of a quantised cache follows the model's dtype, which is not known here. Assume
-    # bfloat16, the one that has more than one packing.
+    # bfloat16, because no other dtype has more than one packing.
     kind = STR_DTYPE_TO_TORCH_DTYPE[dtype if dtype in ("float16", "float32") else "bfloat16"]
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        # The head size, which depends on the model, is left out.
+        # The head size is left out, because it depends on the model.
         return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
     except (ImportError, TypeError):
         return _instruction_sets()
@@ -179,7 +179,7 @@ def _instruction_sets() -> list[str]:
 def expected_hash() -> tuple[str, bytes]:
     """Return algorithm and seed of the chain hashes under vLLM's default configuration.
 
-    vLLM does not tell the actual ones before the first request.
+    The actual ones are not known before the first request.
     """
     name = "sha256"
     hash_function = get_hash_fn_by_name(name)

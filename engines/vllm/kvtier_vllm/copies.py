@@ -22,7 +22,8 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
         kv_caches: the device's tensors, as vLLM describes them.
         slots: this worker's part of every slot, of shape (slots, bytes).
         blocks_per_chunk: number of blocks in a chunk.
-        on_shutdown: called once no copy runs: at the end of :meth:`shutdown`, or if this raises.
+        on_shutdown: called once no copy runs: at the end of :meth:`shutdown`, or if the constructor
+            raises.
 
     Raises:
         ConfigError: there is no worker for this device or these tensors.
@@ -117,7 +118,7 @@ def worker_over_pool(
 def _groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup]:
     tensors = [cache.tensor for cache in kv_caches.tensors]
     return [
-        # A page may be padded on the device; the padding stays there.
+        # A page may be padded on the device; the padding is not copied.
         KVGroup(
             [KVTensor(tensors[ref.tensor_idx][:, : ref.page_size_bytes]) for ref in refs],
             blocks_per_chunk,

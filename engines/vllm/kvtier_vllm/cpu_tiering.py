@@ -32,7 +32,7 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
         if self._manager is None and current_platform.is_cpu():
             manager = super().get_manager()
             try:
-                # vLLM's region shares the descriptor, and keeps the lease after this is closed.
+                # vLLM's region shares the descriptor, so the lease outlives this close.
                 lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
                 with closing(lease):
                     refuse_absent(lease.absent())

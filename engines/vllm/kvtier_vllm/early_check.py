@@ -1,4 +1,4 @@
-"""Mistakes that can be known before vLLM starts a worker and loads a model."""
+"""Checks of an engine's configuration before vLLM starts a worker and loads a model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _WHERE = "kv_transfer_config"
 
 
 def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> None:
-    """Check what of an engine's configuration is ours; do nothing if none of it is.
+    """Check our part of an engine's configuration; do nothing if there is none.
 
-    Stores over the network are contacted, and nothing in them is changed.
+    Stores over the network are contacted, but nothing in them is changed.
 
     Args:
         transfer: vLLM's ``kv_transfer_config``.

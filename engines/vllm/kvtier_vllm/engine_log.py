@@ -6,7 +6,7 @@ import logging
 
 
 class _EngineLog(logging.Handler):
-    """Hands lines to vLLM's logger, whose handlers vLLM replaces now and then."""
+    """Hands lines to vLLM's logger, not to its handlers, because vLLM replaces these at times."""
 
     def __init__(self, engine: logging.Logger) -> None:
         super().__init__()
@@ -17,11 +17,11 @@ class _EngineLog(logging.Handler):
 
 
 def join_engine_log() -> None:
-    """Give kvtier's lines vLLM's handlers, format and level. Further calls follow vLLM's level.
+    """Log kvtier's lines through vLLM's handlers, at its level; call again when that changes.
 
-    vLLM configures its own logger only: without this, information is dropped, and warnings are
-    printed without level and time. Where the program has a handler for kvtier's lines, or vLLM has
-    none, nothing changes.
+    vLLM configures its own logger only: without this, INFO lines are dropped, and warnings lack
+    level and time. Nothing changes if the program handles kvtier's lines itself, or vLLM has no
+    handler.
     """
     ours, engine = logging.getLogger("kvtier"), logging.getLogger("vllm")
     if engine.hasHandlers() and not ours.hasHandlers():

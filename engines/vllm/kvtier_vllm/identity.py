@@ -16,9 +16,8 @@ from kvtier_vllm.options import IdentityOptions
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.config import OffloadingConfig
 
-#: The place of a group's tensors in a worker's part of a slot. vLLM's worker has a place for each
-#: tensor of the cache, padding included. Ours puts the group's tensors one after the other, without
-#: padding.
+#: The layouts of a worker's part of a slot. vLLM's worker reserves a place for each tensor of the
+#: cache, padding included. Ours puts a group's tensors one after the other, without padding.
 THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
 
 _log = logging.getLogger("kvtier.vllm")
@@ -41,7 +40,7 @@ class Identity:
         declared: the facts that the operator declares.
 
     Raises:
-        ConfigError: the operator does not name the model's revision, and it cannot be determined.
+        ConfigError: the model's revision is not declared, and cannot be determined.
     """
 
     def __init__(

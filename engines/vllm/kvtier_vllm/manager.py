@@ -71,23 +71,23 @@ _RESULTS = {
     LookupResult.HIT_PENDING: EngineLookupResult.HIT_PENDING,
     LookupResult.RETRY: EngineLookupResult.RETRY,
 }
-#: Interval at which the slots of the host pool are counted.
+#: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: The step in which the work may end, and the one after it.
+#: The step in which the work may end, and one more, in which vLLM reads the metrics.
 _STEPS_TO_TELL = 2
 
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """Our state of a request, kept with vLLM's own record of it.
+    """Our state of a request, stored in vLLM's own record of the request.
 
     Attributes:
-        context: as our manager knows it.
-        sources: the tier's index of each chunk that was prepared for loading.
-        step: the step of its latest lookup.
-        first: the chunk that was looked up first in that step.
-        is_waiting: true if nothing of what it waits for had changed then.
-        retried: while it waits, the chunk that was answered last, if by ``RETRY``.
+        context: the request as our manager knows it.
+        sources: the index of the tier of each chunk that was prepared for loading; -1 for the pool.
+        step: the step of the request's latest lookup.
+        first: the first chunk that was looked up in that step.
+        is_waiting: true if lookups in that step would not end its wait.
+        retried: while it waits, the chunk of the latest answer, if that was ``RETRY``.
     """
 
     context: RequestContext
@@ -98,11 +98,11 @@ class _Request:
     retried: OffloadKey | None = None
 
     def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
-        """Answer so that vLLM puts the request off, and looks up few of its chunks.
+        """Return an answer that makes vLLM put the request off after few lookups.
 
         A ``RETRY`` puts the request off, whatever follows. vLLM scans a prefix up to a ``MISS``, so
-        the next chunk of the group gets one, and the scan is over after two. A sliding window is
-        scanned from its end through misses too, and gets the two in turns.
+        the group's next chunk gets one, and the scan ends after two chunks. A sliding window is
+        scanned from its end, past misses, and gets both answers in turn.
         """
         retried = self.retried
         if retried is None or retried == key or _group(retried) != _group(key):
@@ -116,12 +116,12 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     """Translates between vLLM's offloading connector and a :class:`TieringManager`.
 
     Args:
-        make_manager: opens a manager for a namespace, with tiers, and waits for them or not.
+        make_manager: opens a manager for a namespace, with tiers, and waits for them if asked.
         tiers: the tiers, in order.
         identity: the engine's namespace.
-        steps_in_flight: how many steps vLLM may have scheduled and not yet finished.
-        on_shutdown: called last.
-        clock: time.
+        steps_in_flight: number of steps that vLLM may have scheduled and not yet finished.
+        on_shutdown: called at the end of :meth:`shutdown`.
+        clock: source of time; the system's by default.
 
     Raises:
         ConfigError: a tier cannot work with its options.
@@ -148,14 +148,14 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._feed = StatsFeed()
         self._step = 0
         self._usage_due_s = 0.0
-        # Steps that the engine still has to make so that vLLM learns how the last work ended.
+        # Steps that the engine must still make, so that vLLM reads the metrics of the last work.
         self._steps_to_tell = 0
-        # Steps until copies from before a reset have surely ended; 0 if no reset waits.
+        # Steps until copies from before a reset have surely ended; 0 without a pending reset.
         self._reset_steps = 0
         self._on_shutdown = on_shutdown
         self._stack = ExitStack()
         self._manager = self._stack.enter_context(make_manager(identity.namespace, tiers, True))
-        # Closes tiers that were opened under the expected namespace, where it was another one.
+        # Closes the tiers that were opened under the expected namespace, if it was wrong.
         self._closing: threading.Thread | None = None
 
     # --- a request ----------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         try:
             self._manager.on_new_request(request, tiers)
         except KVTierError:
-            # An earlier request of this id has ended, and copies of it have not.
+            # An earlier request with this id has ended, but its copies have not.
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
             self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))
@@ -185,7 +185,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         request = _of(req_context)
         if request.step != self._step:
             request.step = self._step
-            # Another first chunk is another question: the device has more of the prefix now.
+            # A new first chunk needs a new lookup: the device has more of the prefix now.
             is_same = request.first == key
             request.first, request.retried = key, None
             request.is_waiting = is_same and self._manager.is_waiting(request.context)
@@ -219,7 +219,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     ) -> PrepareStoreOutput | None:
         output = self._manager.prepare_store(keys, _of(req_context).context)
         if output.rejected_keys and not output.keys_to_store:
-            # vLLM offers them again in the next step.
+            # After ``None``, vLLM offers the chunks again in the next step.
             return None
         return PrepareStoreOutput(
             keys_to_store=output.keys_to_store,
@@ -247,12 +247,12 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
                 self._usage_due_s = -math.inf
 
     def has_pending_work(self) -> bool:
-        # vLLM's loop asks before it takes the first request: time to open tiers again.
+        # vLLM's loop calls this before its first request: the time to reopen tiers.
         self._settle()
         if self._reset_steps > 0 or self._manager.has_pending_work():
             self._steps_to_tell = _STEPS_TO_TELL
-        # vLLM asks for metrics in a step. Without one more, the idle engine's would be of a moment
-        # before its work ended.
+        # vLLM reads metrics in a step. Without one more step, an idle engine would show metrics
+        # from before its work ended.
         return self._steps_to_tell > 0
 
     def take_events(self) -> Iterable[OffloadingEvent]:
@@ -271,12 +271,12 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     def reset_cache(self) -> None:
         self._manager.reset_cache()
         if not compat.ANNOUNCES_END_OF_RESET:
-            # The next step tells the workers to wait for their copies. Once as many steps as can
-            # be in flight have been scheduled behind it, it has ended.
+            # The next step makes the workers wait for their copies. It has ended once as many
+            # steps are scheduled after it as can be in flight.
             self._reset_steps = self._steps_in_flight + 2
 
     def on_reset_flushed(self) -> None:
-        """vLLM, since 0.33: the copies of before the last reset have ended."""
+        """Handle the end of the copies from before the last reset; vLLM calls it since 0.33."""
         self._manager.on_reset_flushed()
 
     @property
@@ -285,11 +285,11 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         return self._manager.stats
 
     def usage(self) -> PoolUsage:
-        """Return how the host pool is used right now."""
+        """Return the host pool's present usage."""
         return self._manager.usage()
 
     def left_over(self) -> dict[str, int]:
-        """Count what is held right now; with nothing under way, all are 0."""
+        """Count the pins, slots, requests and jobs held now; all 0 with nothing under way."""
         return self._manager.left_over()
 
     def shutdown(self) -> None:
@@ -301,7 +301,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     # --- inside -------------------------------------------------------------------------------
 
     def _tiers_allowed(self, req_context: ReqContext) -> list[str] | None:
-        """The tiers that a client has restricted its request to; ``None`` where it has not."""
+        """Return the tiers to which a client has restricted its request; ``None`` for no limit."""
         wanted = req_context.load_tier_filter
         if wanted is TierFilter.ALL:
             return None
@@ -314,9 +314,9 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         ]
 
     def _settle(self) -> None:
-        """Open the tiers again if the namespace is certain now, and not the one expected.
+        """Reopen the tiers if the namespace is certain now, and differs from the expected one.
 
-        No request waits, neither for a tier that is out of reach nor for one that does not close.
+        No request waits for a tier that is unreachable, or that does not close.
         """
         if not self._identity.settle():
             return

@@ -56,14 +56,14 @@ class StatsFeed:
     def take(
         self, stats: Sequence[TierStats], usage: PoolUsage | None = None
     ) -> OffloadingConnectorStats | None:
-        """Return what has changed since the last call.
+        """Return the changes since the last call.
 
         Args:
-            stats: counts of the tiers.
-            usage: the use of the host pool, if it is to be told.
+            stats: the counters of each tier.
+            usage: the host pool's usage, if it is to be reported.
 
         Returns:
-            Increments of counters, new values of gauges, and observations; the first time also the
+            Increments of counters, new values of gauges, and observations; the first call adds all
             series that are 0. ``None`` if nothing has changed.
         """
         told = OffloadingConnectorStats()
@@ -79,7 +79,7 @@ class StatsFeed:
                 _observe(told, sample, observations(sample.metric.bounds, before, value))
             elif sample.metric.kind is MetricKind.COUNTER:
                 assert not isinstance(before, HistogramValue)
-                # A tier that was reopened counts from nothing.
+                # A reopened tier counts from 0 again.
                 counted = 0 if before is None or before > value else before
                 told.increase_counter(name, value - counted, labels)
             else:
@@ -93,12 +93,12 @@ def observations(
     """Return observations that lead from one state of a histogram to a later one.
 
     vLLM counts observations one by one, and the histogram has not kept them. These lie in the same
-    buckets and have the same sum; one alone is exact.
+    buckets and have the same sum; a single observation is exact.
 
     Args:
         bounds: upper bounds of the buckets.
         before: the state before; ``None`` for the first.
-        now: the state now; that of a tier that was reopened begins from nothing.
+        now: the later state; after a tier was reopened, it has begun from 0.
     """
     if before is None or sum(before.counts) > sum(now.counts):
         before = HistogramValue((0,) * len(now.counts), 0.0)
@@ -106,8 +106,8 @@ def observations(
     lows = [0.0, *bounds]
     least = sum(low * count for low, count in zip(lows, gained, strict=True))
     rest = max(0.0, now.total - before.total - least)
-    # What is above the lower bounds is shared out by the widths of the buckets. The last has none:
-    # it is as wide as it must be.
+    # The part of the sum above the lower bounds is divided by the widths of the buckets. The last
+    # bucket has no upper bound, so it is made as wide as needed.
     widths = [high - low for low, high in pairwise(lows)]
     widths.append(2 * rest / gained[-1] if gained[-1] else 0.0)
     room = sum(width * count for width, count in zip(widths, gained, strict=True))
@@ -124,7 +124,7 @@ def _observe(told: OffloadingConnectorStats, sample: Sample, values: Sequence[fl
     for value in values:
         told.observe_histogram(name, value, labels)
     if not values:
-        # No observation: the series exists all the same.
+        # The series must exist even without an observation.
         told.aggregate(
             OffloadingConnectorStats(
                 data={"types": {name: "histogram"}, "data": {name: {labels: []}}}

@@ -18,11 +18,11 @@ _SNAPSHOT = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{4
 _CONFIGS = ("config.json", "params.json")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
-#: Files that a training leaves beside the weights and that vLLM does not load.
+#: Files that training leaves beside the weights, and that vLLM does not load.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 
-#: The samples of a file of weights, at equal distances: enough to notice a training, and negligible
-#: beside loading the file.
+#: Number and size of the samples of a weights file, at equal distances: enough to notice training,
+#: and negligible compared with loading the file.
 _PIECES, _PIECE_BYTES = 64, 4096
 
 
@@ -30,8 +30,8 @@ def model_facts(model: str, hub_cache: Path, revision: str | None = None) -> dic
     """Return facts that identify a model.
 
     The path of a model is a fact, unless something more reliable is known: a commit, or the digest
-    of the files together with the operator's ``revision``. The latter must tell apart what samples
-    of the weights do not.
+    of the files together with the operator's ``revision``, which must distinguish models whose
+    samples are equal.
 
     Args:
         model: a directory or a file, or a name on the Hugging Face hub.
@@ -87,7 +87,7 @@ def _missing(model: str, files: str) -> ConfigError:
 
 
 def _is_whole(model: Path) -> bool:
-    """Return whether config and weights are here; parts loaded from elsewhere are unknown."""
+    """Return true if config and weights are here; parts loaded from elsewhere are not checked."""
     if not model.is_dir():
         return _is_weights(model)
     files = [file for file in model.iterdir() if file.is_file()]
@@ -135,13 +135,13 @@ def _snapshots(model: str, hub_cache: Path) -> list[Path]:
 
 
 def _are_one(snapshots: list[Path]) -> bool:
-    """Return whether all hold the same model: the cache stores equal files once, with links."""
+    """Return true if all hold the same model: the cache stores equal files once, with links."""
     first, *others = [_files(snapshot, _CONFIGS + _WEIGHTS) for snapshot in snapshots]
     return all(map(_is_whole, snapshots)) and all(other == first for other in others)
 
 
 def _is_the_hubs(snapshot: Path) -> bool:
-    """Return whether all files of the model are as the hub's client loaded them: links to blobs."""
+    """Return true if all files of the model are as the hub's client loaded them: links to blobs."""
     blobs = snapshot.parent.parent / "blobs"
     files = _files(snapshot, _CONFIGS + _WEIGHTS)
     return _is_whole(snapshot) and all(file.parent == blobs for _, file in files)

@@ -69,9 +69,9 @@ class SecondaryTierEntry:
 
     @classmethod
     def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
-        """Find the entry of a tier that vLLM's ``spec`` makes, of which it passes the ``options``.
+        """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``.
 
-        vLLM makes one tier after the other. With the first one all entries are read, and kept with
+        vLLM makes one tier after the other. The first call reads all entries and keeps them with
         the spec. Raises as :meth:`read_all`.
         """
         entries = spec.extra_config.get(_TIERS, [])
@@ -83,13 +83,13 @@ class SecondaryTierEntry:
 
     @classmethod
     def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[Place, Self]:
-        """Read the entries that are ours by their places, ``secondary_tiers[0]``.
+        """Read our entries; return them by their places, such as ``secondary_tiers[0]``.
 
-        The others are vLLM's to check.
+        vLLM checks the other entries.
 
         Raises:
             ConfigError: an option is wrong, a backend cannot be found or loaded, or two entries
-                have one name or conflict otherwise.
+                share a name or conflict otherwise.
         """
         ours = {place: place.table(entry) for place, entry in _ours(entries).items()}
         options = {
@@ -101,7 +101,7 @@ class SecondaryTierEntry:
 
 
 def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Any]]:
-    """Our entries by their places, without the options that vLLM keeps for itself."""
+    """Return our entries by their places, without the options that vLLM keeps for itself."""
     return {
         EXTRA_CONFIG.at(_TIERS, index): {
             name: value for name, value in entry.items() if name not in _ENGINE_TIER_OPTIONS
@@ -115,8 +115,8 @@ class EngineOptions(IdentityOptions):
     """Options of our own manager under vLLM, beside those of a :class:`TieringConfig`.
 
     Attributes:
-        copies: what copies between the device and the host pool: ``kvtier``, ``vllm``, or
-            ``auto``, which is vLLM except on a CPU, where it cannot.
+        copies: the worker that copies between the device and the host pool: ``kvtier``, ``vllm``,
+            or ``auto``, which is ``vllm`` except on a CPU, where vLLM has none.
     """
 
     copies: Literal["auto", "kvtier", "vllm"] = "auto"
@@ -125,13 +125,13 @@ class EngineOptions(IdentityOptions):
 class SpecOptions(EngineOptions, TieringConfig):
     """``kv_connector_extra_config`` for our own manager; some options have vLLM's names."""
 
-    # The engine knows these.
+    # No options here, because the engine knows them.
     slots: ClassVar[None] = None  # type: ignore[misc]
     chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
 
     pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
     policy: str = Field("prefix", alias="eviction_policy")
-    #: As they are written, but after :meth:`from_dict`: a worker has none, and does not read them.
+    #: The entries as written, or read by :meth:`from_dict`. A worker needs no tiers and reads none.
     tiers: Any = Field((), alias="secondary_tiers")
 
     # vLLM's connector reads these under any spec.
@@ -155,7 +155,7 @@ class SpecOptions(EngineOptions, TieringConfig):
 
     @property
     def config(self) -> TieringConfig:
-        """The part that a manager is made from, with the manager's names."""
+        """The manager's options, with the manager's names."""
         fields = {name: getattr(self, name) for name in TieringConfig.model_fields}
         return TieringConfig.model_construct(self.model_fields_set & fields.keys(), **fields)
 

@@ -62,6 +62,6 @@ def _check(vllm_config: Any) -> None:
     except KVTierError as error:
         if not compat.is_command():
             raise
-        # An operator is told in his log, without the trace of a program that is not his.
+        # Operators of the command line need the message, not a traceback of vLLM's code.
         _log.error("%s", error)
         raise SystemExit(1) from None

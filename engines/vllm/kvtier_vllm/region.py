@@ -25,7 +25,7 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
         geometry: vLLM's other arguments.
 
     Raises:
-        ConfigError: another process is this member.
+        ConfigError: another process holds this member's lease.
     """
 
     def __init__(self, engine_id: str, workers: int, worker: int | None, **geometry: Any) -> None:
@@ -37,7 +37,7 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
             raise
 
     def absent(self) -> list[str]:
-        """Name the members that do not have the region; see :meth:`HostPool.absent`."""
+        """Name the members that have not mapped the region; see :meth:`HostPool.absent`."""
         return self._lease.absent()
 
     def cleanup(self) -> None:
@@ -59,7 +59,7 @@ def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> Repl
         worker: the member that this process is; ``None`` is the scheduler.
 
     Raises:
-        ConfigError: another process is this member.
+        ConfigError: another process holds this member's lease.
     """
     # From now on the last member removes the name, not the process that made the file.
     region._creator = False
@@ -67,7 +67,7 @@ def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> Repl
 
 
 def refuse_absent(absent: Sequence[str]) -> None:
-    """Refuse to start an engine if processes of it are absent from its host pool.
+    """Refuse to start an engine if any of its processes is absent from its host pool.
 
     vLLM makes the scheduler after all workers, so every worker must be there by then.
 
@@ -75,7 +75,7 @@ def refuse_absent(absent: Sequence[str]) -> None:
         absent: the names of the absent processes.
 
     Raises:
-        ConfigError: there are some.
+        ConfigError: a process is absent.
     """
     if absent:
         raise ConfigError(

@@ -59,7 +59,7 @@ _HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 _OK = Verdict.OK
 _log = logging.getLogger("kvtier.vllm")
 
-#: How long a drain waits before it says so and goes on waiting.
+#: Seconds after which a drain logs a warning, and goes on waiting.
 _DRAIN_TIMEOUT_S = 30.0
 
 
@@ -69,10 +69,10 @@ class _Request:
 
     Attributes:
         context: the request.
-        answers: true if the tier has a chunk; ``None`` while it is asked.
-        new: chunks that it is still to be asked for.
-        deadline_s: until when missing answers are waited for.
-        scheduled_s: when its computation began, until its first chunks are stored.
+        answers: for each chunk, true if the tier has it; ``None`` until it answers.
+        new: chunks still to be looked up.
+        deadline_s: time after which missing answers count as misses.
+        scheduled_s: time at which its computation began; ``None`` once its first chunks are stored.
     """
 
     context: RequestContext
@@ -86,15 +86,15 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     """A tier of any installed backend, for vLLM's ``TieringOffloadingSpec``.
 
     vLLM's manager has no quarantine: it reuses a slot as soon as its job is reported. So a job is
-    reported when its I/O has ended, not at its deadline already, which a backend that hangs in a
-    system call can put off.
+    reported when its I/O has ended, not at its deadline. A backend that hangs in a system call can
+    delay the report.
 
     Args:
-        offloading_spec: vLLM's, which makes this.
-        primary_kv_view: vLLM's host memory, one row a slot.
-        tier_type: what the configuration calls this tier.
-        backpressure_detector: vLLM's, where configured.
-        options: the rest of the entry.
+        offloading_spec: vLLM's spec, which makes this tier.
+        primary_kv_view: vLLM's host memory, one row per slot.
+        tier_type: the tier's type in the configuration.
+        backpressure_detector: vLLM's detector, if one is configured.
+        options: the other options of the entry.
 
     Raises:
         ConfigError: an option is wrong.
@@ -116,7 +116,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         entry = SecondaryTierEntry.of_tier(offloading_spec, options)
         self._spec = entry.tier
         self._options = entry.options
-        # What vLLM's manager goes by: its own metrics, filters and figures of hits.
+        # vLLM's manager reads these for its metrics, its filters and its counts of hits.
         tier_class = self._spec.tier_class
         self.tier_type = self._spec.name
         self.medium = engine_medium(tier_class.medium)
@@ -130,7 +130,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._touched: dict[OffloadKey, None] = {}
         self._compute_rate = ComputeRate()
         self._finished: list[EngineResult] = []
-        # Closes the tier that was opened under the expected namespace, where it was another one.
+        # Closes the tier that was opened under the expected namespace, if it was wrong.
         self._closing: threading.Thread | None = None
         self._slots = EngineSlots("vLLM", primary_kv_view)
         try:
@@ -171,7 +171,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             if not self._tier.takes_reads:
                 self._tier.drop_lookups(1)
                 return _MISS
-            # Behind a chunk that the tier is asked for, a load may be in vain.
+            # A load after a chunk with a pending answer may turn out useless.
             if not request.new and self._tier.knows(key):
                 request.answers[key] = True
                 return _HIT
@@ -207,7 +207,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._tier.flush()
 
     def has_pending_work(self) -> bool:
-        # vLLM's loop asks before it takes the first request: time to open the tier again.
+        # vLLM's loop calls this before its first request: the time to reopen the tier.
         self._settle()
         return False
 
@@ -216,7 +216,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def submit_store(self, job_metadata: TransferJob) -> None:
         request = self._requests.get(job_metadata.req_context.req_id)
         if request is not None and request.scheduled_s is not None:
-            # Until its first chunks are stored, others are computed too: it waits for those.
+            # This includes the computation of other requests, for which this one waits too.
             duration_s = self._clock.now_s() - request.scheduled_s
             self._compute_rate.note(len(job_metadata.keys), duration_s)
             request.scheduled_s = None
@@ -232,7 +232,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return finished
 
     def drain_jobs(self) -> None:
-        """Wait until no I/O touches a slot; what is queued is cancelled."""
+        """Cancel queued jobs, and wait until no I/O touches a slot."""
         while not self._tier.drain(_DRAIN_TIMEOUT_S):
             _log.warning("tier %s: waiting for I/O that does not end", self._spec.name)
 
@@ -265,7 +265,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         answers = job.tag.answers
         for key, verdict in zip(job.keys, verdicts, strict=True):
-            # A late answer was taken for a miss, and stays one.
+            # A chunk whose answer was late has counted as a miss, and stays one.
             if answers.get(key) is None:
                 answers[key] = verdict is _OK
 
@@ -275,7 +275,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._strike(job.tag, failed)
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Report a job to vLLM: only now may it use the slots for something else."""
+        """Report a job to vLLM, which may reuse the slots only now."""
         result = job.result
         if job.tag is None or result is None or job.operation is Operation.LOOKUP:
             return
@@ -309,9 +309,9 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         )
 
     def _settle(self) -> None:
-        """Open the tier again if the namespace is certain now, and not the one expected.
+        """Reopen the tier if the namespace is certain now, and differs from the expected one.
 
-        No request waits, neither for a tier that is out of reach nor for one that does not close.
+        No request waits for a tier that is unreachable, or that does not close.
         """
         if not self._identity.settle():
             return
@@ -330,7 +330,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return request
 
     def _submit(self, collect: Callable[..., Job | None], engine_job: TransferJob) -> bool:
-        """Hand a job over at once, or report its failure; return false for the latter."""
+        """Hand a job over at once; if it is refused, report a failure and return false."""
         request = self._requests.get(engine_job.req_context.req_id)
         context = request.context if request else request_context(engine_job.req_context)
         slots = engine_job.chunk_ids.tolist()
@@ -341,7 +341,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return True
 
     def _strike(self, engine_job: TransferJob, keys: Iterable[OffloadKey]) -> None:
-        """Take it that chunks whose load failed are absent, for the request that wanted them."""
+        """Record chunks whose load failed as misses for the request that wanted them."""
         request = self._requests.get(engine_job.req_context.req_id)
         if request is not None:
             request.answers.update(dict.fromkeys(keys, False))

@@ -170,7 +170,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
                 tiers,
                 identity,
                 on_shutdown=close,
-                # With asynchronous scheduling, one more than the pipeline is deep.
+                # With asynchronous scheduling, one step more than the pipeline has stages.
                 steps_in_flight=self.config.parallel.pp_size + 1,
                 clock=clock,
             )
@@ -208,7 +208,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _region(self, worker: int | None) -> JoinedRegion:
-        """vLLM's own shared memory, in the layout of its own copies."""
+        """Map vLLM's own shared memory, in the layout of its own copies."""
         return JoinedRegion(
             self.config.engine_id,
             self._layout.workers,

@@ -1,4 +1,4 @@
-"""An operator's whole ``kv_transfer_config``, read without vLLM."""
+"""A whole ``kv_transfer_config``, made and read without vLLM."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kvtier_vllm.options import (
 )
 from kvtier_vllm.plugin import TIER_TYPE
 
-#: Where vLLM's processes share the host pool.
+#: The directory in which vLLM's processes share the host pool.
 POOL_DIRECTORY = "/dev/shm"
-#: The connector that has specs and tiers of others.
+#: The connector that accepts specs and tiers of other packages.
 CONNECTOR = "OffloadingConnector"
 _HOST_SPEC = "KVTierOffloadingSpec"
 _CPU_SPEC = "KVTierCPUTieringSpec"
-#: The specs that are ours, and those whose manager is vLLM's.
+#: Our specs, and the specs under which vLLM's own manager runs.
 OUR_SPECS = (_HOST_SPEC, _CPU_SPEC)
 GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
 
@@ -54,7 +54,7 @@ class _TransferConfig(StrictModel):
 
 
 def is_transfer_config(options: Mapping[str, Any]) -> bool:
-    """Tell vLLM's options from our own."""
+    """Return true for vLLM's options, false for our own."""
     return "kv_connector" in options or EXTRA_CONFIG.where in options
 
 
@@ -73,7 +73,7 @@ def make_transfer_config(
         The options, which :func:`read_transfer_config` checks.
 
     Raises:
-        ConfigError: ``pool`` is no size.
+        ConfigError: ``pool`` is not a size.
     """
     revision = {} if model_revision is None else {"model_revision": model_revision}
     extra: dict[str, Any]
@@ -106,16 +106,16 @@ def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringCo
     """Read the argument of ``vllm serve --kv-transfer-config``.
 
     Args:
-        options: all of it.
-        where: its source; each complaint begins with it.
+        options: the whole argument.
+        where: its source, with which each error message begins.
 
     Returns:
-        The host pool and our tiers, validated. Under vLLM's own manager the other tiers are
-        vLLM's to check.
+        The host pool and our tiers, validated. Under its own manager, vLLM checks the other
+        tiers.
 
     Raises:
-        ConfigError: an option is wrong, vLLM would not find a class of ours by it, or nothing in
-            it is ours.
+        ConfigError: an option is wrong, it names a class that vLLM cannot import, or it does not
+            use kvtier at all.
     """
     place = Place(where)
     connector = options.get("kv_connector")
@@ -161,8 +161,8 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
 def _check_module(module: object, place: Place, class_name: str) -> None:
     """Check the module from which vLLM imports a class that is not registered with it.
 
-    Our own cannot be imported here, where vLLM may be missing. A foreign module may pass our class
-    on, so only its absence is a mistake.
+    Our own cannot be imported here, where vLLM may be missing. A foreign module may re-export our
+    class, so only its absence is a mistake.
     """
     if isinstance(module, str) and _may_hold(module, class_name):
         return
@@ -175,7 +175,7 @@ def _check_module(module: object, place: Place, class_name: str) -> None:
 def _may_hold(module: str, class_name: str) -> bool:
     if module.partition(".")[0] in (__package__, "kvtier_sdk"):
         return module in (__package__, f"{__package__}.{HOMES[class_name]}")
-    # The packages around a module are imported, and may raise anything.
+    # This imports the packages around a module, which may raise anything.
     with suppress(Exception):
         return find_spec(module) is not None
     return False

@@ -36,7 +36,7 @@ def request_context(engine_request: ReqContext, request_id: str | None = None) -
 
     Args:
         engine_request: the request as vLLM describes it.
-        request_id: its id here; vLLM's id by default.
+        request_id: the id to use instead of vLLM's.
 
     Returns:
         Its context; ``params`` are vLLM's ``kv_transfer_params``.
