@@ -79,17 +79,17 @@ class RedisTierConfig(ExpiringTierConfig):
     Attributes:
         host: the server; with ``sentinel`` a Sentinel, with ``cluster`` any node.
         port: its port.
-        hosts: further servers to ask if the first is out of reach, ``host:port`` each; for
-            ``sentinel`` and ``cluster``.
+        hosts: further Sentinels or nodes to ask if the first is out of reach, ``host:port`` each;
+            for ``sentinel`` and ``cluster``.
         socket: path of a Unix socket instead of host and port.
         username: name of an ACL user; the server's default user if absent.
         password: password of that user.
         db: number of the database; a cluster has only 0.
-        prefix: the beginning of all key names; tiers with different prefixes share no chunks.
-        connections: connections to each node that carry chunks: one at a time to load, some 2 MiB
-            of them to store.
-        connect_timeout_s: the limit for making a connection, and for a reply that carries no chunk.
-        tls: whether to speak TLS, as ``rediss:`` does.
+        prefix: prefix of all key names; tiers with different prefixes share no chunks.
+        connections: connections to each server for chunks; each loads one chunk at a time, or
+            stores about 2 MiB of them.
+        connect_timeout_s: time limit for a connection, and for a reply without a chunk.
+        tls: whether to use TLS; ``rediss:`` does.
         tls_ca: file with the certificates to trust; the system's if absent.
         tls_cert: file with this client's certificate, if the server wants one.
         tls_key: file with its key; the certificate's file if absent.
