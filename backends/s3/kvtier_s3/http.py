@@ -1,6 +1,6 @@
 """The part of HTTP/1.1 that chunks need: one request, one response.
 
-A body whose end the response does not tell breaks the connection: the end is never guessed.
+A response that does not give the end of its body closes the connection: no end is guessed.
 """
 
 from __future__ import annotations
